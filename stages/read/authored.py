@@ -1,8 +1,8 @@
-"""Whether a person wrote a source file here: what is vendored, generated, minified or data.
+"""Finds source files that nobody wrote in their project: vendored, generated or minified ones, and data.
 
 Rules of The Stack, StarCoder and StarCoder2 (arXiv 2211.15533 §3, 2305.06161 §3.1, 2402.19173 §2.1) and of GitHub
-Linguist (generated.rb, vendor.yml; https://github.com/github-linguist/linguist), sharpened where they take what people
-wrote: a sentence must say of *this* file that it is generated, in a comment at its head.
+Linguist (generated.rb, vendor.yml; https://github.com/github-linguist/linguist), made stricter where they would drop
+what people wrote: a comment at the head must say of *this* file that it is generated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 _VENDORED = {"node_modules", "bower_components", "jspm_packages", "vendor", "vendors", "third_party", "third-party",
              "thirdparty", "3rdparty", "3rd_party", "3rd-party", "site-packages", "dist-packages", "_vendor",
              "_vendored_packages", "godeps", "pods", "carthage", "extern", "externals", "venv", "virtualenv"}
-#: single files that are copied into projects: under their own names, or with a version or variant behind it
+#: single files that are copied into projects: under their own names, or followed by a version or variant
 _COPIED = re.compile(
     r"(?:jquery|lodash|underscore|mootools|modernizr|html5shiv|angular|backbone|knockout|raphael)\.(?:js|mjs)"
     r"|(?:bootstrap|font-?awesome|normalize)\.css"
@@ -24,16 +24,16 @@ _COPIED = re.compile(
     r"[\w.-]{0,60}\.(?:js|mjs|css)|jquery\.[\w.-]{1,60}\.js"
     r"|ltmain\.sh|install-sh|config\.(?:guess|sub)|(?:libtool|lt(?:optimal|options|sugar|version|~obsolete))\.m4"
     r"|gradlew(?:\.bat)?|mvnw(?:\.cmd)?|ppport\.h|versioneer\.py|ez_setup\.py|get-pip\.py|cpplint\.py")
-#: folders that hold what a build made of JavaScript and style sheets
+#: folders of built JavaScript and style sheets
 _BUILT = {"dist"}
 BUNDLES = (".js", ".mjs", ".cjs", ".css")
-#: names that generators give
+#: names that generators give to files
 _NAMED = re.compile(
     r".*(?:_pb2(?:_grpc)?\.pyi?|\.pb(?:\.gw)?\.(?:go|cc|h|swift|dart)|_pb\.(?:js|d\.ts|rb)|\.g\.(?:dart|cs)"
     r"|\.freezed\.dart|\.designer\.(?:cs|vb)|\.generated\.\w+|_generated\.(?:go|rs|py)|-lock\.ya?ml|_rsrc\.py|\.feature\.cs|_autoload\w*\.el"
     r"|-(?:autoloads|pkg)\.el)|zz_generated.*|(?:moc|ui|qrc)_[\w.-]+\.(?:cpp|h|py)|parsetab\.py|lextab\.py|_tlb\.pas"
     r"|loaddefs\.el", re.DOTALL)
-#: lines and characters of a file in which it says what it is
+#: lines and characters of a file's head, in which it says that it is generated
 _HEAD_LINES, _HEAD = 40, 8000
 _BEGINS = re.compile(r"[ \t]*(?://+|/\*+|\*+/?|#+!?|--+|;+|%+|\"{3}|'{3}|<!--|\(\*+|\{-|dnl\b|@?rem\b|!+|[cC][ \t]{2}"
                      r"|\.\.)", re.IGNORECASE)
@@ -43,7 +43,7 @@ _WHAT = (r"(?:file|code|source(?: (?:code|file))?|header(?: file)?|module|class(
 _MADE = (r"(?:(?:auto(?:matically)?|machine|programmatically|mechanically)[ -]?)"
          r"(?:(?:re)?generated|created|built|produced|extracted)")
 _DO_NOT = r"(?:do not|don ?'?t|never)(?: be)? (?:hand[- ]?)?(?:edit|modif|chang|touch|alter)"
-#: what a sentence says from its beginning when it is about the file it stands in
+#: sentences about the file they stand in, matched from their beginning
 _SAID = re.compile(
     rf"(?:(?:note|warning|attention|caution|info)\W{{0,3}})?(?:"
     rf"(?:this|the (?:following|present))(?: \S{{1,40}}){{0,3}}? {_WHAT}(?: \S{{1,60}}){{0,2}} "
@@ -55,14 +55,15 @@ _SAID = re.compile(
     rf"|(?:created|produced|built|made|written|compiled) (?:automatically )?(?:by|from|with) .{{1,120}}{_DO_NOT}"
     rf"|{_DO_NOT}(?:e|y)?(?: this(?: file| code)?)?(?:\W{{0,3}}$|[,;:! -]{{0,3}}(?:by hand|directly|manually))"
     rf")", re.IGNORECASE)
-#: the same, but it may be about what comes next: only said before there is code
+#: sentences that may also be about the code that follows; they count only before there is code
 _BY = re.compile(r"(?:Generated|GENERATED|\S{1,60}\.\w{1,5} generated) (?:automatically |code |file )?"
                  r"(?:by|from|using|with|via|on|BY|FROM) \S")
-#: lines of code that may stand above: a package, an import
+#: lines of code that may stand above such a sentence: a package, an import
 _FEW_LINES = 3
-#: what generators read: a sentence in them is about what they make
+#: inputs of generators: such sentences in them are about the output
 _SOURCES = (".y", ".yy", ".l", ".ll", ".g4", ".rl", ".re")
-#: said anywhere in the head: that it is generated together with not to edit it, and words of well-known generators
+#: phrases that count anywhere in a comment of the head: "generated" together with "do not edit", and words of
+#: well-known generators
 _TOGETHER = re.compile(rf"\bgenerated\b.{{0,200}}\b{_DO_NOT}|\b{_DO_NOT}.{{0,160}}\b(?:re)?generated\b"
                        rf"|\b{_DO_NOT}.{{0,160}}\b(?:created|built|produced|made|derived|extracted) (?:automatically )?"
                        rf"(?:by|from|with)\b", re.IGNORECASE)
@@ -73,27 +74,27 @@ _TOOLS = re.compile(
     r"|\bthe resource compiler for\b"
     r"|\bautomatically created by devel::ppport|\bautomatically extracted autoloads|\bwebpackbootstrap\b"
     r"|\btranslated by f2c\b|\bpeg\.js\b.{0,40}\bgenerated|\bcompiled by coffeescript", re.IGNORECASE)
-#: a here-document of a shell, Perl, Ruby or PHP
+#: the start of a here-document in shell, Perl, Ruby or PHP
 _HERE = re.compile(r"<<[-~<]?[ \t]?[\"']?([A-Za-z]\w{1,30})[\"']?;?[ \t]*$")
 _LINE_OF = re.compile(r"#[ \t]*line[ \t]+\d+[ \t]+\"[^\"\n]{1,300}\"|\{-# LINE \d+ \"[^\"\n]{1,300}\" #-\}")
 _SOURCE_MAP = re.compile(r"^(?://|/\*)[#@] ?sourceMappingURL=", re.MULTILINE)
 #: encoded bytes: base64, lists of hexadecimal numbers, escapes (StarCoder2)
 _ENCODED = re.compile(r"[A-Za-z0-9+/=]{64,}|(?:\b(?:0x|\\x)?[0-9a-fA-F]{2}(?:,\s{0,9}|\b\s{0,9})){8,}"
                       r"|(?:\\u[0-9a-fA-F]{4}){8,}|(?:\\x[0-9a-fA-F]{2}){8,}")
-#: a run so long makes a file data when it and others are a quarter of it, others when they are half: a cipher has its
-#: tables, and stays
+#: a file is data when such runs are half of it, or a quarter of it if one is longer than this; so a cipher with its
+#: tables stays
 _LONGEST_ENCODED = 1024
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:0[xX][0-9a-fA-F]+|[0-9][0-9_]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)[uUlLfF]{0,3}"
                      r"(?![\w.])")
 #: a line of nothing but strings, numbers and what separates them
 _LITERALS = re.compile(r"(?>[\s\[\](){},:;=>|+&-]|[bBuUrL]?\"(?>[^\"\\\n]|\\.)*+\"|[bBuUrL]?'(?>[^'\\\n]|\\.)*+'"
                        r"|[0-9][\w.]*+|(?:None|null|nil|NULL)\b)++")
-#: a table is at least so many lines, and so many characters but for blanks
+#: least non-blank lines of a table of literals, and least non-blank characters of a table of numbers
 _TABLE_LINES, _TABLE = 200, 4000
 
 
 def left_out(path: str) -> str | None:
-    """Why a file is none of its project's own, by where it stands: `hidden`, `vendored`, `minified`; or None."""
+    """The reason to leave out a file because of its path: `hidden`, `vendored` or `minified`; None to keep it."""
     place = PurePosixPath(path)
     if any(part.startswith(".") and part not in (".", "..") for part in place.parts):
         return "hidden"
@@ -107,7 +108,7 @@ def left_out(path: str) -> str | None:
 
 
 def generated(path: str, text: str) -> bool:
-    """Whether a program wrote the file, by its name or by what its head says of it."""
+    """Whether a program wrote the file, by its name or by what its head says."""
     name = PurePosixPath(path).name.lower()
     if _NAMED.fullmatch(name) or (name.endswith(BUNDLES) and _SOURCE_MAP.search(text, max(0, len(text) - 4000))):
         return True
@@ -121,8 +122,9 @@ def generated(path: str, text: str) -> bool:
 
 
 def _comments(head: list[str]) -> Iterator[tuple[int, str]]:
-    """(lines of code above, paragraph) of the comments at the head of a file, without their marks; lines stay lines.
-    What stands in a string (a generator has its header in one) is no comment."""
+    """Yields (lines of code above, paragraph) for each paragraph of the comments at the head of a file, without comment
+    marks and with its line breaks. Text inside a string is no comment: generators hold the header of their output in
+    one."""
     lines: list[str] = []
     closer = string = ""
     above = 0
@@ -156,8 +158,8 @@ def _comments(head: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _sentences(paragraph: str) -> Iterator[str]:
-    """Where a sentence of a paragraph may begin, and what follows: at a full stop, and at lines that do not go on with
-    the one before."""
+    """Yields the text from each place where a sentence of a paragraph may begin, up to four lines long: after a full
+    stop, and at lines that do not continue the one before."""
     lines = paragraph.split("\n")
     for i, line in enumerate(lines):
         going_on = i > 0 and line[:1].islower() and lines[i - 1][-1:] not in ".:;!?"
@@ -169,8 +171,8 @@ def _sentences(paragraph: str) -> Iterator[str]:
 
 
 def encoded(text: str) -> bool:
-    """Whether a file is data: bytes in some encoding, a table of numbers, or one of strings."""
-    runs = [m.end() - m.start() for m in _ENCODED.finditer(text) if len(set(m[0][:99])) > 2]       # //======== is none
+    """Whether a file is data: encoded bytes, or a table of numbers or strings."""
+    runs = [m.end() - m.start() for m in _ENCODED.finditer(text) if len(set(m[0][:99])) > 2]       # no //========
     if runs and sum(runs) * (4 if max(runs) > _LONGEST_ENCODED else 2) > len(text):
         return True
     solid = len(text) - sum(map(text.count, " \t\n"))

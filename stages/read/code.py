@@ -1,13 +1,13 @@
-"""Source code: one document a file, its programming language in `meta.code_language` (by name and content,
-`read.languages`), its licence in `meta.licence` where its head names one. The text is the file: comments, docstrings
-and licence header stay.
+"""Source code: one document per file. The text is the whole file, with its comments, docstrings and licence header.
+`meta.code_language` is the programming language (by name and content, `read.languages`), `meta.licence` the licence
+that the head of the file names, if any.
 
-Files that are no source text worth learning from are counted: `hidden` (a path component begins with a dot),
+Files that are not worth learning from are left out and counted: `hidden` (a path component begins with a dot),
 `vendored`, `minified`, `generated`, `data` (rules of `read.authored`), `binary`, `long_lines` (a line beyond 1,000
-characters, or more than 100 on average; not in prose, which has a line a paragraph), `few_letters` (less than a quarter
-alphanumeric), `too_large`, `other_type` (a name that may be code, a content that is not).
+characters, or more than 100 on average; not in prose, which has one line per paragraph), `few_letters` (less than a
+quarter alphanumeric), `too_large`, `other_type` (a name that may be code, with content that is not).
 
-With `repository` files make one document: those of an archive, and those of a folder `depth` levels below the source's
+With `repository`, the files of an archive, or of a folder `depth` levels below the source's root, make one document
 (`read.repository`).
 """
 
@@ -26,12 +26,12 @@ from stages.read.streams import is_archive
 from stages.stage import signal
 from stages.text.encoding import decode
 
-#: languages that people write a paragraph a line in (those StarCoder2's rule of long lines leaves alone)
+#: languages written with one paragraph per line, which StarCoder2's rule of long lines exempts
 _PROSE = {"tex", "markdown", "restructuredtext", "smt"}
 _LONGEST_PROSE = 100_000
-#: characters but for blanks of which a quarter must be alphanumeric: in a few lines there may be more signs
+#: files of more non-blank characters than this must be a quarter alphanumeric; a few lines may hold more signs
 _FEW = 400
-#: begins of UTF-16 and UTF-32, whose text is full of NULs
+#: byte order marks of UTF-16 and little-endian UTF-32, whose text is full of NULs
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -43,7 +43,7 @@ class CodeConfig(RepositoryConfig):
 
 
 class Code(Files):
-    """Source code: one document a file, or a repository."""
+    """Source code: one document per file, or per repository."""
 
     name = "code"
     version = 4
@@ -55,7 +55,7 @@ class Code(Files):
         pass
 
     def _one(self, data: bytes | None, slice: Slice, offset: int, member: str, ordinal: int) -> Document | BadRecord:
-        if data is None:                                      # a big source file is common and no defect: no quarantine
+        if data is None:                                      # common and sound: no quarantine
             return skipped("too_large", slice, offset, ordinal, member=member)
         return super()._one(data, slice, offset, member, ordinal)
 
@@ -71,7 +71,8 @@ class Code(Files):
 
     # -- repositories ------------------------------------------------------------------------------------------------
     def group(self, path: str) -> str:
-        """The folder that is the repository of a file, "./" for the source's; "" for one on its own."""
+        """The folder of the repository that a file belongs to; "./" for the source's root, "" for a file outside of any
+        repository."""
         if not self.config.repository or is_archive(path):
             return ""
         if not self.config.depth:
@@ -89,7 +90,7 @@ class Code(Files):
         yield from whole.documents()
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
-        """Files one after the other; those of a repository's folder as one document."""
+        """Reads files one after the other; the files of one repository's folder become one document."""
         whole, folder = None, ""
         for local, slice in files:
             now = self.group(slice.path)
@@ -108,7 +109,7 @@ class Code(Files):
 
 
 def examine(doc: Document, text: str, path: str, config: CodeConfig) -> str | None:
-    """Fill in the document of a source file; a reason instead of None says that it is none."""
+    """Fill in the document of a source file. Returns None, or the reason why the file makes no document."""
     text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
     found = language(path, text)
     if not found:

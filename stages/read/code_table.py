@@ -1,8 +1,9 @@
-"""Source files as rows of Parquet: The Stack and its like (arXiv 2211.15533). What `code` leaves out is left out here.
+"""Source files as rows of Parquet, such as The Stack (arXiv 2211.15533). Files that `code` leaves out are left out
+here, too.
 
-The defaults name the columns of The Stack; those of other sets are said in the recipe. With `repository` the rows of a
-repository that follow each other in a file make one document (`read.repository`): sort a table by its repositories
-first. A repository is never shared between partitions.
+The defaults name the columns of The Stack; a recipe names those of other sets. With `repository`, consecutive rows of
+one repository make one document (`read.repository`), so a table should be sorted by repository first. A repository is
+never shared between partitions.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from stages.stage import signal
 class CodeTable(Parquet):
     """Source files as rows of Parquet, as in The Stack.
 
-    Counted: what `parquet` and `code` count. `meta.path` and `meta.repository` say what the row says; a licence that
-    a column names goes before one that the head of the file names. A repository keeps no other columns: they are of its
-    files.
+    Counted: the reasons of `parquet` and `code`. `meta.path` and `meta.repository` are the row's own. A licence from a
+    column takes precedence over one that the head of the file names. With `repository`, no other columns are kept,
+    since they describe single files.
     """
 
     name = "code_table"
@@ -96,11 +97,11 @@ class CodeTable(Parquet):
         return doc
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """To be split between repositories, their column must be read."""
+        """With `repository`, `splits` reads the column of repositories, so it needs the whole file."""
         return None if slice is None and self.config.repository else super().needs(slice, size, read)
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """A repository may go over into the next row group."""
+        """None with `repository`, since a repository may continue in the next row group."""
         return None if self.config.repository else super().beyond(local, slice, record)
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
@@ -127,6 +128,6 @@ class CodeTable(Parquet):
         return whole
 
     def _ends(self, file: pq.ParquetFile, group: int) -> tuple[Any, Any] | None:
-        """Names of the repositories of the first and the last row of a row group."""
+        """Names of the repositories of the first and the last row of a row group; None if it is empty."""
         names = file.read_row_group(group, columns=[self.config.repository_name]).column(self.config.repository_name)
         return (names[0].as_py(), names[-1].as_py()) if len(names) else None

@@ -1,10 +1,10 @@
-"""What becomes of the columns (or keys) of a record that the settings of its reader do not name as text, id, url …
+"""Keeps the further columns (or keys) of a record: those that the settings of its reader do not name as text, id, url …
 
-`keep: all`, the default, puts each of them into `meta` with the type it has in JSON; a list keeps those and leaves the
-others where they are. Numbers of the columns under `signals` become signals of the document, for the step `where`.
-What neither can hold is counted in `lost` by column and reason, and a run says so once: `binary`; `too_long` (more than
-MAX_VALUE characters: an embedding, a page beside its text); `invalid_utf8`; `bad_value` (a timestamp beyond the year
-9999); `name_taken` (`their_NAME`, beside a column NAME that is kept by that name).
+`keep: all`, the default, puts each of them into `meta` with its JSON type; a list keeps only the columns it names.
+Numbers of the columns under `signals` become signals of the document, for the step `where`. Values that cannot be kept
+are counted in `lost` by column and reason, and a run reports them once: `binary`; `too_long` (more than MAX_VALUE
+characters: an embedding, a page beside its text); `invalid_utf8`; `bad_value` (a timestamp beyond the year 9999);
+`name_taken` (a column called `their_NAME`, when a column NAME is kept by that name).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pydantic import field_validator
 from stages.document import Document
 from stages.stage import StageConfig, signal
 
-#: characters of the longest value kept, of a string itself, of any other value as JSON
+#: most characters of a kept value: of a string itself, of any other value as JSON
 MAX_VALUE = 1 << 16
-#: columns named in `lost`; what others lose is counted together, so that hostile keys take no memory
+#: most columns named in `lost`; the losses of others are counted together, so that hostile keys take no memory
 MAX_NAMES = 100
 OTHERS = "(others)"
-#: what `meta` says itself: the cluster of near-duplicates decides which documents are held out
+#: keys of `meta` that the pipeline sets: the cluster of near-duplicates decides which documents are held out
 RESERVED = frozenset({"cluster", "near_duplicates"})
 
 
@@ -42,8 +42,8 @@ class ColumnsConfig(StageConfig):
 
 
 class Columns:
-    """Columns of one source. `used`: those the reader takes for something else; `reserved`: names in `meta` that the
-    reader sets itself. A column of such a name is kept as `their_NAME`."""
+    """Columns of one source. `used` are columns that the reader uses otherwise, `reserved` are names in `meta` that it
+    sets itself. A column with a reserved name is kept as `their_NAME`."""
 
     def __init__(self, config: ColumnsConfig, used: Iterable[str], reserved: Iterable[str] = ()) -> None:
         self.signals = config.signals
@@ -55,20 +55,20 @@ class Columns:
         self.lost: dict[str, dict[str, int]] = {}
 
     def of(self, names: Iterable[str]) -> list[str]:
-        """Those kept in `meta` of the columns `names` of a record."""
+        """The columns that are kept in `meta` from a record with the columns `names`."""
         return [name for name in names if name not in self._used] if self.all else list(self.named)
 
     def name(self, column: str) -> str:
-        """Its key in `meta`."""
+        """The key of a column in `meta`."""
         return f"their_{column}" if column in self._reserved else column
 
     def taken(self, keys: Collection[str]) -> set[str]:
-        """Columns among `keys` whose names in `meta` other columns have."""
+        """Columns among `keys` whose names another column takes in `meta`."""
         return {self.name(key) for key in keys if key in self._reserved}.intersection(keys)
 
     def fill(self, doc: Document, get: Callable[[str], Any], keys: Collection[str]) -> None:
-        """Take the values `get(key)` of a record over into its document. Those of a column whose name is taken are lost
-        wherever it stands: which of two columns `meta` holds must not depend on their order."""
+        """Copy the values `get(key)` of a record into its document. A column whose name is taken is always lost, so
+        that the order of columns does not decide which of the two `meta` holds."""
         taken = self.taken(keys)
         for key in self.signals:
             value = self._value(key, get)
@@ -95,7 +95,7 @@ class Columns:
             return get(key)
         except MemoryError:
             raise
-        except Exception as e:                  # Arrow makes no Python value of it, for whatever reason
+        except Exception as e:                  # Arrow cannot convert it to Python, for whatever reason
             self.lose(key, "invalid_utf8" if isinstance(e, UnicodeDecodeError) else "bad_value")
             return None
 
@@ -115,7 +115,7 @@ class Lost(Exception):
 
 
 def as_number(value: Any) -> float | None:
-    """A signal of a value; None for what is no finite number."""
+    """A value as a signal; None if it is no finite number."""
     if not isinstance(value, (bool, int, float, Decimal)):
         return None
     try:
@@ -126,7 +126,7 @@ def as_number(value: Any) -> float | None:
 
 
 def json_value(value: Any) -> Any:
-    """A value as it is read back from JSON. NaN and infinity are null there. Raises Lost."""
+    """A value as it is read back from JSON, where NaN and infinity are null. Raises Lost."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = _text(value)
     if type(value) is str:
@@ -145,7 +145,7 @@ def json_value(value: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
-    """What JSON has no type for: dates, decimals, ids."""
+    """Text for types that JSON lacks: dates, decimals, UUIDs."""
     return _text(value) if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
 
 
@@ -157,7 +157,7 @@ def _text(value: bytes | bytearray | memoryview) -> str:
 
 
 def clean(text: str) -> str:
-    """Without lone surrogates."""
+    """The text with lone surrogates replaced by U+FFFD."""
     if text.isascii():
         return text
     try:

@@ -1,21 +1,22 @@
-"""Records of post-training sets as turns, and turns as text of which only what the assistant says is learned.
+"""Reads records of post-training sets as turns, and writes turns as text in which only the assistant's part counts for
+the loss.
 
-What is read, a row each (https://huggingface.co/docs/trl/dataset_formats, the ShareGPT and Alpaca conventions):
+Formats of a record (https://huggingface.co/docs/trl/dataset_formats, the ShareGPT and Alpaca conventions):
 
 - messages: `messages: [{role, content}]` (OpenAI, TRL), content a string or a list of {type: text, text} parts, with
   `tool_calls`, and with `reasoning_content` before the answer;
 - ShareGPT: `conversations: [{from, value}]`, with `human`, `gpt`, `system`, `observation`, `function_call`;
 - instructions: `instruction`, `input`, `output`, `history` (Alpaca); `prompt`, `completion`; `question`, `answer`;
-- preferences: `prompt`, `chosen`, `rejected`, each a string or messages; without a prompt, a whole conversation each,
-  as messages or as a transcript ("\\n\\nHuman: … \\n\\nAssistant: …", Anthropic's HH-RLHF); OpenAI's
+- preferences: `prompt`, `chosen`, `rejected`, each a string or messages; without a prompt, each is a whole
+  conversation, as messages or as a transcript ("\\n\\nHuman: … \\n\\nAssistant: …", Anthropic's HH-RLHF); OpenAI's
   `input.messages`, `preferred_output`, `non_preferred_output`.
 
-`tools` beside a conversation, and calls of them, are written as Hermes and Qwen write them, in the system's turn and in
-that of the assistant; so is reasoning (`<think>`).
+`tools` beside a conversation are written into the system's turn, tool calls and reasoning (`<think>`) into the
+assistant's turn, all as Hermes and Qwen write them.
 
 A template is plain text with the placeholders `{role}` and `{content}`, replaced once and never evaluated: content that
-looks like a placeholder stays content. Content that spells a marker of the template (`<|im_start|>`) is refused, for
-otherwise a user's turn could speak for the assistant.
+looks like a placeholder stays content. Content that spells a marker of the template (`<|im_start|>`) is refused, since
+a user's turn could otherwise pose as the assistant's.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from pydantic import model_validator
 from stages.read.jsonl import MAX_DEPTH, deeper
 from stages.stage import StageConfig, signal
 
-#: names of roles in sets → those of templates
+#: names of roles in data sets → those of templates
 ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user", "prompter": "user",
          "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
          "model": "assistant", "bot": "assistant", "ai": "assistant", "function_call": "assistant",
          "tool_call": "assistant", "tool": "tool", "function": "tool", "observation": "tool", "ipython": "tool",
          "tool_response": "tool", "function_response": "tool"}
-#: keys of what the assistant thinks before it answers
+#: keys of the assistant's reasoning before its answer
 REASONING = ("reasoning_content", "reasoning", "thinking")
-#: roles whose turns are calls
+#: roles whose turns are tool calls
 CALLS = ("function_call", "tool_call")
 #: longest conversation, turns
 MAX_TURNS = 10_000
 _HUMAN = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
-#: what cannot come from a keyboard by accident: <|im_start|>, [INST], </s>
+#: special tokens, which nobody types by accident: <|im_start|>, [INST], </s>
 _MARKER = re.compile(r"<\|[^<>|\s]{1,64}\|>|<｜[^<>｜\s]{1,64}｜>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>")
 
 
-#: what a system's turn says of the tools there are (Qwen2.5's and Hermes' templates)
+#: text of the system's turn about the available tools (templates of Qwen2.5 and Hermes)
 _TOOLS = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -66,11 +67,11 @@ For each function call, return a json object with function name and arguments wi
 class Turn(NamedTuple):
     role: str                     # system | user | assistant | tool
     content: str
-    learn: bool = True            # False: an assistant's turn of weight 0, there for what follows
+    learn: bool = True            # False: an answer of weight 0, only context for what follows
 
 
 class Refused(ValueError):
-    """A record that makes no conversation; the reason is snake_case, the detail names places, never content."""
+    """A record that makes no conversation. The reason is snake_case; the detail names places, never content."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)
@@ -78,11 +79,11 @@ class Refused(ValueError):
 
 
 class Template(StageConfig):
-    """How turns become text: `start`, the turns joined by `separator`, `end`.
+    """How turns become text: `start`, then the turns joined by `separator`, then `end`.
 
-    A turn is `turn`, or the one of its role in `turns`, with `{role}` (as `names` calls it) and `{content}` replaced.
-    Of an assistant's turn the content and all that the template says after it counts for the loss: where to stop is
-    learned, too.
+    A turn is written as `turns` says for its role, otherwise as `turn`, with `{role}` (spelt as in `names`) and
+    `{content}` replaced. In an assistant's turn, the content and everything the template puts after it count for the
+    loss, so that the model also learns where to stop.
     """
 
     turn: str = signal("{role}: {content}", "text of a turn, with {content} once and {role}")
@@ -102,7 +103,7 @@ class Template(StageConfig):
         return self
 
     def around(self, role: str) -> tuple[str, str]:
-        """What stands before and after the content of a turn."""
+        """The text before and after the content of a turn."""
         before, _, after = self.turns.get(role, self.turn).partition("{content}")
         name = self.names.get(role, role)
         return before.replace("{role}", name), after.replace("{role}", name)
@@ -112,7 +113,8 @@ class Template(StageConfig):
         return frozenset(m for text in said for m in _MARKER.findall(text))
 
 
-#: chatml: Qwen and others; llama3: Meta's prompt format of Llama 3 (without the date that its own template invents)
+#: chatml: the format of Qwen and others; llama3: Meta's prompt format of Llama 3, without the date that Meta's template
+#: adds
 TEMPLATES: dict[str, Template] = {
     "chatml": Template(turn="<|im_start|>{role}\n{content}<|im_end|>", separator="\n", end="\n"),
     "llama3": Template(start="<|begin_of_text|>", separator="", names={"tool": "ipython"},
@@ -123,8 +125,8 @@ TEMPLATES: dict[str, Template] = {
 
 
 def render(turns: Sequence[Turn], template: Template) -> tuple[str, list[dict[str, int]]]:
-    """(text, spans that count for the loss, in UTF-8 bytes: sorted, not empty, apart). `Refused` for content that
-    spells a marker of the template."""
+    """Returns (text, spans that count for the loss). Spans are in UTF-8 bytes, sorted, not empty and apart. Raises
+    `Refused` for content that spells a marker of the template."""
     markers = template.markers()
     parts: list[str] = []
     spans: list[dict[str, int]] = []
@@ -154,7 +156,7 @@ def render(turns: Sequence[Turn], template: Template) -> tuple[str, list[dict[st
 
 # -- rows ------------------------------------------------------------------------------------------------------------
 def first(row: Mapping[str, Any], keys: Iterable[str]) -> Any:
-    """Value of the first of the keys (paths with dots) that is there and not null."""
+    """Value of the first of the keys (paths with dots) that is present and not null; None if there is none."""
     for key in keys:
         value: Any = row.get(key)
         if value is None and "." in key:
@@ -167,7 +169,7 @@ def first(row: Mapping[str, Any], keys: Iterable[str]) -> Any:
 
 
 def messages(value: Any) -> list[Turn]:
-    """Turns of a list of messages, of either convention."""
+    """Turns of a list of messages in either convention, OpenAI's or ShareGPT's."""
     if not isinstance(value, (list, tuple)):
         raise Refused("bad_turn", f"a list of turns is a {type(value).__name__}")
     if len(value) > MAX_TURNS:
@@ -176,7 +178,7 @@ def messages(value: Any) -> list[Turn]:
 
 
 def _turn(i: int, message: Any) -> Turn | None:
-    """One message; None for a system's that says nothing, as many sets have it in front of every conversation."""
+    """One message as a turn; None for a system message without text, which many sets put before every conversation."""
     if not isinstance(message, Mapping):
         raise Refused("bad_turn", f"turn {i} is a {type(message).__name__}")
     name = message.get("role") if message.get("role") is not None else message.get("from")
@@ -208,7 +210,7 @@ def _turn(i: int, message: Any) -> Turn | None:
 
 
 def _parts(i: int, parts: Sequence[Any], thought: Any) -> tuple[str, Any]:
-    """(text of a list of parts, what the assistant thinks): a part is a text, or {type, text or value}."""
+    """(text of a list of parts, the assistant's reasoning). A part is a string, or {type, text or value}."""
     result: list[str] = []
     for part in parts:
         part = {"text": part} if isinstance(part, str) else part
@@ -226,11 +228,12 @@ def _parts(i: int, parts: Sequence[Any], thought: Any) -> tuple[str, Any]:
 
 
 def _spelt(content: str) -> str:
-    """A turn that is a call of a tool in JSON (ShareGPT's function_call), as calls are written; anything else stays."""
+    """A turn that is a tool call in JSON (ShareGPT's function_call), rewritten as `_call` writes calls; other content
+    is returned unchanged."""
     try:
         calls = json.loads(content)
         return "\n".join(map(_call, calls if isinstance(calls, list) else [calls])) or content
-    except (ValueError, RecursionError):                    # Refused is one
+    except (ValueError, RecursionError):                    # including Refused
         return content
 
 
@@ -239,7 +242,7 @@ def _one(call: Any) -> list[Any]:
 
 
 def _call(call: Any) -> str:
-    """A call of a tool, as Hermes and Qwen spell it."""
+    """A tool call as Hermes and Qwen write it."""
     call = call.get("function", call) if isinstance(call, Mapping) else call
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
         raise Refused("bad_turn", "a tool call without a name")
@@ -248,7 +251,7 @@ def _call(call: Any) -> str:
 
 
 def _json(value: Any, what: str) -> Any:
-    """A value that may be spelt as JSON in a string; not nested deeper than MAX_DEPTH."""
+    """A value, parsed first if it is JSON in a string. Refused when nested deeper than MAX_DEPTH."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -264,8 +267,8 @@ def _said(value: Any) -> str:
 
 
 def with_system(turns: list[Turn], row: Mapping[str, Any], keys: Any) -> list[Turn]:
-    """Turns with the system's that stands beside them, unless they have one, and with the tools there are; `keys` names
-    both (`RecordsConfig`)."""
+    """The turns with the row's system prompt in front, unless they have one, and with its tools in the system's turn.
+    `keys` (`RecordsConfig`) names the keys of both."""
     system = first(row, keys.system)
     if isinstance(system, str) and system.strip() and not any(t.role == "system" for t in turns):
         turns = [Turn("system", system.strip()), *turns]
@@ -284,7 +287,7 @@ def with_system(turns: list[Turn], row: Mapping[str, Any], keys: Any) -> list[Tu
 
 
 def _without_nulls(value: Any) -> Any:
-    """A JSON value without keys that are null: tables give every function the parameters of all others."""
+    """A JSON value without keys whose value is null: in tables every function has the parameters of all others."""
     if isinstance(value, Mapping):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     return [_without_nulls(v) for v in value] if isinstance(value, list) else value
@@ -302,8 +305,8 @@ def transcript(text: str) -> list[Turn]:
 
 
 def checked(turns: list[Turn]) -> list[Turn]:
-    """A conversation one can learn from: it begins with a turn that is not the assistant's, and the assistant answers.
-    Turns after the last answer, which have no answer, are left out."""
+    """The turns up to the last answer. Refuses a conversation in which the assistant speaks first or not at all, and
+    one whose answers all have weight 0."""
     while turns and turns[-1].role != "assistant":
         turns = turns[:-1]
     if not turns:
@@ -316,7 +319,7 @@ def checked(turns: list[Turn]) -> list[Turn]:
 
 
 def instruction(row: Mapping[str, Any], keys: Any) -> list[Turn]:
-    """Turns of an instruction, its input and its output; `keys` names them (`Sft.Config`)."""
+    """Turns of a record with history, instruction, input and output; `keys` names them (`Sft.Config`)."""
     asked, given, said = (first(row, getattr(keys, name)) for name in ("instruction", "input", "output"))
     if asked is None or said is None:
         raise Refused("missing_turns", "neither messages nor an instruction with its output")
@@ -334,7 +337,7 @@ def instruction(row: Mapping[str, Any], keys: Any) -> list[Turn]:
 
 
 def preference(row: Mapping[str, Any], keys: Any, which: str) -> list[Turn]:
-    """Turns of the prompt and the answer `which` (chosen, rejected); `keys` names them (`Preference.Config`)."""
+    """Turns of the prompt and of the answer `which` (chosen, rejected); `keys` names them (`Preference.Config`)."""
     prompt, answer = first(row, keys.prompt), first(row, getattr(keys, which))
     if answer is None:
         raise Refused("missing_turns", f"no {which} answer")
@@ -347,9 +350,9 @@ def preference(row: Mapping[str, Any], keys: Any, which: str) -> list[Turn]:
         after = messages([{"role": "assistant", "content": answer}])
     else:
         after = messages(answer if isinstance(answer, (list, tuple)) else [answer])
-        if any(t.role != "assistant" for t in after):       # UltraFeedback: the prompt is repeated in front of it
+        if any(t.role != "assistant" for t in after):       # UltraFeedback repeats the prompt before the answer
             if any(t.role == "system" for t in after):
                 return with_system(after, row, keys)
             return [*(t for t in before if t.role == "system"), *after]
-    # what the assistant said before the answer is the same in both: context, not what is preferred
+    # both answers share what the assistant said before: it is context, and does not count for the loss
     return [*(t._replace(learn=False) for t in before), *after]

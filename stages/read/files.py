@@ -1,4 +1,4 @@
-"""Folders of files, one document each: web pages, PDFs, texts. Single files may be compressed, or lie in archives."""
+"""Folders of files, one document per file: web pages, PDFs, texts. Files may be compressed, or members of archives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stages.text.encoding import decode
 class Files(Reader):
     """Base of readers for which one file is one document. Subclasses turn bytes into a document in `document`.
 
-    A `.zip` or `.tar` (.gz, .bz2, .xz) named by the source gives a document for each member of the right type;
-    `sub` of the locator names the member. Others are counted as `other_type`, encrypted ones as `encrypted`.
+    A `.zip` or `.tar` (.gz, .bz2, .xz) named by the source gives a document for each member of the right type; `sub` of
+    the locator names the member. Members of other types are counted as `other_type`, encrypted ones as `encrypted`.
     """
 
     in_archives = True
-    #: endings of members that are read, besides `suffixes`
+    #: endings of archive members that are read; if empty, `suffixes`
     member_suffixes: ClassVar[tuple[str, ...]] = ()
 
     class Config(StageConfig):
@@ -29,7 +29,7 @@ class Files(Reader):
 
     @property
     def most(self) -> int:
-        """Bytes of a file, inflated, beyond which it is too large."""
+        """Largest file, bytes inflated; larger ones are counted as too large."""
         return self.config.max_bytes
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
@@ -47,7 +47,7 @@ class Files(Reader):
             yield self._one(data, slice, 0, "", 0)
 
     def _archive(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        seen: Counter[str] = Counter()                   # a name may come twice; its occurrence is its ordinal
+        seen: Counter[str] = Counter()                   # a name may occur twice; its occurrence is its ordinal
         offset = 0
         try:
             for m in members(local, slice.path, self.member_suffixes or self.suffixes, self.most):
@@ -72,7 +72,7 @@ class Files(Reader):
         return doc if reason is None else skipped(reason, slice, offset, ordinal, member=member)
 
     def document(self, doc: Document, data: bytes, path: str) -> str | None:
-        """Fill in `doc`; a reason instead of None says there is no document in this file."""
+        """Fill in `doc`. Returns None, or the reason why the file makes no document."""
         raise NotImplementedError
 
 
@@ -104,7 +104,7 @@ class PdfFiles(Files):
 class TextFiles(Files):
     """Texts and Markdown (.txt, .md, .markdown, .rst; .gz, .bz2, .xz, .zst): the file is the text, in any encoding.
 
-    Line ends become "\\n"; `meta.encoding` says what the bytes were read as when that was not UTF-8.
+    Line ends become "\\n". `meta.encoding` is the encoding of the bytes when it is not UTF-8.
     """
 
     name = "text"

@@ -25,12 +25,12 @@ _BLOCK = 16 << 10
 
 
 class TooLarge(ValueError):
-    """A body inflates to more than the cap, or has more parts than any server makes."""
+    """A body that inflates to more than the cap, or has more parts than any server makes."""
 
 
 def parse_response(block: bytes) -> tuple[int, dict[str, str], bytes] | None:
-    """(status, headers by lower-case name, body), or None when it is no HTTP response. Of several headers of a name the
-    first counts; those of `x-robots-tag` become lines: each says for itself which robots it is for."""
+    """(status, headers by lower-case name, body), or None when it is no HTTP response. Of several headers of one name
+    the first counts. Only those of `x-robots-tag` are joined by newlines, since each may be for other robots."""
     first = _STATUS.match(block)
     if first is None:
         return None
@@ -49,7 +49,7 @@ def parse_response(block: bytes) -> tuple[int, dict[str, str], bytes] | None:
 
 
 def media_type(content_type: str | None) -> tuple[str, str]:
-    """('text/html', 'utf-8') of a Content-Type value; empty strings for what it does not say."""
+    """('text/html', 'utf-8') of a Content-Type value; an empty string for a part that is missing."""
     mime, _, rest = (content_type or "").partition(";")
     match = re.search(r"charset\s*=\s*[\"']?\s*([^\s\"';,]+)", rest, re.IGNORECASE)
     return mime.strip().lower(), match[1].lower() if match else ""
@@ -71,7 +71,8 @@ def decode_body(body: bytes, headers: dict[str, str], cap: int) -> bytes:
 
 
 def unchunk(body: bytes) -> bytes:
-    """Chunked transfer coding undone; the body itself if it does not begin with a chunk, what came before a break."""
+    """The body with chunked transfer coding undone, up to the first broken chunk. A body that does not begin with a
+    chunk is returned unchanged."""
     out, at = [], 0
     while (size := _CHUNK.match(body, at)) is not None:
         length = int(size[1], 16)
@@ -111,10 +112,10 @@ def _undo(body: bytes, coding: str, cap: int) -> bytes:
 
 
 def inflate(data: bytes, wbits: int, cap: int) -> bytes | None:
-    """`data` inflated, or what came before an error in it; None when that is nothing. `TooLarge` beyond `cap` bytes or
+    """`data` inflated, up to the first error in it; None when that is nothing. Raises `TooLarge` beyond `cap` bytes or
     `MAX_MEMBERS` gzip members.
 
-    The engine is fed small blocks: it hands back a copy of what it left of its input, at every call and every member.
+    The engine is fed small blocks, because it copies the unread rest of its input at every call and every member.
     """
     out, at = bytearray(), 0
     for _ in range(MAX_MEMBERS):

@@ -1,4 +1,5 @@
-"""JSON Lines: one document a line (.jsonl, .json, .ndjson; plain, .gz, .bz2, .xz, .zst); or one array of them."""
+"""JSON Lines, one document per line (.jsonl, .json, .ndjson; plain, .gz, .bz2, .xz, .zst), or one JSON array of
+records."""
 
 from __future__ import annotations
 
@@ -12,20 +13,20 @@ from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, lo
 from stages.read.streams import Damaged, Stream, coding_of, is_array, read_elements, read_lines
 from stages.stage import signal
 
-#: deepest nesting of a line: far below where Python gives up, which depends on who calls
+#: deepest nesting of a line, far below where Python gives up (which depends on the caller's depth)
 MAX_DEPTH = 100
-#: what a line that says `null` holds
+#: the row of a line that says `null`, as None is that of a blank line
 NULL = ()
 
 
 class Jsonl(Reader):
-    """JSON Lines, or one JSON array: one document a record.
+    """JSON Lines, or one JSON array: one document per record.
 
-    Keys may be paths into nested objects ("metadata.url"). The set's own id is kept as `meta.id`. What becomes of
-    keys that no setting names: `stages.read.columns`.
+    Keys may be paths into nested objects ("metadata.url"). The set's own id is kept as `meta.id`. For keys that no
+    setting names see `stages.read.columns`.
 
-    Counted: `line_too_long`, `invalid_utf8`, `bad_json`, `missing_text` (no such key, or no string there); blank lines
-    and empty texts as `empty`.
+    Counted: `line_too_long`, `invalid_utf8`, `bad_json`, `missing_text` (no such key, or its value is no string),
+    `empty` (a blank line or text).
     """
 
     name = "jsonl"
@@ -57,8 +58,8 @@ class Jsonl(Reader):
                 yield self._document(row, slice, offset, ordinal)
 
     def rows(self, local: str, slice: Slice) -> Iterator[tuple[int, int, Any]]:
-        """(ordinal, offset, what its JSON says) of each line; None for a blank one, or a `BadRecord`. Strings may hold
-        lone surrogates."""
+        """Yields (ordinal, offset, row) for each line. A row is the line's JSON value, None for a blank line, or a
+        `BadRecord`. Strings may hold lone surrogates."""
         check_file(local, slice.path)
         ordinal, at = slice.ordinal, slice.start
         array = slice.start == 0 and slice.stop is None and is_array(local)
@@ -91,7 +92,7 @@ class Jsonl(Reader):
             return bad("bad_json", slice, offset, ordinal, detail=str(e))
         if line.count(b"[") + line.count(b"{") > MAX_DEPTH and deeper(row, MAX_DEPTH):
             return bad("bad_json", slice, offset, ordinal, detail=f"nested deeper than {MAX_DEPTH} levels")
-        # `null` is no blank line: a value that is no object
+        # `null` is not a blank line but a value that is no object
         return NULL if row is None else row
 
     def _document(self, row: Any, slice: Slice, offset: int, ordinal: int) -> Document | BadRecord:
@@ -101,13 +102,13 @@ class Jsonl(Reader):
         if not text or text.isspace():
             return skipped("empty", slice, offset, ordinal)
         kept = self.columns.of(row)
-        if self.config.text not in row:                   # what a path leads to is not to be kept as well
+        if self.config.text not in row:                   # the text of a dotted path is not kept a second time
             row = _without(row, self.config.text)
         return make_document(slice, ordinal, offset, text, lambda key: _at(row, key), self.config, self.columns, kept)
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """A slice is its own bytes, and those that tell how the file is compressed. One that is compressed cannot be
-        split, which takes no more than these to say."""
+        """A slice needs its own bytes and those that tell how the file is compressed. A compressed file cannot be
+        split, and its first bytes suffice to say so."""
         if slice is None:
             return [(0, BEYOND)] if coding_of(read(0, 10)) else None
         return None if slice.stop is None else [(0, 10), (slice.start, slice.stop)]
@@ -147,7 +148,7 @@ def _ends_in_newline(local: str, size: int) -> bool:
 
 
 def deeper(value: Any, depth: int) -> bool:
-    """Whether lists and objects stand in one another more than `depth` levels deep."""
+    """Whether lists and objects are nested more than `depth` levels deep."""
     level = [value]
     for _ in range(depth + 1):
         level = [v for v in level if isinstance(v, (dict, list))]
@@ -158,7 +159,7 @@ def deeper(value: Any, depth: int) -> bool:
 
 
 def _at(row: Any, key: str) -> Any:
-    """Value at a key or dotted path of a JSON object; None when there is none."""
+    """Value at a key or dotted path of a JSON object; None if it is absent."""
     if isinstance(row, dict) and key in row:
         return row[key]
     for part in key.split("."):
@@ -177,15 +178,15 @@ def _without(row: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def columns_of(config: Any, *used: str, reserved: Iterable[str] = ()) -> Columns:
-    """The columns that the settings of a reader leave over."""
+    """The columns that a reader's settings do not name."""
     named = (config.id, config.url, config.date, config.language)
     return Columns(config, (*named, *used), (*reserved, "id") if config.id else reserved)
 
 
 def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, config: Any, columns: Columns,
                   kept: list[str], *, surrogates: bool = True) -> Document:
-    """Document of a row whose values `get(key)` gives, by the keys that `config` names, with those of `kept` in its
-    meta. Lone surrogates, which JSON can spell and UTF-8 cannot, become U+FFFD."""
+    """The document of a row. `get(key)` gives the row's values, `config` names the keys of its fields, and the columns
+    `kept` go into `meta`. Lone surrogates, which JSON can spell and UTF-8 cannot, become U+FFFD."""
     doc = Document(document_id(slice.source, slice.path, "", ordinal), clean(text) if surrogates else text,
                    source=slice.source, locator=locator(slice.path, offset, ordinal))
     if config.url and (value := get(config.url)) is not None:

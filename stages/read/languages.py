@@ -1,8 +1,9 @@
-"""Programming language of a file, by its name, and by what it says where a name means several.
+"""Programming language of a file, by its name, and by its content where several languages share a name.
 
-The order is GitHub Linguist's (https://github.com/github-linguist/linguist/blob/main/docs/how-linguist-works.md): file
-name, modeline, shebang, suffix, then words that only one of the candidates has; so are the names, in lower case. Where
-none of these words is found, the language most files of that suffix are in.
+Modelled on GitHub Linguist (https://github.com/github-linguist/linguist/blob/main/docs/how-linguist-works.md), whose
+names of languages are used in lower case. A file name or a suffix of one language decides alone. For other files the
+modeline, the shebang and words that only one of the candidates has are tried in this order; the last resort is the
+language that most files of the suffix are in, if there is one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-#: suffixes by language, lower case; one that stands with several languages is told by content
+#: suffixes by language, lower case; where several languages share one (`_SEVERAL`), content decides
 _SUFFIXES: dict[str, str] = {
     "python": ".py .pyi .pyw", "cython": ".pyx .pxd .pxi", "c": ".c .h",
     "c++": ".cc .cpp .cxx .c++ .hh .hpp .hxx .ipp .tpp .tcc .inl",
@@ -50,7 +51,7 @@ _NAMES: dict[str, str] = {
 }
 LANGUAGES = {suffix: language for language, suffixes in _SUFFIXES.items() for suffix in suffixes.split()}
 NAMES = {name: language for language, names in _NAMES.items() for name in names.split()}
-#: programs of shebangs, without their version
+#: programs named in shebangs, without their version
 _INTERPRETERS = {
     "python": "python", "pypy": "python", "sh": "shell", "bash": "shell", "dash": "shell", "ksh": "shell",
     "zsh": "shell", "ash": "shell", "fish": "fish", "perl": "perl", "ruby": "ruby", "node": "javascript",
@@ -67,7 +68,7 @@ _SHEBANG = re.compile(r"#![ \t]{0,9}(?:\S{0,200}/)?(?:env(?:[ \t]{1,9}(?:-\S{1,4
 _MODELINE = re.compile(r"-\*-[ \t]{0,9}(?:[^\n]{0,200}?\bmode:[ \t]{0,9})?([A-Za-z][\w+#-]{0,30})[ \t]{0,9}"
                        r"(?:;[^\n]{0,300})?-\*-|\bvim?:[^\n]{0,200}?\b(?:ft|filetype|syntax)=([A-Za-z][\w+-]{0,30})",
                        re.IGNORECASE)
-#: what editors call them
+#: languages by the names of editor modes
 _MODES = {
     "c": "c", "c++": "c++", "cpp": "c++", "objc": "objective-c", "objective-c": "objective-c", "perl": "perl",
     "cperl": "perl", "prolog": "prolog", "octave": "matlab", "matlab": "matlab", "python": "python", "ruby": "ruby",
@@ -79,9 +80,9 @@ _MODES = {
     "latex": "tex", "tex": "tex", "pascal": "pascal", "puppet": "puppet", "forth": "forth", "mercury": "mercury",
     "typescript": "typescript", "d": "d", "lex": "lex", "bison": "yacc", "yacc": "yacc",
 }
-#: what a header of C has for those who include it from C++
+#: the part of a C header that only C++ compilers see
 _FOR_CPP = re.compile(r"^[ \t]*#[ \t]*if[^\n]*__cplusplus[^\n]*\n(?:(?![ \t]*#[ \t]*e)[^\n]*\n)*", re.MULTILINE)
-#: characters that are looked at
+#: most characters of a file that are examined
 _SEEN = 50_000
 
 
@@ -100,7 +101,8 @@ _MATLAB = (r"^[ \t]*(?:%|##?(?!import)|function\b|classdef\b|end(?:function|if|f
            r"|[^;\n]{1,200};[ \t]*%|\.[*/^]")
 _PERL = (r"^[ \t]*(?:(?:use|no)[ \t]+(?:strict|warnings|v?5|lib|constant|vars|[A-Z]\w*(?:::\w+)*)\b"
          r"|(?:my|our|local|sub|package|require)\b[ \t]*[\w${(@%])|[$@%]\w+[ \t]*=|->\{|=~|^=(?:head1|pod)\b")
-#: suffixes that several languages use: whose words are looked for, in this order, and what it is without any of them
+#: suffixes that several languages share: the language when no pattern matches, and the patterns in the order they are
+#: tried
 _SEVERAL: dict[str, tuple[str, tuple[tuple[str, re.Pattern[str]], ...]]] = {
     ".h": ("c", _rules(("objective-c", _OBJC), ("c++", _CPP))),
     ".m": ("matlab", _rules(("objective-c", _OBJC), ("mercury", r"^:- (?:module|interface)"),
@@ -113,7 +115,7 @@ _SEVERAL: dict[str, tuple[str, tuple[tuple[str, re.Pattern[str]], ...]]] = {
     ".t": ("", _rules(("perl", _PERL))),
     ".pro": ("", _rules(("qmake", r"^[ \t]*(?:TEMPLATE|SOURCES|HEADERS|TARGET|SUBDIRS|QT|CONFIG)\b[^\n=]{0,40}="),
                         ("prolog", r"^[a-z:][^#\[\n]*:-"), ("idl", r"(?i:^[ \t]*(?:pro|function)[ \t]+\w+)"))),
-    ".ts": ("typescript", _rules(("", r"\A[^\n]{0,200}(?:<!DOCTYPE TS>|<\?xml)|^<TS\b"))),        # translations of Qt
+    ".ts": ("typescript", _rules(("", r"\A[^\n]{0,200}(?:<!DOCTYPE TS>|<\?xml)|^<TS\b"))),        # Qt translations
     ".v": ("verilog", _rules(
         ("verilog", r"\bendmodule\b|^[ \t]*`(?:timescale|define|ifdef|ifndef|include)\b|^[ \t]*always[ \t]*@"),
         ("coq", r"^[ \t]*(?:Proof|Qed|Defined|Admitted|Lemma|Theorem|Fixpoint|Inductive|Notation|Definition|Ltac)\b"
@@ -122,7 +124,7 @@ _SEVERAL: dict[str, tuple[str, tuple[tuple[str, re.Pattern[str]], ...]]] = {
     ".fs": ("f#", _rules(("forth", r"^(?::[ \t]+\S+|\\[ \t]|new-device\b)"),
                          ("glsl", r"^[ \t]*(?:#version|precision[ \t]|uniform[ \t]|varying[ \t])"))),
     ".d": ("d", _rules(("dtrace", r"^#!\S*dtrace|^#pragma D |^\w*:\w*:\w*:\w*$"),
-                       ("", r"\A\s*[^\s:]+\.l?o[ \t]*:[ \t]"))),                                 # dependencies for make
+                       ("", r"\A\s*[^\s:]+\.l?o[ \t]*:[ \t]"))),                                 # make dependencies
     ".f": ("fortran", _rules(("forth", r"^:[ \t]+\S+[ \t]"))),
     ".for": ("fortran", _rules(("forth", r"^:[ \t]+\S+[ \t]"))),
     ".cl": ("opencl", _rules(("common lisp", r"^[ \t]*\((?:defun|defmacro|in-package|defpackage)\b"))),
@@ -144,7 +146,7 @@ _SEVERAL: dict[str, tuple[str, tuple[tuple[str, re.Pattern[str]], ...]]] = {
 
 
 def language(path: str, text: str) -> str:
-    """Name of the language of a file; "" for none of those this module knows."""
+    """Name of the language of a file; "" if this module does not know it."""
     place = PurePosixPath(path)
     name, suffix = place.name.lower(), place.suffix.lower()
     if name in NAMES:
@@ -154,7 +156,7 @@ def language(path: str, text: str) -> str:
     known = LANGUAGES.get(suffix)
     if known is None and suffix and name != suffix:
         return ""
-    if place.suffix in (".C", ".H") and place.stem != place.stem.upper():       # not MAIN.C of a disk of old
+    if place.suffix in (".C", ".H") and place.stem != place.stem.upper():       # not MAIN.C from a DOS disk
         return "c++"
     several = _SEVERAL.get(suffix)
     if known is not None and several is None:

@@ -1,12 +1,15 @@
-"""Papers in LaTeX: one document a paper, its files joined as TeX would read them. The step `latex` makes text of it.
+"""Papers in LaTeX: one document per paper, its files joined as TeX would read them. The step `latex` turns them into
+text.
 
-A paper is a `.tex` file, a `.gz` of one, or an archive of its files, which is how arXiv gives them away; an archive of
-such archives (arXiv's monthly `.tar`) is many papers, `sub` of the locator names which. In an archive the main file is
-found (it has a \\documentclass, or is the one no other reads), and what it reads by \\input, \\include, \\subfile or
-\\import is put in its place; a paper's own packages (\\usepackage of a `.sty` beside it), too, for the macros in them.
-Figures, bibliographies and all other files stay out. A paper in PDF or PostScript alone is counted as `no_tex`.
+A paper is a `.tex` file, a `.gz` of one, or an archive of its files, as arXiv distributes them. An archive of such
+archives (arXiv's monthly `.tar`) holds many papers; `sub` of the locator names the member. In an archive the main file
+is found (it has a \\documentclass, or no other file reads it). Files that it reads by \\input, \\include, \\subfile or
+\\import are inserted in place, and so are the paper's own packages (\\usepackage of a `.sty` beside it), for their
+macros. Figures, bibliographies and all other files are left out. A paper that is only PDF or PostScript is counted as
+`no_tex`.
 
-Bounded by counts: files, bytes of one and of all, depth of \\input, and characters of the joined source.
+Limits bound the number of files, the bytes of one and of all, the depth of \\input, and the characters of the joined
+source.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ from stages.stage import StageConfig, signal
 from stages.text.encoding import decode
 
 _SOURCES = (".tex", ".ltx", ".latex")
-#: of the files beside them those that may hold macros or text
+#: endings of files that may hold macros or text
 _TEXTS = (*_SOURCES, ".sty", ".cls", ".txt", ".def", ".inc", ".tikz")
 _PAPERS, _FIGURES = (".gz", ".tgz", ".tar"), (".ps.gz", ".eps.gz", ".svg.gz", ".bib.gz")
-#: how deep files are read in files, most files of a paper, and most bytes of one and of a package
+#: most levels of files that read files, most files of a paper, and most characters of a package
 _DEPTH, _FILES, _PACKAGE = 8, 2000, 200 << 10
 _CLASS = re.compile(r"^[^%\n]{0,200}\\document(?:class|style)(?![A-Za-z])", re.MULTILINE)
 _BODY = re.compile(r"^[^%\n]{0,200}\\(?:begin[ \t]*\{document\}|topmatter|bye)(?![A-Za-z])", re.MULTILINE)
@@ -41,9 +44,9 @@ _READS = re.compile(
 
 
 class Latex(Files):
-    """Papers in LaTeX: one document a paper, its files joined.
+    """Papers in LaTeX: one document per paper, its files joined.
 
-    `meta.files` says how many files a paper was joined of, where they were more than one.
+    `meta.files` is the number of files a paper was joined from, if more than one.
     """
 
     name = "latex"
@@ -67,7 +70,7 @@ class Latex(Files):
         return self._paper(data, slice, offset, member, member or slice.path)
 
     def _archive(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        """One paper, or one a member where the members are archives."""
+        """Yields one paper, or one paper per member when the members are archives."""
         files: dict[str, bytes] = {}
         held = seen = offset = 0
         many = False
@@ -124,8 +127,8 @@ class Latex(Files):
 
 
 def main_file(texts: Mapping[str, str]) -> str | None:
-    """The file TeX begins with: one with \\documentclass and a body, that no other reads, nearest the root; of plain
-    TeX one that no other reads. Of several that are alike the longest, then the first by name."""
+    """The file that TeX starts from, or None. Files with \\documentclass come first, then those with a body, those that
+    no other file reads, those nearest the root, the longest, and the first by name."""
     sources = {name: text for name, text in texts.items() if name.lower().endswith(_SOURCES)} or \
         {name: text for name, text in texts.items() if name.lower().endswith(".txt")}
     if not sources:
@@ -142,7 +145,7 @@ def main_file(texts: Mapping[str, str]) -> str | None:
 
 
 def join(texts: Mapping[str, str], main: str, longest: int, *, packages: bool = True) -> tuple[str, int]:
-    """(source of `main` with the files it reads in their places, as far as `longest` characters; how many files)."""
+    """(source of `main` with the files it reads inserted in place, up to `longest` characters; number of files)."""
     out: list[str] = []
     used = [main]
     left = longest
@@ -179,14 +182,14 @@ def join(texts: Mapping[str, str], main: str, longest: int, *, packages: bool = 
 
 
 def _target(m: re.Match[str]) -> str:
-    """What a command reads."""
+    """The path that a command reads."""
     if m["e"]:
         return posixpath.join((m["d"] or "").strip(), m["e"].strip())
     return (m["a"] or m["b"] or m["c"] or "").strip()
 
 
 def _found(target: str, reader: str, texts: Mapping[str, str]) -> str | None:
-    """Name of the file that \\input{target} means in the file `reader`, or None."""
+    """Name of the file that \\input{target} means in the file `reader`; None if there is none."""
     target = target.strip('"')
     for base in dict.fromkeys(("", posixpath.dirname(reader), reader.rpartition("/")[0].partition("/")[0])):
         path = _clean(posixpath.join(base, target))
@@ -205,7 +208,7 @@ def _text(data: bytes) -> str:
 
 
 def _inflated(data: bytes, cap: int) -> bytes | None:
-    """A gzip file inflated; None when it is more than `cap` bytes."""
+    """A gzip file inflated; None when that gives more than `cap` bytes."""
     try:
         with_header = zlib.decompressobj(31)
         out = with_header.decompress(data, cap + 1)
@@ -219,7 +222,7 @@ def _inflated(data: bytes, cap: int) -> bytes | None:
 
 
 def _untarred(data: bytes) -> dict[str, bytes]:
-    """Regular files of a tar; those of one name: the last."""
+    """Regular files of a tar that may hold macros or text; of several with one name, the last."""
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
@@ -227,7 +230,7 @@ def _untarred(data: bytes) -> dict[str, bytes]:
                 if len(files) >= _FILES:
                     break
                 if (info.isreg() and info.name.lower().endswith(_TEXTS)
-                        and (member := archive.extractfile(info)) is not None):      # only of what is no file
+                        and (member := archive.extractfile(info)) is not None):      # None only for non-files
                     files[_clean(info.name)] = member.read()
     except (tarfile.TarError, EOFError, OSError, ValueError) as e:
         raise Damaged("corrupt_tar", str(e)) from None

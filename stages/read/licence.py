@@ -1,8 +1,9 @@
-"""Which licence the head of a source file names: an SPDX tag, the whole text of a licence, or its notice.
+"""Finds the licence that the head of a source file names: by an SPDX tag, the whole text of a licence, or its notice.
 
-Identifiers are SPDX's (https://spdx.org/licenses). "" means that the head says nothing known, not that there is none. A
-permissive licence is named where its text stands as it is (`licence_texts`), or a sentence puts the file under it and
-no other terms stand beside it: "unknown" costs a file, a wrong name puts one into a corpus that must not have it.
+Identifiers are SPDX's (https://spdx.org/licenses). "" means that the head names no known licence, not that there is
+none. A permissive licence is named only where its text stands unchanged (`licence_texts`), or where a sentence puts the
+file under it and no other terms stand beside it: a licence that is missed costs a file, a wrong one puts a file into a
+corpus that must not have it.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ import re
 
 from stages.read.licence_texts import licence_text, other_terms
 
-#: characters of a file that are its head, and in which a licence that begins there may end
+#: characters of a file that are its head, and characters in which a licence that begins there must end
 HEAD, TEXT = 6_000, 20_000
 _ID = r"[A-Za-z0-9][A-Za-z0-9.+-]{0,60}"
 _TAG = re.compile(rf"SPDX-License-Identifier:[ \t]{{0,9}}"
                   rf"(\(?{_ID}\)?(?: (?:AND|OR|WITH) \(?{_ID}\)?){{0,6}})(.{{0,60}})")
-#: what a tag goes on with when its line says more than the tag
+#: words after a tag that qualify it
 _MORE = re.compile(r"[ \t,;]*(?:and|or|with|but|except|plus|only|unless|commons)\b", re.IGNORECASE)
-#: what stands between the words of a comment
+#: blanks and comment marks between words
 _MARKS = re.compile(r"[\s/*#;!%|\"'>-]+")
 _COMMENT = re.compile(r"[ \t]*(?://|#|;|%|--|!|dnl\b|rem\b|')", re.IGNORECASE)
-#: lines of marks that make a comment: one may be a heading
+#: comment lines at the beginning that count as its comment; a single one may be a heading
 _LINES = 3
-#: openers and closers of comments of many lines
+#: openers and closers of block comments
 _BLOCKS = (("/*", "*/"), ('"""', '"""'), ("'''", "'''"), ("<!--", "-->"), ("{-", "-}"), ("(*", "*)"),
            ("=begin", "=end"), ("=pod", "=cut"), ("--[[", "]]"), ("#|", "|#"))
 _TRIGGERS = ("licen", "permission", "redistribution", "public domain", "gpl", "bsd", "software is provided")
@@ -42,7 +43,7 @@ _VERSION = re.compile(r"\b(?:version|v\.?) ?([123](?:\.[01])?)(?!\w|\.\d)")
 _BEFORE = re.compile(r"\b(?:version|v\.?) ?([123](?:\.[01])?) of the (?:gnu )?$")
 _LATER = re.compile(r"\b(?:any (?:later|newer|subsequent)|or (?:any )?(?:later|newer|higher|above|greater))\b|^[ )]?\+")
 _ONLY = re.compile(r"\bonly\b|\bno(?:t)? (?:any )?(?:later|other|newer)\b")
-#: the title of a whole text, whose own words about later versions are no choice
+#: the title of a whole licence text, whose own words about later versions grant no choice
 _TITLE = re.compile(r"gnu (?:affero |lesser |library )?general public license,? version [123](?:\.[01])?,? (?:\d+ )?"
                     r"(?:june|february|november|july)")
 _EXCEPTION = re.compile(r"\bexception|additional permission|in addition to the permissions|special permission"
@@ -72,13 +73,13 @@ _BARE = tuple((name, re.compile(rf"^\W*(?:the )?(?:{words})\W*$")) for name, wor
 _NEGATED = re.compile(r"\b(?:not|no longer|never|formerly|previously|unlike|isn|aren|except|cannot|neither|was|were)\b")
 _CHANGED = re.compile(r"^[ ,(]*(?:license )?(?:with|except|but|plus|and|or|unless|modified|style|like|compatible|non"
                       r"|commons|provided|subject|as long)\b(?! (?:the notice|is found|can be|in the))")
-#: what notices of these licences say themselves
+#: sentences of standard notices, which are not other terms
 _NOTICE = re.compile(r"you may not use(?: th(?:is|ese) files? except in compliance|\W*$)"
                      r"|without warranties or conditions")
 
 
 def licence(text: str) -> str:
-    """SPDX expression of the licence that the head of a file names, or ""."""
+    """SPDX expression of the licence that the head of a file names, or "" if it names none."""
     head = text[:HEAD]
     if (tag := _tags(head)) is not None:
         return tag
@@ -99,7 +100,7 @@ def licence(text: str) -> str:
 
 
 def _tags(head: str) -> str | None:
-    """The expression of the tags of a head: "" of one that goes on in words, None without one."""
+    """The SPDX expression of the tags in a head; "" if a tag is qualified by further words, None without a tag."""
     tags = []
     for tag in _TAG.finditer(head):
         if _MORE.match(tag[2]):
@@ -113,7 +114,7 @@ def _tags(head: str) -> str | None:
 
 
 def _lead(text: str) -> str:
-    """The comments that a file begins with; the text where it begins otherwise."""
+    """The comments that a file begins with; the whole text if they are fewer than `_LINES` lines."""
     out: list[str] = []
     close, marked = "", 0
     for line in text.split("\n"):
@@ -161,7 +162,7 @@ def _copyleft(text: str) -> str:
 
 
 def _mention(text: str) -> str:
-    """The one permissive licence that a sentence puts a file under."""
+    """The one permissive licence that a sentence puts a file under; "" if there is none or more than one."""
     named = {name: m for name, words in _MENTIONS if (m := words.search(text)) is not None}
     if not named:
         return next((name for name, words in _BARE if words.match(text)), "")

@@ -1,12 +1,13 @@
-"""Whole licence texts, told by the word triples of a text: what of a standard text is missing, and what was added.
+"""Recognises whole licence texts by their word triples: which words of a standard text are missing, and which were
+added.
 
-`licences.json` holds, for each form of a licence, the hashes of its word triples in order. A word of a document counts
-as standard when it stands in a triple of the form; every other word between the first and the last of them was added,
-every triple of the form that the document lacks leaves words missing. One added "not" stands alone between its
-neighbours.
+A form is one wording of a licence; `licences.json` holds the hashes of its word triples in order. A word of a document
+is standard when it is part of a triple of the form. All other words between the first and the last standard one were
+added; words of the form that are in no triple of the document are missing. So even a single added "not" is found
+between its standard neighbours.
 
-A form fits when little is missing and nothing added changes the terms. Names, years and addresses of holders are added
-to every real notice; words of permission, prohibition and condition are not.
+A form fits when little is missing and nothing added changes the terms. Every real notice adds names, years and
+addresses of holders, but not words of permission, prohibition or condition.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: words in a hashed stretch
+#: words that are hashed together
 TRIPLE = 3
-#: most that may be missing of a form, as a share of its words and in one piece; most that may be added to it
+#: most words of a form that may be missing, as a share and in one run; most that may be added, as a share and in one
+#: run
 MISSING, GAP, ADDED, RUN = 0.1, 12, 0.25, 20
-#: share of the triples of a form without which a text is not compared with it
+#: share of a form's triples that a text must hold to be compared with it
 LIKELY = 0.5
-#: words between two standard ones that end the text of a licence
+#: a licence text ends where more words than this lie between two standard ones
 _APART = 60
-#: words before and after a licence that may not speak of other terms; those of a longer text around it, unread, may
+#: most words around a licence; none may speak of other terms, and a longer text around it is refused
 _AROUND = 150
-#: words of a form from which on it states all its terms itself: it names GPL and patents, and so may texts beside it
+#: a form of at least this many words states all its terms itself, so words before it, which may name GPL and patents,
+#: are ignored
 _LONG = 800
-#: characters below a holder's line that may be of its paragraph
+#: characters below a holder's line in which its paragraph may go on
 _PARAGRAPH = 300
 
 _WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+)*\+?")
@@ -49,11 +52,11 @@ _SAME = {"licence": "license", "licences": "licenses", "licenced": "licensed", "
 _MARKS = re.compile(r"^[ \t]*(?:[/*#;%!|>\"'.-]|dnl|rem\b)+", re.MULTILINE)
 _HOLDER = re.compile(r"^\W*(?:portions )?(?:copyright\b.{0,200}(?:\d{4}|<|\[|\(c\)|©)|(?:\(c\)|©)\s*\d{4}).*$",
                      re.MULTILINE)
-#: parts of a holder's line in which words of terms are names
+#: addresses in a holder's line, in which words of terms are parts of names
 _ADDRESS = re.compile(r"\S{0,99}(?:@|://|www\.|\bat\b.{1,20}\bdot\b)\S{0,199}")
 #: where the name in a holder's line ends; what follows an initial is still of the name
 _NAME_ENDS = re.compile(r"(?<=\w\w\w)[.;:]\s|\s[-\u2013\u2014]\s")
-#: words of terms that are no part of a name, anywhere in a line that should name holders alone
+#: words of terms that are part of no holder's name; they count anywhere in a holder's line
 _NO_NAME = (
     r"nda|gpl|agpl|lgpl|copyleft|no (?:part|use|cop|commerc|licen|right|redistrib|deriv|modif|permission)\w*"
     r"|may (?:be|use|copy|freely)\b|us(?:e|ed|ing|age)|cop(?:y|ies|ied|ying)|distribut\w+|redistribut\w+|reproduc\w+"
@@ -65,18 +68,19 @@ _NO_NAME = (
     r"|you (?:may|must|can|shall|agree|are)|patents? (?:pending|right|appl|licen|protect)\w*"
     r"|evaluation (?:purposes?|copy|version)|internal (?:purposes?|business))\b")
 _NAMED_TERMS = re.compile(rf"\b(?:{_NO_NAME}")
-#: the same behind the name, where single words are no names either (Evan You, Only Office, Patent Office)
+#: the same for the text after the name, where single words count that a name may hold (Evan You, Only Office, Patent
+#: Office)
 _HOLDER_TERMS = re.compile(
     r"\b(?:not|non|only|except\w*|unless|must|shall|without|you|your|commercial\w*|allow\w*|classified|patent\w*|fees?"
     r"|sell|sold|sale|resale|internal\w*|evaluation|terms|conditions?|agree\w*|exempt\w*|purposes?|grants"
     rf"|{_NO_NAME}")
-#: terms in the rest of a holder's paragraph, where other words describe the file
+#: terms in the lines below a holder's; other words there describe the file
 _HOLDER_LIMITS = re.compile(r"\b(?:(?:use|purposes?) only|only for|internal (?:use|evaluation|business)|for evaluation"
                             r"|trade secrets?)\b")
 _BLANK = re.compile(r"\n[^\w\n]*\n")
 _DROPPED = re.compile(r"(?:all )?rights reserved|\breserved\b|(?<![0-9.])(?:19|20)\d\d(?![0-9.])|non-?\s*infringement"
                       r"|copyright \(c\)|\(c\)|©|(?<![ivx])[ivx]{1,9}[.)]\s|\b[a-h0-9][.)]\s")
-#: words that change what a licence permits or demands, where they were added to it
+#: words that change what a licence permits or demands when they are added to it
 _TERMS = frozenset("""
     not no non only except excepting unless must shall may require required requires requirement prohibited prohibit
     prohibits restrict restricted restriction restrictions forbidden additional additionally addition further
@@ -90,9 +94,9 @@ _TERMS = frozenset("""
     illegal law human rights trademark trademarks logo charge free gratis watermark visible link hereby used uses
     using distribute distributed distribution redistribute redistributed redistributions copies both
 """.split())  # noqa: SIM905
-#: phrases that hold such a word and change nothing
+#: phrases with such a word that change nothing
 _HARMLESS = re.compile(r"\b(?:nor may|permission notice|patent infringement|permission please contact)\b")
-#: other terms, beside a licence
+#: words of other terms, beside a licence
 _OTHER = re.compile(
     r"\b(?:a?gpl(?! compat)|lgpl|gpl(?:v?[0-9.]+)|gnu (?:\w+ )?(?:general|lesser|library|affero)|affero|mozilla public"
     r"|commons clause|non ?commercial|commercial (?:use|license|purpose|product|redistributions|version)"
@@ -115,26 +119,26 @@ class Form(NamedTuple):
 
     licence: str
     size: int                          # words
-    places: dict[int, list[int]]       # hash of a triple → where it stands
-    required: frozenset[int]           # words without which it is another licence
+    places: dict[int, list[int]]       # hash of a triple → its positions
+    required: frozenset[int]           # positions of words without which it is another licence
 
 
 class Match(NamedTuple):
     form: Form
-    start: int                         # of the words of the text: first standard one
+    start: int                         # index of the first standard word in the text
     stop: int
     missing: list[tuple[int, int]]     # runs of words of the form
     added: list[tuple[int, int]]       # runs of words of the text
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text but for lines of holders, years, bullets and marks of comments, spellings made one. A line
-    of a holder that speaks of terms is kept."""
+    """The words of a text in one spelling, without lines of holders, years, bullets and comment marks. A holder's line
+    that speaks of terms is kept."""
     return _words(_HOLDER.sub(lambda m: m[0] if _has_terms(*_name_and_rest(m[0])) else " ", text.lower()))
 
 
 def _name_and_rest(line: str) -> tuple[str, str]:
-    """A holder's line up to where the name ends, and what comes after it; addresses are left out."""
+    """(name, rest) of a holder's line: up to where the name ends, and after it. Addresses are left out."""
     line = _ADDRESS.sub(" ", line)
     end = _NAME_ENDS.search(line)
     return (line, "") if end is None else (line[:end.start()], line[end.end():])
@@ -155,7 +159,7 @@ def triples(words: list[str]) -> list[int]:
 
 @cache
 def forms() -> tuple[list[Form], dict[int, list[int]]]:
-    """(the forms, which of them hold a triple)"""
+    """(all forms, the numbers of the forms that hold each triple)"""
     forms, holders = [], dict[int, list[int]]()
     for number, entry in enumerate(json.loads(Path(__file__).with_name("licences.json").read_text("ascii"))):
         hashes = np.frombuffer(base64.b64decode(entry["triples"]), "<u4").tolist()
@@ -170,7 +174,8 @@ def forms() -> tuple[list[Form], dict[int, list[int]]]:
 
 
 def licence_text(text: str) -> str | None:
-    """Licence whose whole text, terms or notice stands in a text; "" where terms differ; None where there is none."""
+    """The licence whose whole text, terms or notice a text holds; "" where its terms differ or others stand beside
+    them; None where there is none."""
     words = words_of(text)
     hashes = triples(words)
     near = matches(hashes)
@@ -182,7 +187,7 @@ def licence_text(text: str) -> str | None:
 
 
 def matches(hashes: list[int]) -> list[Match]:
-    """The forms that much of a text comes from, those with most of their words in it first."""
+    """The forms of which a text holds at least the share `LIKELY`, the best match first."""
     every, holders = forms()
     votes = Counter(number for value in set(hashes) for number in holders.get(value, ()))
     likely = [every[number] for number, n in votes.items() if n >= LIKELY * len(every[number].places)]
@@ -206,7 +211,7 @@ def _compare(hashes: list[int], form: Form) -> Match:
 
 
 def _zeros(marks: bytearray) -> list[tuple[int, int]]:
-    """Runs of zeros."""
+    """Runs of zeros as (start, stop)."""
     return [m.span() for m in re.finditer(b"\0+", marks)]
 
 
@@ -215,7 +220,7 @@ def _length(runs: list[tuple[int, int]]) -> int:
 
 
 def fits(match: Match, words: list[str]) -> bool:
-    """Whether it is the licence of its form: enough of it is there, and nothing added speaks of terms."""
+    """Whether a match is the licence of its form: enough of it is there, and nothing added speaks of terms."""
     size = match.form.size
     if any(not match.form.required.isdisjoint(range(a, b)) for a, b in match.missing):
         return False
@@ -227,7 +232,7 @@ def fits(match: Match, words: list[str]) -> bool:
 
 
 def alone(match: Match, words: list[str]) -> bool:
-    """Whether no other terms stand beside it."""
+    """Whether only few words stand around a match and none of them speak of other terms."""
     before, after = words[:match.start], words[match.stop:]
     if match.form.size >= _LONG:
         before = []
@@ -235,7 +240,8 @@ def alone(match: Match, words: list[str]) -> bool:
 
 
 def _holders_terms(text: str, form: Form) -> bool:
-    """Whether a line of a holder, or its paragraph, sets terms beside the words of a licence, which may stand in it."""
+    """Whether a holder's line, or the lines below it, set terms other than those of the licence, which may stand there,
+    too."""
     lower = text.lower()
     for line in _HOLDER.finditer(lower):
         below = _BLANK.split(lower[line.end():line.end() + _PARAGRAPH], maxsplit=1)[0]
@@ -253,7 +259,7 @@ def _beside(lower: str, form: Form) -> str:
 
 
 def other_terms(text: str) -> bool:
-    """Whether words speak of conditions, exceptions, or another licence."""
+    """Whether a text speaks of conditions, exceptions, or another licence."""
     return _OTHER.search(text) is not None
 
 

@@ -1,7 +1,7 @@
-"""Jupyter notebooks as text: Markdown as it is, code fenced, and the text of its outputs, capped.
+"""Jupyter notebooks as text: Markdown as it is, code in fences, and the text of outputs up to a limit.
 
-Pictures, HTML, widgets and what goes to stderr (warnings with local paths, progress bars) are left out of
-outputs, pasted pictures, styles and scripts out of Markdown; of errors the last line is kept. nbformat 2 to 5
+Left out of outputs are pictures, HTML, widgets and stderr (warnings with local paths, progress bars); of an error only
+the last line is kept. Pasted pictures, styles and scripts are removed from Markdown. Reads nbformat 2 to 5
 (https://nbformat.readthedocs.io/en/latest/format_description.html).
 """
 
@@ -22,7 +22,7 @@ from stages.stage import StageConfig, signal
 from stages.text.encoding import decode
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
-#: what stands for an object that has no text: <Figure size 640x480 with 1 Axes>
+#: the repr of an object without text: <Figure size 640x480 with 1 Axes>
 _OBJECT = re.compile(r"<[^\n]{1,300}>|\[<[^\n]{1,300}>\]")
 #: pictures that are pasted into Markdown
 _PASTED = re.compile(r"!\[[^\]\n]{0,300}\]\((?:data:|attachment:)[^)\s![]{0,4000000}\)")
@@ -30,7 +30,7 @@ _PASTED_HTML = re.compile(r"<img\b[^<>]{0,300}\bsrc\s{0,9}=\s{0,9}[\"']?data:[^<
                           r"|<(style|script)\b[^<>]{0,1000}>(?:(?!</?(?:style|script)\b).)*</\1>",
                           re.IGNORECASE | re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9+#_. ()-]{1,40}")
-#: languages by what kernels call them
+#: languages by the names kernels give them
 _CALLED = {"ir": "r", "rscript": "r", ".net-csharp": "c#", "csharp": "c#", ".net-fsharp": "f#", "fsharp": "f#",
            ".net-powershell": "powershell", "wolfram language": "mathematica", "wolframlanguage": "mathematica",
            "sage": "python", "sagemath": "python", "bash": "shell", "ijavascript": "javascript", "octave": "matlab",
@@ -44,8 +44,8 @@ _MAGICS = {"sh": "bash", "script": "bash", "js": "javascript", "r": "r", "bigque
 class Notebook(Files):
     """Jupyter notebooks as text, cell by cell.
 
-    Quarantined: `bad_json`, `not_a_notebook`. Counted: `too_large`, `empty` (no cell with text), and the paths that
-    `code` leaves out (`hidden`, `vendored`).
+    Quarantined: `bad_json`, `not_a_notebook`. Counted: `too_large`, `empty` (no cell with text), and paths that `code`
+    leaves out, too (`hidden`, `vendored`).
     """
 
     name = "notebook"
@@ -113,10 +113,10 @@ class Notebook(Files):
                 said = f"{_text(output.get('ename'))}: {_text(output.get('evalue'))}"
             else:
                 said = _text(data.get("text/plain", output.get("text")))
-                if not said.strip() or _OBJECT.fullmatch(said.strip()):          # the repr of what is shown
+                if not said.strip() or _OBJECT.fullmatch(said.strip()):          # the repr of the object shown
                     said = _text(data.get("text/markdown", data.get("text/latex")))
             said = _ANSI.sub("", said).replace("\r\n", "\n").rstrip()
-            said = "\n".join(line.rpartition("\r")[2] for line in said.split("\n"))    # of a progress bar, its end
+            said = "\n".join(line.rpartition("\r")[2] for line in said.split("\n"))    # the end of a progress bar
             if not said.strip() or _OBJECT.fullmatch(said.strip()):
                 continue
             parts.append(said if len(said) <= left else said[:left].rstrip() + " …")
@@ -125,7 +125,7 @@ class Notebook(Files):
 
 
 class _NoNotebook(Exception):
-    """A file that is none; its argument is the reason."""
+    """Raised for a file that is not a notebook; its argument is the reason."""
 
 
 def _cells(book: Any) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def _cells(book: Any) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    """A string, or a list of lines."""
+    """A string, or a list of lines joined; "" for anything else."""
     if isinstance(value, list):
         return "".join(line for line in value if isinstance(line, str))
     return value if isinstance(value, str) else ""
@@ -158,5 +158,5 @@ def _language(book: dict[str, Any]) -> str:
 
 
 def _fence(text: str) -> str:
-    """Backticks that the text does not hold."""
+    """A fence of more backticks than the text has in a row."""
     return "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))

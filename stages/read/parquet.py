@@ -1,4 +1,4 @@
-"""Parquet tables: one document a row; split by row groups."""
+"""Parquet tables: one document per row; split by row groups."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ from stages.read.jsonl import columns_of, make_document
 from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, locator, skipped
 from stages.stage import SettingsError, signal
 
-#: rows turned into documents at a time, and bytes they may have: by the mean row, and if each were the largest entry
-#: of a dictionary (one page of text that a million rows name takes a few bytes in the file)
+#: most rows turned into documents at a time; most bytes of them if each were the largest entry of a dictionary (one
+#: page of text that a million rows name takes a few bytes in the file), and most bytes by the mean row
 _BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
-#: rows whose entries of a dictionary are counted at a time
+#: rows whose dictionary entries are counted at a time
 _NAMED = 1 << 16
-#: rows of text, and bytes of another column, made Python objects at once: one by one takes three times as long
+#: rows of text, and bytes of another column, converted to Python objects at once; one by one takes three times as long
 _LISTED, _LISTED_BYTES = 32, 1 << 20
-#: bytes of text that may be made Python objects at once
+#: most bytes of text converted to Python objects at once
 _PLAIN_BYTES = 4 << 20
-#: bytes at the end of a file that hold its footer, mostly (what Arrow reads first)
+#: bytes at the end of a file that usually hold its footer (Arrow reads as many first)
 _TAIL = 64 << 10
 
 
 class Parquet(Reader):
-    """Parquet tables: one document a row.
+    """Parquet tables: one document per row.
 
-    `offset` of a locator is the row group. Columns that do not exist are an error for `text` and those that `keep`
-    and `signals` name, silently absent for the others. What becomes of columns that no setting names:
-    `stages.read.columns`; binary ones are not even read. Counted: `invalid_utf8`, `missing_text` (null), `empty`,
-    `too_large`, `corrupt_parquet`, and `bad_value`: the id, url, date or language is what Python cannot hold (a
-    timestamp beyond the year 9999).
+    `offset` of a locator is the row group. A missing column is an error if it is `text` or named by `keep` or
+    `signals`; others are silently absent. For columns that no setting names see `stages.read.columns`; binary ones are
+    not even read. Counted: `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet`, and
+    `bad_value` (an id, url, date or language that Python cannot hold, e.g. a timestamp beyond the year 9999).
     """
 
     name = "parquet"
@@ -96,9 +95,9 @@ class Parquet(Reader):
             yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0], fatal=True)
 
     def _repeated(self, info: Any, local: str, group: int) -> int:
-        """Bytes of the texts of a row group that is hardly more than the dictionary of its texts (10 MB of text that a
-        million rows name take a few bytes in the file), counted up to `max_group` before any of them is made; 0 for any
-        other."""
+        """Bytes of the texts of a row group whose text column is mostly a dictionary (10 MB of text that a million rows
+        name take a few bytes per row in the file). They are counted before any text is made, and only until they exceed
+        `max_group`. 0 for other row groups."""
         chunk = next((c for i in range(info.num_columns) if (c := info.column(i)).path_in_schema == self.config.text),
                      None)
         if chunk is None or not chunk.has_dictionary_page:
@@ -133,7 +132,7 @@ class Parquet(Reader):
         return [n for n in names if n in wanted]
 
     def _typed(self) -> tuple[str, ...]:
-        """Columns that are fields of a document."""
+        """Columns that become fields of a document."""
         c = self.config
         return c.id, c.url, c.date, c.language
 
@@ -146,7 +145,7 @@ class Parquet(Reader):
         if listed and (found := self._plain(texts, others, kept, slice, group, ordinal)):
             yield from found
             return
-        if pa.types.is_dictionary(texts.type):                  # stays one: every row would get a copy of its text
+        if pa.types.is_dictionary(texts.type):                  # kept: else every row would copy its text
             entries = pc.cast(texts.dictionary, pa.large_binary())
             values: Any = (v.as_py() for v in pa.DictionaryArray.from_arrays(texts.indices, entries))
         else:
@@ -187,8 +186,9 @@ class Parquet(Reader):
 
     def _plain(self, texts: pa.Array, others: dict[str, Any], kept: list[str], slice: Slice, group: int,
                ordinal: int) -> list[Document] | None:
-        """The documents of a batch with nothing odd about it, at a third of the cost of looking at every row: strings
-        and numbers only, no text missing, blank, too large or not UTF-8, not much in all. None for any other batch."""
+        """The documents of a batch whose rows need no separate checks, at a third of the cost; None for any other
+        batch. Its columns hold only strings and numbers, no text is missing, blank, too large or not UTF-8, and there
+        is not much in all."""
         c = self.config
         if self.columns.taken(kept) or texts.null_count or texts.nbytes > min(_PLAIN_BYTES, c.max_bytes) \
                 or c.text in others or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
@@ -223,7 +223,7 @@ class Parquet(Reader):
         return docs
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """The footer, and of the slice's row groups the columns that are read."""
+        """The footer, and the columns that are read of the slice's row groups."""
         first = max(0, size - _TAIL)
         try:
             tail = read(first, size)
@@ -247,12 +247,12 @@ class Parquet(Reader):
                 if any(chunk.path_in_schema == c or chunk.path_in_schema.startswith(c + ".") for c in columns):
                     starts = [chunk.data_page_offset, *([chunk.dictionary_page_offset] if chunk.has_dictionary_page
                                                         else [])]
-                    # writers of old counted the header of the dictionary page out: Arrow reads on a little, too
+                    # old writers did not count the header of the dictionary page: Arrow reads a little further, too
                     ranges.append((min(starts), min(starts) + chunk.total_compressed_size + 4096))
         return ranges
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """The row groups of a slice behind that of a row."""
+        """The row groups of a slice after the one that holds a row."""
         metadata, first = pq.read_metadata(local), slice.ordinal
         stop = metadata.num_row_groups if slice.stop is None else slice.stop
         for group in range(slice.start, stop):
@@ -291,7 +291,8 @@ class Parquet(Reader):
 
 
 def _values(column: pa.Array) -> list[Any] | pa.Array:
-    """Values of a column; the column itself where that would take much memory, or one of them cannot be had."""
+    """Values of a column as a list; the column itself where a list would take much memory or a value cannot be
+    converted."""
     if column.nbytes > _LISTED_BYTES:
         return column
     kind = column.type
@@ -306,8 +307,8 @@ def _values(column: pa.Array) -> list[Any] | pa.Array:
 
 
 def _nanoseconds(column: pa.Array) -> list[Any]:
-    """Times as Python has them, and as text where there are more digits: of such Arrow makes an error, or an object of
-    pandas where that is installed."""
+    """Timestamps in nanoseconds as Python's, and as text where they have more digits than Python's. Arrow raises an
+    error for such values, or makes objects of pandas where that is installed."""
     whole = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     odd = pc.not_equal(whole.cast(column.type), column).to_pylist()
     return [text if more else time for time, more, text in
@@ -315,7 +316,7 @@ def _nanoseconds(column: pa.Array) -> list[Any]:
 
 
 def _sound(column: list[Any]) -> bool:
-    """Whether `meta` holds the values of a column as they are."""
+    """Whether `meta` can hold the values of a column as they are."""
     kinds = {type(v) for v in column} - {NoneType}
     if kinds == {str}:
         return max(len(v) for v in column if v is not None) <= MAX_VALUE
@@ -323,19 +324,20 @@ def _sound(column: list[Any]) -> bool:
 
 
 def _numbers(column: list[Any]) -> bool:
-    """Whether signals hold the values of a column, and exactly."""
+    """Whether signals can hold the values of a column exactly."""
     kinds = {type(v) for v in column} - {NoneType}
     return kinds <= {bool} or (kinds <= {int, float} and all(v is None or (isfinite(v) and float(v) == v)
                                                               for v in column))
 
 
 def unread(columns: Columns, schema: pa.Schema) -> list[str]:
-    """Columns of bytes, which `meta` cannot hold; where `keep` names one, it may be text all the same."""
+    """Binary columns that `keep: all` would take and `meta` cannot hold. Binary columns that a list names are read, as
+    they may be text."""
     return [f.name for f in schema if columns.of([f.name]) and _binary(f.type)] if columns.all else []
 
 
 def _binary(kind: pa.DataType) -> bool:
-    """Whether there are bytes in values of a type."""
+    """Whether values of a type hold bytes."""
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or (
             pa.types.is_binary_view(kind)):
         return True
@@ -344,7 +346,7 @@ def _binary(kind: pa.DataType) -> bool:
 
 
 def too_large(info: Any, size: int, slice: Slice, group: int, ordinal: int) -> BadRecord:
-    """What stands for a row group that has more bytes than its reader may read."""
+    """The `BadRecord` for a row group of more bytes than its reader may read."""
     record = bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of a row group of {size} bytes or "
                                                             f"more")
     record.bytes = sum(info.column(i).total_compressed_size for i in range(info.num_columns))
@@ -362,10 +364,11 @@ def per_batch(group: Any, columns: list[str], local: str | None = None) -> int:
 
 
 def _dictionary_bytes(chunk: Any, local: str | None) -> int:
-    """Most bytes an entry of the dictionary of a column chunk can have: those of its page, or of the whole chunk.
+    """Most bytes that an entry in the dictionary of a column chunk can have: the size of the dictionary page, or of the
+    whole chunk.
 
     A page begins with a Thrift struct in compact protocol: (1: type, 2: uncompressed size, …), i32 as zigzag varints.
-    What inflates to another size is an error of the decoder, so a file cannot lie about it.
+    The decoder refuses a page that inflates to another size, so a file cannot lie about it.
     """
     if local is None or chunk.dictionary_page_offset is None:
         return chunk.total_uncompressed_size

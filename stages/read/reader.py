@@ -1,7 +1,7 @@
-"""What a reader is: it turns a slice of one file into documents, and says where a big file can be cut.
+"""The base of readers. A reader turns a slice of one file into documents, and says where a big file can be cut.
 
 Readers know files, not stores: they get the path of a file on local disk (`local`) and the path it has below its source
-root (`path`), which is what identities are made of. Offsets are those of the stored (compressed) file.
+root (`path`), from which identities are made. Offsets are those of the stored (compressed) file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from stages.document import BadRecord, Document, document_id
 from stages.stage import StageConfig, library_versions, python_version
 
-#: bytes behind a slice that a reader may look at to see what follows
+#: bytes after a slice that a reader may examine to see what follows
 BEYOND = 64 << 10
 
 
@@ -26,8 +26,8 @@ class Slice:
     """What to read of one file: everything (the default), or one `Split` of it.
 
     `source` is the name of the source in the recipe, `path` the path relative to its root (forward slashes). `start`
-    `stop` are byte offsets in the stored file (row-group numbers for Parquet), `ordinal` is the number of the first
-    record in the file, so that identities do not depend on how the file was cut.
+    and `stop` are byte offsets in the stored file (row-group numbers for Parquet). `ordinal` is the number that the
+    slice's first record has in the file, so that identities do not depend on how the file was cut.
     """
 
     source: str
@@ -39,8 +39,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class Split:
-    """A record-aligned piece of a file: [start, stop) in it, its first record's number, its records, and the bytes they
-    have uncompressed."""
+    """A record-aligned piece of a file: [start, stop) in it, the number of its first record, how many records it has,
+    and their uncompressed bytes."""
 
     start: int
     stop: int
@@ -63,33 +63,33 @@ class Reader:
     """Base of all readers. Subclasses are registered in `stages.catalog.READERS`, or named 'module:Class' in a recipe;
     they set the class attributes, `Config` and `read`, and `splits` where a file can be cut.
 
-    Errors: a file that is missing, is a folder or may not be read raises OSError naming it (`check_file`): the
-    environment is wrong, no document is to blame. Anything wrong *inside* a file is yielded as a `BadRecord` and
-    counted. Any other exception and a crash cost the rest of the file (see `beyond`): it is quarantined, and counts
-    against `run.max_bad_files`.
+    Errors: a file that is missing, is a folder or may not be read raises OSError naming it (`check_file`), since the
+    environment is at fault and no document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted. Any
+    other exception, or a crash, loses the rest of the file (see `beyond`): it is quarantined, and counts against
+    `run.max_bad_files`.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    #: distributions whose version enters the key
+    #: distributions whose versions enter the key
     libraries: ClassVar[tuple[str, ...]] = ()
-    #: what a directory source picks up, lower case
+    #: endings of the files that a directory source picks up, lower case
     suffixes: ClassVar[tuple[str, ...]] = ()
-    #: the step that makes text of the bytes it gives, e.g. 'html'; "": it gives text
+    #: the step that turns the reader's bytes into text, e.g. 'html'; "" if the reader gives text
     extractor: ClassVar[str] = ""
-    #: the step that makes plain text of the markup it gives, e.g. 'latex'; "": its text is no markup of a kind
+    #: the step that turns the reader's markup into plain text, e.g. 'latex'; "" if its text is no such markup
     markup: ClassVar[str] = ""
     #: True when a file holds many documents
     collection: ClassVar[bool] = False
-    #: True when `tokenmill extract` asks it for the members of an archive that have its suffixes
+    #: True when `tokenmill extract` uses it for members of archives that have its suffixes
     in_archives: ClassVar[bool] = False
     #: True for crawls: pages of unknown authors, in any language, with personal data in them
     crawl: ClassVar[bool] = False
-    #: signals that its documents carry: columns of the datasets made of them
+    #: signals that its documents carry; they become columns of the datasets
     signals: tuple[str, ...] = ()
-    #: what one child process needs while reading
+    #: memory that one child process needs while reading, MB
     memory_mb: ClassVar[int] = 300
-    #: False for a reader of one's own that needs the network or credentials (`Stage.confined`)
+    #: False for a custom reader that needs the network or credentials (`Stage.confined`)
     confined: ClassVar[bool] = True
 
     Config: ClassVar[type[StageConfig]] = StageConfig
@@ -98,13 +98,13 @@ class Reader:
         if config is None or isinstance(config, dict):
             config = self.Config(**{**(config or {}), **kw})
         self.config: Any = config
-        #: what a person should hear about a file, e.g. why it cannot be split; filled by `splits` and `read`
+        #: messages for the user about a file, e.g. why it cannot be split; filled by `splits` and `read`
         self.warnings: list[str] = []
-        #: values of the records read that no document has: {column: {reason: values}}
+        #: counts of values that were read but are in no document: {column: {reason: values}}
         self.lost: dict[str, dict[str, int]] = {}
 
     def key(self) -> str:
-        """32 hex characters over everything that decides what this reader makes of a file."""
+        """32 hex characters computed from everything that decides which documents this reader makes of a file."""
         doc = {"name": self.name, "version": self.version, "config": self.config.model_dump(mode="json"),
                "libraries": library_versions(self.libraries), "python": python_version()}
         return hashlib.blake2b(json.dumps(doc, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -117,23 +117,23 @@ class Reader:
         return 5.0 if lower.endswith(".bz2") else 2.0 if lower.endswith((".parquet", ".zip")) else 1.0
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Record-aligned pieces of about `target` uncompressed bytes that cover the file, or None: it cannot be split.
+        """Record-aligned pieces of about `target` uncompressed bytes that cover the file; None if it cannot be split.
 
-        May cost one inflate of the whole file. Reading the pieces one after another gives exactly the documents of
-        reading the whole (tested for every reader that splits).
+        May inflate the whole file once. Reading the pieces one after another gives exactly the documents of reading the
+        whole (tested for every reader that splits).
         """
         return None
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Byte ranges [start, stop) of the stored file that `read` of this slice looks at, or (`slice` None) `splits`;
-        None: all of it. A file in object storage is then fetched as far as that: elsewhere `local` has a hole, which
-        reads as zeros. `size` is that of the file, `read(start, stop)` gives bytes of it.
+        """Byte ranges [start, stop) of the stored file that `read` needs for this slice, or `splits` if `slice` is
+        None; None for all of it. Only these are fetched of a file in object storage: everywhere else `local` has a
+        hole, which reads as zeros. `size` is that of the file, `read(start, stop)` gives bytes of it.
         """
         return None
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """The part of a slice behind the smallest piece of the file (a row group) that holds record number `record` of
-        the file, where reading goes on after that record has killed the process; None: the rest of the slice is lost.
+        """Where reading resumes after record number `record` of the file has killed the process: the part of the slice
+        after the smallest piece of the file (a row group) that holds the record. None if the rest of the slice is lost.
         """
         return None
 
@@ -142,8 +142,8 @@ class Reader:
         return (size if slice.stop is None else slice.stop) - slice.start
 
     def group(self, path: str) -> str:
-        """What a file belongs to that must be read together: files of one group follow each other in the order of their
-        paths and come to `read_files` of one partition. "" for a file on its own."""
+        """The group of a file whose files must be read together, or "" for a file on its own. Files of one group follow
+        each other in the order of their paths and come to `read_files` of one partition."""
         return ""
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
@@ -152,22 +152,24 @@ class Reader:
             yield from self.read(local, slice)
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        """The documents of a slice in file order, and a `BadRecord` (or `Skipped`) for each record that is none."""
+        """The documents of a slice in file order, and a `BadRecord` (or `Skipped`) for each record that makes no
+        document."""
         raise NotImplementedError(f"{type(self).__name__} does not define read")
 
 
 def environment(e: BaseException) -> bool:
-    """Whether the machine is at fault for an error while reading, and not the file: memory, or what the operating
-    system said. It must fail the task: to take it for damage would commit the rest of the file as lost.
+    """Whether the machine, and not the file, is at fault for an error while reading: memory ran out, or the operating
+    system reported the error. Such an error must fail the task; if it were taken for damage, the rest of the file would
+    be committed as lost.
 
-    Decoders raise their OSErrors without errno. EINVAL is a seek to where no file can reach, which a damaged directory
-    of an archive asks for.
+    Decoders raise their OSErrors without errno. EINVAL comes from a seek beyond any file, which a damaged archive
+    directory can cause.
     """
     return isinstance(e, MemoryError) or (isinstance(e, OSError) and e.errno not in (None, errno.EINVAL))
 
 
 def check_file(local: str, path: str) -> int:
-    """Size in bytes of a regular file; a clear OSError otherwise."""
+    """Size of a file in bytes. Raises a clear OSError for a folder or a missing file."""
     if os.path.isdir(local):
         raise IsADirectoryError(f"{path}: is a folder, a reader needs a file; give the folder as the source's path")
     if not os.path.exists(local):
@@ -176,8 +178,8 @@ def check_file(local: str, path: str) -> int:
 
 
 def locator(path: str, offset: int, record: int, sub: str = "") -> dict[str, Any]:
-    """Where a record stands: file, byte offset in the stored file (0 where its compression gives none; of Parquet the
-    row group), ordinal, and what is inside of it."""
+    """Where a record stands: file, byte offset in the stored file (0 where compression hides it, the row group for
+    Parquet), ordinal, and the place inside the record, e.g. an archive member."""
     return {"file": path, "offset": offset, "record": record, "sub": sub}
 
 

@@ -1,11 +1,12 @@
-"""Post-training sets in JSON Lines, JSON or Parquet as documents: rendered by a template, with the spans that count.
+"""Reads post-training sets in JSON Lines, JSON or Parquet as documents: rendered by a template, with the spans that
+count for the loss.
 
-Two readers, `sft` and `preference`; the formats, and what becomes of them, are those of `stages.read.conversation`,
-what becomes of keys that belong to none of them, of `stages.read.columns`. `loss_spans` of a document say which bytes
-of its text are what the assistant says: so such a set can join an annealing mixture as it is. Records that make no
-conversation are quarantined: `missing_turns` (none of the formats), `bad_turn`, `unknown_role`, `empty_turn`,
-`no_answer`, `starts_with_answer`, `disliked` (`label: false`), `not_text` (images, sound), `too_many_turns`,
-`marker_in_content`, `too_large`; and what is wrong with lines, arrays and tables (`bad_json`, `invalid_utf8`, …).
+There are two readers, `sft` and `preference`. The formats and their rendering are those of `stages.read.conversation`;
+keys that belong to no format are handled by `stages.read.columns`. `loss_spans` of a document give the bytes of its
+text that the assistant says, so such a set can join an annealing mixture as it is. Records that make no conversation
+are quarantined: `missing_turns` (none of the formats), `bad_turn`, `unknown_role`, `empty_turn`, `no_answer`,
+`starts_with_answer`, `disliked` (`label: false`), `not_text` (images, sound), `too_many_turns`, `marker_in_content`,
+`too_large`. So are faulty lines, arrays and tables (`bad_json`, `invalid_utf8`, …).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from stages.read.parquet import Parquet, per_batch, too_large, unread
 from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, skipped
 from stages.stage import SettingsError, signal
 
-#: keys of what is no text (in lines and arrays; of tables they are not read, and never kept)
+#: keys of images, sound and video: a record of lines or arrays that has one is refused, columns of tables are not read
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
@@ -54,7 +55,7 @@ class RecordsConfig(ColumnsConfig):
 
 
 class Records(Reader):
-    """Base of both: files of lines and of tables, a mapping a record."""
+    """Base of both readers: files of lines or of tables, each record a mapping."""
 
     suffixes = Jsonl.suffixes + Parquet.suffixes
     collection = True
@@ -121,7 +122,7 @@ class Records(Reader):
                                       fatal=True)
 
     def _row(self, batch: pa.RecordBatch, i: int, kept: set[str], slice: Slice, group: int, ordinal: int) -> Any:
-        """A row of a batch, or what is wrong with it. A value of the columns `kept` that Python cannot hold is lost."""
+        """A row of a batch, or a `BadRecord`. Values of the columns `kept` that Python cannot hold are lost."""
         with suppress(ArithmeticError, RecursionError, TypeError, ValueError, pa.ArrowInvalid):
             return batch.slice(i, 1).to_pylist()[0]
         row = {}
@@ -138,14 +139,14 @@ class Records(Reader):
         return row
 
     def _keys(self) -> set[str]:
-        """Columns that are looked at."""
+        """Columns that the settings name."""
         c = self.config.model_dump(exclude={"template", "max_bytes", "keep", "answers"})
         named = [v for value in c.values() for v in ([value] if isinstance(value, str) else value)]
         named += () if self.config.keep == "all" else self.config.keep
         return {part for name in named for part in (name, name.partition(".")[0])} - {""}
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """As lines are read; of a table all (which columns there are is known only inside)."""
+        """The ranges that `Jsonl` needs; all of a table, since only its footer tells which columns it has."""
         return None if read(max(0, size - 4), size) == b"PAR1" else self._lines.needs(slice, size, read)
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
@@ -189,7 +190,8 @@ class Records(Reader):
             yield doc
 
     def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
-        """(what of the record it is, the turns) of each document a record makes."""
+        """Yields (which answer of the record it has, function that gives its turns) for each document a record
+        makes."""
         raise NotImplementedError
 
 
@@ -207,7 +209,7 @@ class Sft(Records):
 
     def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
         c = self.config
-        if row.get("label") is False:                       # TRL's unpaired preferences: an answer that was disliked
+        if row.get("label") is False:                       # TRL's unpaired preferences: a disliked answer
             yield "", lambda: _refuse("disliked", "label: false")
             return
         listed = first(row, c.messages)
@@ -222,8 +224,8 @@ class Sft(Records):
 
 
 class Preference(Records):
-    """Preferences: the prompt with the answer that was chosen; `answers: both` gives a document of the rejected one,
-    too (`meta.answer` says which), for judging or for a classifier."""
+    """Preferences: the prompt with the chosen answer; `answers: both` adds a document with the rejected answer
+    (`meta.answer` says which it is), for judging or for a classifier."""
 
     name = "preference"
 

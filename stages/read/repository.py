@@ -1,5 +1,6 @@
-"""The files of a repository as one document: in order of their paths, each after `header` (StarCoder2's `<file_sep>`,
-arXiv 2402.19173 §2.9), cut between files into pieces of at most `max_repository` bytes."""
+"""Joins the files of a repository into one document: in order of their paths, each after `header` (StarCoder2's
+`<file_sep>`, arXiv 2402.19173 §2.9). A longer document is cut between files into pieces of about `max_repository`
+bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from stages.document import BadRecord, Document, document_id
 from stages.read.reader import Skipped, locator
 from stages.stage import StageConfig, signal
 
-#: bytes of text held while the files of a repository are put in order; what comes after: too_large
+#: bytes of text held while the files of a repository are sorted; files beyond: too_large
 _HELD = 64 << 20
 _ENDING = re.compile(r"\.(?:zip|tar|tgz|tar\.(?:gz|bz2|xz))$", re.IGNORECASE)
 
@@ -27,8 +28,9 @@ class RepositoryConfig(StageConfig):
 
 
 class Repository:
-    """Files of one repository on their way into documents. `path` is what identifies it below the source's root: an
-    archive, a folder (then `name` is its path), or a table (`record` is the first row, `name` what it says)."""
+    """Collects the files of one repository and makes documents of them. `path` identifies it below the source's
+    root: an archive, a folder (`name` is then its path), or a table (`record` is its first row, `name` the name in
+    the row)."""
 
     def __init__(self, config: RepositoryConfig, source: str, path: str, name: str = "", record: int = 0) -> None:
         self.config, self.source, self.path, self.name, self.record = config, source, path, name, record
@@ -36,7 +38,8 @@ class Repository:
         self.held = 0
 
     def add(self, item: Document | BadRecord, path: str) -> Iterator[BadRecord]:
-        """Take in a file that stands at `path` of the repository; what is none, or too much, is given back."""
+        """Add a file that stands at `path` of the repository. Yields a record that is no document, and a `Skipped` for
+        a file beyond the limits."""
         if isinstance(item, BadRecord):
             yield item
         elif len(self.files) == self.config.max_files or self.held > _HELD:
@@ -50,7 +53,7 @@ class Repository:
         roots = {path.partition("/")[0] for path, _, _ in files}
         root = ""
         if len(roots) == 1 and _ENDING.search(self.path) and all("/" in path for path, _, _ in files):
-            root = roots.pop() + "/"                             # an archive has its files in NAME-1.0/
+            root = roots.pop() + "/"                             # archives often hold their files in NAME-1.0/
         piece: list[tuple[str, Document]] = []
         size = ordinal = 0
         name = self.name or root.rstrip("/") or _ENDING.sub("", PurePosixPath(self.path).name)

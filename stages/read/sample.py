@@ -1,7 +1,7 @@
-"""Records that another reader gave, kept as they came: what a cost forecast is made from (`tokenmill plan --sample`).
+"""Keeps records of another reader unchanged; a cost forecast is made from them (`tokenmill plan --sample`).
 
 A row holds everything a reader says about a record: a document with its raw bytes or text, or why there is none. So a
-recipe sees a sample exactly as it would see the same records in their files, ids and places included.
+recipe sees a sample exactly as it would see the same records in their files, with the same ids and places.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from stages.document import BadRecord, Document
 from stages.read.reader import Reader, Skipped, Slice, bad, check_file, environment
 from stages.stage import StageConfig, signal
 
-#: `kind` is document, bad or skipped; `text` is UTF-8 that may hold lone surrogates; `rank` is its place in the
-#: draw, smaller is drawn earlier
+#: `kind` is document, bad or skipped; `text` is UTF-8 that may hold lone surrogates; `rank` is the record's place in
+#: the draw: smaller ranks are drawn earlier
 SCHEMA = pa.schema([
     ("rank", pa.uint64()), ("kind", pa.string()), ("id", pa.string()), ("text", pa.large_binary()),
     ("raw", pa.large_binary()), ("facts", pa.string())])
@@ -26,7 +26,7 @@ _FACTS = ("source", "url", "language", "date", "mime", "charset")
 
 
 def payload(record: Document | BadRecord) -> int:
-    """Bytes of a record as the next stage reads them."""
+    """Bytes of a record as the next stage reads them; 0 if it is no document."""
     if isinstance(record, BadRecord):
         return 0
     return len(record.raw) if record.raw is not None else len(record.text.encode("utf-8", "surrogatepass"))
@@ -47,7 +47,7 @@ def to_row(record: Document | BadRecord, rank: int) -> dict[str, Any]:
 
 
 def from_row(row: dict[str, Any]) -> Document | BadRecord:
-    """The record of a row."""
+    """The record that a row holds."""
     facts = json.loads(row["facts"])
     if row["kind"] != "document":
         make = Skipped if row["kind"] == "skipped" else BadRecord
@@ -57,7 +57,7 @@ def from_row(row: dict[str, Any]) -> Document | BadRecord:
 
 
 class Sample(Reader):
-    """Records of other readers, as `plan --sample` keeps them: reads what `to_row` wrote."""
+    """Records of other readers that `plan --sample` kept (rows of `to_row`)."""
 
     name = "sample"
     collection = True

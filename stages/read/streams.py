@@ -1,4 +1,5 @@
-"""Compressed files as streams, their lines, and the members of archives: bounded by counts, damage made countable."""
+"""Reads compressed files as streams, lines or JSON elements, and the members of archives. Sizes are bounded by counts,
+and damage is raised as `Damaged`, so that it can be counted."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from stages.read.reader import environment
 
 _BLOCK = 1 << 20
 _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
-#: a text may begin with "BZh"; bzip2 goes on with its block size and the mark of a block, or of the end
+#: a text may begin with "BZh", but in bzip2 the block size and the mark of a block or of the end follow
 _BZ2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
-#: strings, the second quote in a group (empty where it is not there yet), and what structures JSON
+#: JSON strings, with the closing quote in a group (empty where it has not come yet), and brackets, braces and commas
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)|[\[\]{},]', re.DOTALL)
-#: what the decompressors of the standard library and of pyarrow raise on damaged input, and some of it for other
-#: reasons: `environment` tells
+#: errors of the decompressors of the standard library and of pyarrow on damaged input; some have other causes, which
+#: `environment` tells apart
 _ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException)
 #: an archive that inflates to more than this is a bomb
 MAX_ARCHIVE_BYTES = 64 << 30
@@ -41,12 +42,13 @@ class Damaged(Exception):
 
 
 def coding_of(magic: bytes) -> str:
-    """How a file is compressed, by its first 10 bytes; "" when it is not."""
+    """The compression of a file, by its first 10 bytes; "" if it is not compressed."""
     return "bz2" if _BZ2.match(magic) else next((n for start, n in _MAGIC if magic.startswith(start)), "")
 
 
 class Stream:
-    """A file, decompressed by what its first bytes say. `read` gives what there is before it raises `Damaged`."""
+    """A file, decompressed as its first bytes say. `read` returns the bytes before damage first, and then raises
+    `Damaged`."""
 
     def __init__(self, local: str) -> None:
         self._file = open(local, "rb")  # noqa: SIM115 - closed by close()
@@ -58,7 +60,7 @@ class Stream:
             open_as: dict[str, Any] = {"bz2": bz2.BZ2File, "xz": lzma.LZMAFile}
             self._stream = (gzip.GzipFile(fileobj=self._file) if self.coding == "gzip"
                             else open_as[self.coding](self._file) if self.coding else self._file)
-            # read1: one step of the decompressor, so that an error never takes bytes along that came before it
+            # read1: one step of the decompressor, so that an error never takes along bytes that came before it
             self._read = self._stream.read1
 
     def read(self, size: int = _BLOCK) -> bytes:
@@ -81,7 +83,7 @@ class Stream:
         return b"".join(blocks)
 
     def seek(self, offset: int) -> None:
-        """Start at a byte of a file that is not compressed."""
+        """Move to a byte of a file that is not compressed."""
         self._file.seek(offset)
 
     def close(self) -> None:
@@ -100,10 +102,10 @@ def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[
     """(offset in the inflated stream, line without its end) for each line; None for a line longer than `cap` bytes.
 
     `length` stops after that many bytes. Memory is bounded by `cap` and one block. Raises `Damaged` after the last
-    whole line before the damage; a last line that the damage cuts is not given.
+    whole line before the damage; a last line cut by the damage is not given.
     """
     at = 0                                  # offset of the line that `held` begins
-    held: list[bytes] = []                  # its blocks so far; none of them once it is too long
+    held: list[bytes] = []                  # its blocks so far; empty once it is too long
     size, left = 0, length                  # its bytes so far
     while left is None or left > 0:
         block = stream.read(_BLOCK if left is None else min(_BLOCK, left))
@@ -126,7 +128,7 @@ def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[
 
 
 def is_array(local: str) -> bool:
-    """Whether a file holds one JSON array, and not lines of which the first is one."""
+    """Whether a file holds one JSON array, and not lines the first of which is an array."""
     with Stream(local) as stream:
         try:
             begin = stream.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip()
@@ -142,9 +144,9 @@ def is_array(local: str) -> bool:
 def read_elements(stream: Stream, cap: int) -> Iterator[tuple[int, bytes]]:
     """(offset in the inflated stream, JSON) for each element of the array that a stream holds.
 
-    They are told by brackets, commas and strings, so that one that is no JSON costs nothing but itself. Memory is
-    bounded by `cap`, the longest element, and a block. Raises `Damaged` where the array does not end, or has an element
-    beyond that.
+    Elements are found by brackets, commas and strings alone, so an element that is no JSON spoils no other. Memory is
+    bounded by `cap`, the longest element, and a block. Raises `Damaged` where the array does not end, something follows
+    it, or an element is longer than `cap` bytes.
     """
     held, base, scanned, depth, ended = b"", 0, 0, 0, False      # `held` begins with the element, at byte `base`
     while block := stream.read():
@@ -165,7 +167,7 @@ def read_elements(stream: Stream, cap: int) -> Iterator[tuple[int, bytes]]:
                     if token[0] == b"," or element.strip():
                         yield base + begin, element
                     begin = scanned
-        scanned = len(held) if token is None else token.start()   # a string that the block cuts is looked at again
+        scanned = len(held) if token is None else token.start()   # a string cut by the block is scanned again
         if len(held) - begin > cap and not ended:
             raise Damaged("line_too_long", f"an element of more than {cap} bytes")
         held, base, scanned = held[begin:], base + begin, scanned - begin
@@ -177,8 +179,8 @@ def read_elements(stream: Stream, cap: int) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True)
 class Member:
-    """One file of an archive: its name, its place in the archive (an offset, for zip and tar), its bytes or what is
-    wrong with it."""
+    """One file of an archive: its name, its offset in the archive (zip and tar), and its bytes or the reason why there
+    are none."""
 
     name: str
     offset: int
@@ -193,8 +195,8 @@ def is_archive(path: str) -> bool:
 def members(local: str, path: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
     """Regular files of a zip or tar archive whose names end in one of `suffixes`, in archive order.
 
-    A member beyond `cap` bytes comes without data and with `too_large`, others as `other_type`. Raises `Damaged` where
-    the archive cannot be read any further.
+    A member of more than `cap` bytes comes without data and with the reason `too_large`, one with another ending with
+    `other_type`. Raises `Damaged` where the archive cannot be read any further.
     """
     yield from (_zip(local, suffixes, cap) if path.lower().endswith(".zip") else _tar(local, suffixes, cap))
 
@@ -203,11 +205,11 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
     try:
         archive = zipfile.ZipFile(local)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as e:
-        for error in (e, e.__context__):                    # zipfile says "not a zip file" to an I/O error too
+        for error in (e, e.__context__):                    # zipfile also says "not a zip file" for an I/O error
             if error is not None and environment(error):
                 raise error from None
         raise Damaged("corrupt_zip", str(e)) from None
-    given = 0                                           # entries may overlap: each can inflate the same bytes
+    given = 0                                           # entries may overlap and inflate the same bytes
     with archive:
         for info in archive.infolist():
             if info.is_dir():
@@ -233,7 +235,7 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
 
 
 class _Counted:
-    """A stream for tarfile that refuses to inflate without end."""
+    """A stream for tarfile that refuses to inflate more than MAX_ARCHIVE_BYTES."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.given, self.held = stream, 0, b""

@@ -1,9 +1,10 @@
 """WARC files (ISO 28500): crawls, plain or with gzip, lz4 or zstd frames, read by fastwarc.
 
-Responses become documents with their body in `raw`, transfer and content coding undone; WET conversions become
-documents with text. Everything else is counted: by type (`request`, `metadata`, `warcinfo`, `revisit`, `continuation`,
-`unknown`), `http_status` (a redirect, an error page), `not_http`, `media` (images, sounds, fonts, styles, scripts).
-What the server forbids (`X-Robots-Tag`, `TDM-Reservation`, `TDM-Policy`) is handed on in `meta.http`.
+Responses and resources become documents with their body in `raw`, transfer and content coding undone; WET conversions
+become documents with text. Everything else is counted: by type (`request`, `metadata`, `warcinfo`, `revisit`,
+`continuation`, `unknown`), `http_status` (a redirect, an error page), `not_http`, `not_web` (the crawler's own files),
+`media` (images, sounds, fonts, styles, scripts). Headers by which a server forbids uses (`X-Robots-Tag`,
+`TDM-Reservation`, `TDM-Policy`) are kept in `meta.http`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, en
 from stages.stage import StageConfig, signal
 
 GZIP, LZ4, ZSTD = b"\x1f\x8b", b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"
-#: media that hold no text; whatever else is declared goes on to the extractor, which looks at the bytes
+#: media that hold no text; all other types go to the extractor, which examines the bytes
 _MEDIA = ("image/", "audio/", "video/", "font/", "text/css", "text/javascript", "application/javascript",
           "application/x-javascript", "application/font", "application/vnd.ms-fontobject", "application/x-font")
-#: headers that go into `meta.http`, for the step `rights`, and the most characters of each
+#: headers that are kept in `meta.http`, for the step `rights`, and most characters of each
 _HANDED_ON, _LONGEST_VALUE = ("x-robots-tag", "tdm-reservation", "tdm-policy"), 4000
 #: bytes of a member that are inflated to find the length of the record's head
 _HEAD = 32 << 10
@@ -67,9 +68,9 @@ class Warc(Reader):
 
     def _stretch(self, file: BinaryIO, slice: Slice, start: int, stop: int, ordinal: int,
                  ) -> Generator[Document | BadRecord, None, tuple[int | None, int]]:
-        """Records from byte `start` on, as far as fastwarc gets. Returns where to go on (None: nowhere) and the number
-        of the next record. It ends at what is no record, and quietly at an empty gzip member; the members behind are
-        sound, and walking them one by one finds where."""
+        """Yields the records from byte `start` on, as far as fastwarc gets. Returns the offset at which to go on (None:
+        nowhere) and the number of the next record. Fastwarc stops at anything that is no record, and silently at an
+        empty gzip member. The members after it are sound, so they are walked one by one to the next record."""
         magic = _peek(file, start, 16)
         stream, offset_of = _open(_Range(file, start, stop), magic)
         gzip, offset, begun, records = isinstance(stream, GzipReader), start, False, None
@@ -88,7 +89,7 @@ class Warc(Reader):
                 after = _member_end(file, offset, stop)[0] if gzip else None
                 if after is not None and begun and start + (stream.frame_start_position() or 0) > offset \
                         and _peek(file, after, 2) == GZIP:
-                    return after, ordinal                       # the next stretch begins with what is wrong
+                    return after, ordinal                       # the next stretch begins with the faulty member
                 further = _next_record(file, after, stop) if after is not None else None
                 coding = "" if "header" in str(e).lower() else _coding(magic)
                 yield bad(f"corrupt_{coding or 'warc'}", slice, offset, ordinal, detail=str(e), fatal=further is None)
@@ -160,7 +161,8 @@ class Warc(Reader):
         return doc
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """A slice is its own bytes and the beginning of what follows; where nothing can be split, the magic says so."""
+        """A slice needs its own bytes and the beginning of what follows; for a file that cannot be split, the magic is
+        enough."""
         if slice is None:
             return [(0, BEYOND)] if _coding(read(0, 16)) in ("lz4", "zstd") else None
         return None if slice.stop is None else [(slice.start, slice.stop + BEYOND)]
@@ -169,10 +171,10 @@ class Warc(Reader):
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
         """Pieces along the gzip members (or records, if the file is not compressed).
 
-        Members are found by inflating, never by their magic: a record that carries a WARC holds false ones. A member
-        counts as a boundary while every member before it held exactly one record, which its length proves (head +
-        Content-Length + line ends = the length in the gzip trailer); from the first that does not on, the rest of the
-        file is one piece.
+        Members are found by inflating, never by their magic, since a record that contains a WARC holds false ones. A
+        member counts as a boundary while every member before it held exactly one record. The record's length proves
+        that: head + Content-Length + line ends = the length in the gzip trailer. From the first member that fails this
+        test, the rest of the file is one piece.
         """
         size = check_file(local, path)
         with open(local, "rb") as file:
@@ -198,7 +200,7 @@ class Warc(Reader):
         return pieces
 
 
-#: room for the HTTP head above the cap of the body
+#: bytes allowed for the HTTP head beyond the cap of the body
 MAX_HTTP_HEAD = 64 << 10
 
 
@@ -233,8 +235,8 @@ def _archive(stream: Any) -> ArchiveIterator:
 
 
 def _broken_input(e: BaseException) -> bool:
-    """Whether fastwarc says that the file is at fault. A panic of its Rust code comes as a BaseException; an error of
-    the operating system passes through it with its errno."""
+    """Whether an error of fastwarc is the fault of the file. A panic of its Rust code arrives as a BaseException; an
+    error of the operating system passes through with its errno."""
     return not environment(e) and (isinstance(e, (OSError, ValueError, EOFError))
                                    or type(e).__name__ == "PanicException")
 
@@ -249,7 +251,7 @@ def _coding(magic: bytes) -> str:
 
 
 def _open(stream: io.RawIOBase, magic: bytes) -> tuple[Any, Any]:
-    """What fastwarc reads, and how to learn the offset of the record it stands at: that of the frame it begins in."""
+    """(stream for fastwarc, function that gives the offset of a record: that of the frame in which it begins)."""
     coding = _coding(magic)
     if not coding:
         return stream, lambda record: record.stream_pos
@@ -258,7 +260,7 @@ def _open(stream: io.RawIOBase, magic: bytes) -> tuple[Any, Any]:
 
 
 def _head(file: BinaryIO, offset: int, size: int = _HEAD) -> bytes:
-    """First bytes of the gzip member at `offset`, inflated; empty when there is none."""
+    """First bytes of the gzip member at `offset`, inflated; empty if there is no such member."""
     engine, out = zlib.decompressobj(31), b""
     try:
         while len(out) < size and not engine.eof and (block := engine.unconsumed_tail or _peek(file, offset, 4096)):
@@ -270,7 +272,8 @@ def _head(file: BinaryIO, offset: int, size: int = _HEAD) -> bytes:
 
 
 def _record_starts(file: BinaryIO, gzip: bool) -> Iterator[tuple[int, int]]:
-    """(offset, uncompressed bytes before it) of every record that provably begins there, in order from the first."""
+    """Yields (offset, uncompressed bytes before it) for the records from the first on, as long as each provably begins
+    there."""
     file.seek(0, os.SEEK_END)
     whole = _Range(file, 0, file.tell())
     stream: Any = GzipReader(whole) if gzip else whole
@@ -302,7 +305,7 @@ def _record_starts(file: BinaryIO, gzip: bool) -> Iterator[tuple[int, int]]:
 
 
 def _member_end(file: BinaryIO, offset: int, stop: int) -> tuple[int | None, str]:
-    """(where the gzip member at `offset` ends, ""), or None and what is wrong ("": it is cut off)."""
+    """(end of the gzip member at `offset`, ""), or (None, what is wrong), "" if the member is cut off."""
     engine, at = zlib.decompressobj(31), offset
     try:
         while not engine.eof:
@@ -319,7 +322,8 @@ def _member_end(file: BinaryIO, offset: int, stop: int) -> tuple[int | None, str
 
 
 def _next_record(file: BinaryIO, at: int, stop: int) -> int | None:
-    """The first gzip member from `at` on, itself the end of one, that begins like a record; None when there is none."""
+    """Offset of the first gzip member from `at` on that begins like a record; None if there is none. `at` must be the
+    end of a member."""
     here: int | None = at
     while here is not None and here < stop:
         if _head(file, here, 5) == b"WARC/":

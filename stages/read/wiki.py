@@ -1,8 +1,9 @@
-"""MediaWiki XML dumps (pages-articles; .xml, .xml.bz2, .xml.gz, .xml.zst): one document an article.
+"""MediaWiki XML dumps (pages-articles; .xml, .xml.bz2, .xml.gz, .xml.zst): one document per article.
 
-Streaming, and safe on hostile XML: a document type or an entity ends the file (`xml_doctype`), nothing is fetched, a
-page beyond the cap is counted and skipped while it is read. Pages of other namespaces (`namespace`), redirects
-(`redirect`), other content models than wikitext (`content_model`) and pages without text (`empty`) are counted.
+Dumps are streamed, and hostile XML is harmless: a document type or an entity ends the file (`xml_doctype`), nothing is
+fetched, and a page beyond the cap is counted and skipped while it is read. Pages of other namespaces (`namespace`),
+redirects (`redirect`), other content models than wikitext (`content_model`) and pages without text (`empty`) are
+counted.
 
 Plain dumps are split between pages, and so are multistream ones (.bz2), between their streams of a hundred pages:
 https://dumps.wikimedia.org/. Other compressed dumps are read in one piece.
@@ -24,18 +25,18 @@ from stages.read.streams import Damaged, Stream
 from stages.read.wikitext import HIDDEN, hidden_in, is_redirect, plain
 from stages.stage import StageConfig, signal
 
-#: elements of a page that are read, and the longest value of the small ones
+#: elements that are read, and the longest value of all but the text
 _FIELDS = {"title", "ns", "id", "timestamp", "model", "format", "text", "base", "namespace"}
 _SMALL = 4096
 _BLOCK = 1 << 16
-#: longest piece of XML that is no text, bytes
+#: longest tag or other piece of XML that is not text, bytes
 _TAG = 1 << 20
-#: namespaces whose links do not show: media, files, categories
+#: numbers of the namespaces whose links are not shown: media, files, categories
 _HIDDEN = ("-2", "6", "14")
 
 
 class Wiki(Reader):
-    """MediaWiki XML dumps: one document an article."""
+    """MediaWiki XML dumps: one document per article."""
 
     name = "wiki"
     collection = True
@@ -77,7 +78,7 @@ class Wiki(Reader):
             yield bad(reason, slice, 0, ordinal, detail=str(e), fatal=True)
 
     def _head(self, local: str) -> _Pages:
-        """What stands before the first page: what the wiki says of itself."""
+        """A parser that has read the head of the dump, before its first page: what the wiki says of itself."""
         pages = _Pages(self.config.max_bytes)
         for block in _blocks(local, Slice("", "")):
             pages.feed(block, False)
@@ -86,12 +87,12 @@ class Wiki(Reader):
         return pages
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """A slice is its own bytes, and what stands before the first page."""
+        """A slice needs its own bytes and the head of the dump, before the first page."""
         return None if slice is None or slice.stop is None else [(0, min(size, BEYOND)), (slice.start, slice.stop)]
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Pieces between pages (of streams of .bz2: between those that begin with one). Costs one reading of the file
-        by an XML parser; a dump that this finds damaged is not split, so that reading stops where it stops."""
+        """Pieces between pages; of .bz2, between streams that begin with a page. Costs one reading of the file by an
+        XML parser. A dump that is damaged is not split, so that it is read up to the damage."""
         check_file(local, path)
         with Stream(local) as stream:
             coding = stream.coding
@@ -117,7 +118,7 @@ class Wiki(Reader):
         if "too_large" in page:
             return bad("too_large", slice, 0, ordinal, detail=f"more than {self.config.max_bytes} characters of markup")
         markup, base = page.get("text", ""), pages.base
-        if is_redirect(markup):                                 # dumps of old have no element for it
+        if is_redirect(markup):                                 # old dumps have no element for it
             return skipped("redirect", slice, 0, ordinal, detail=title)
         text = markup if self.config.markup else plain(markup, pages.hidden)
         if not text.strip():
@@ -136,7 +137,8 @@ class _Hostile(Exception):
 
 
 class _Xml:
-    """An XML parser that refuses what no dump has, and does not look at a tag without end again and again."""
+    """An XML parser that refuses doctypes and entities, which no dump has, and tags without end, which it would scan
+    again and again."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -158,7 +160,8 @@ def _refuse(*_: object) -> NoReturn:
 
 
 class _Pages(_Xml):
-    """Pages of a dump as they are parsed: dicts of the fields of `_FIELDS`, `redirect` and `too_large` as flags."""
+    """Pages of a dump as they are parsed: dicts of the fields of `_FIELDS`, with `redirect` and `too_large` as
+    flags."""
 
     def __init__(self, cap: int) -> None:
         super().__init__()
@@ -168,19 +171,19 @@ class _Pages(_Xml):
         self.path: list[str] = []
         self.held: list[str] = []
         self.size = 0
-        self.names: list[str] = []                              # of namespaces whose links do not show
+        self.names: list[str] = []                              # of namespaces whose links are not shown
         self.key, self.hidden = "", HIDDEN
-        self.told = False                                       # all that the dump says of its wiki
+        self.told = False                                       # the head of the dump has been read
         self.parser.StartElementHandler, self.parser.EndElementHandler = self._start, self._end
         self.parser.CharacterDataHandler = self._data
 
     def begin_after(self, head: _Pages) -> None:
-        """Go on behind the head of the dump, which another has read."""
+        """Continue after the head of the dump, which another parser has read."""
         self.feed(b"<mediawiki>", False)
         self.base, self.hidden = head.base, head.hidden
 
     def take(self) -> list[dict[str, str]]:
-        """The pages that are whole."""
+        """Removes and returns the complete pages."""
         done, self.done = self.done, []
         return done
 
@@ -226,7 +229,7 @@ class _Pages(_Xml):
 
 
 def _blocks(local: str, slice: Slice) -> Iterator[bytes]:
-    """The XML of a file, or of a piece that `_Cuts` made. Raises `Damaged`."""
+    """Blocks of the XML of a file, or of a piece that `_Cuts` made. Raises `Damaged`."""
     if slice.stop is None:
         with Stream(local) as stream:
             while block := stream.read(_BLOCK):
@@ -257,8 +260,8 @@ class _Cuts(_Xml):
         super().__init__()
         self.target = target
         self.depth = self.pages = 0
-        self.nested = self.told = False                         # pages where none belong; <siteinfo> has ended
-        self.starts: list[int] = []                             # offsets in the XML of pages since the last look
+        self.nested = self.told = False                         # a page stands where none belongs; <siteinfo> has ended
+        self.starts: list[int] = []                             # offsets in the XML of the pages of this block
         self.parser.StartElementHandler, self.parser.EndElementHandler = self._start, self._end
 
     def _start(self, name: str, _: object) -> None:
@@ -283,7 +286,7 @@ class _Cuts(_Xml):
                 while block:
                     if coding and inflate.eof:
                         if not cuts[1:] and not self.pages and not (self.told and done <= BEYOND):
-                            return None                         # the head is a stream of its own, and no large one
+                            return None                         # the head must be a small stream of its own
                         inflate = bz2.BZ2Decompressor()
                         if self.depth == 1 and self.pages and at - cuts[-1][1] >= self.target:
                             cuts.append((done, at, self.pages))
@@ -309,6 +312,6 @@ class _Cuts(_Xml):
         return [Split(a[0], b[0], a[2], b[2] - a[2], b[1] - a[1]) for a, b in zip(cuts, ends)]
 
 
-#: the beginning of a dump in UTF-8: what is cut out of one has no declaration
+#: the beginning of a dump in UTF-8: pieces have no XML declaration, so other encodings cannot be cut
 _UTF8 = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:mediawiki\b|\?xml\b(?:(?!encoding)[^>]){0,200}"
                    rb"(?:encoding=[\"'](?i:utf-8)[\"'][^>]{0,100})?>)")

@@ -1,7 +1,7 @@
 """MediaWiki markup → text with Markdown's headings, lists and tables, in time linear in the markup.
 
 Kept: running text, headings, lists, labels of links, formulas ($TeX$), code (fenced), tables of data (class
-`wikitable`), the text of inline templates. Gone: references, other templates and tables, files and categories,
+`wikitable`), the text of inline templates. Removed: references, other templates and tables, files and categories,
 galleries, comments, magic words. (WikiExtractor's rules, and what FineWiki keeps beyond them;
 https://www.mediawiki.org/wiki/Help:Formatting)
 """
@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable, Iterator
 
 from stages.text.kept import MARKS, Kept, cleared
 
-#: elements whose content is no running text
+#: elements that are removed with their content
 _DROPPED = ("ref", "references", "gallery", "timeline", "score", "style", "imagemap", "templatestyles", "hiero",
             "graph", "maplink", "mapframe", "categorytree", "section", "table", "inputbox", "indicator", "noinclude")
 _ELEMENT = re.compile(rf"<(/?)({'|'.join(_DROPPED)})\b([^<>]*)>", re.IGNORECASE)
 #: elements whose content is no markup
 _VERBATIM = re.compile(r"<(/?)(nowiki|math|chem|ce|syntaxhighlight|source|pre)\b([^<>]*)>", re.IGNORECASE)
 _LANGUAGE = re.compile(r"\blang\s*=\s*[\"']?([A-Za-z0-9+#-]{1,20})")
-#: the = of {{=}}, which names no argument
+#: stands for the = of {{=}}, which separates no argument name
 _EQUALS = MARKS[0]
 _TOKEN = re.compile(r"\{\{|\}\}|\[\[|\]\]|^[ :]*\{\||^ *\|\}(?!\})", re.MULTILINE)
-#: namespaces whose links do not show where they stand: English and what the large wikis call or called them; a dump
-#: names those of its own (`hidden_in`)
+#: names of namespaces whose links show nothing in the text: in English and as the large wikis call or called them; a
+#: dump names those of its own wiki (`hidden_in`)
 _HIDDEN_NAMES = (
     "file", "image", "media", "category", "datei", "bild", "kategorie", "fichier", "catégorie", "archivo", "imagen",
     "categoría", "ficheiro", "arquivo", "imagem", "categoria", "immagine", "bestand", "afbeelding", "plik", "grafika",
@@ -39,14 +39,15 @@ _HIDDEN_NAMES = (
 _OTHERS = re.compile(r"\s*(?:template|special|wikipedia|wikt|portal|help|module|draft|user|project)(?: talk)?\s*:",
                      re.IGNORECASE)
 _INTERWIKI = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]{1,8}){0,2}|simple):\S")
-#: #REDIRECT [[target]] in any language, with nothing behind it but templates and categories
+#: #REDIRECT [[target]] in any language, followed only by templates and categories
 _REDIRECT = re.compile(r"\s*#\s{0,9}[^\W\d]{2,30}\s{0,9}:?\s{0,9}\[\[[^\[\]\n]{1,300}\]\]\s*"
                        r"(?:(?:\{\{[^{}]{0,300}\}\}|\[\[[^\[\]\n]{1,300}\]\])\s*){0,20}\Z")
-#: characters of Chinese and Serbian that follow the reader: -{zh-hans:甲; zh-hant:乙}-, -{kept as it is}-
+#: language variants (Chinese, Serbian), of which each reader sees one: -{zh-hans:甲; zh-hant:乙}-, -{kept as it is}-
 _VARIANTS = re.compile(r"-\{(?:([A-Za-z+;-]{0,20})\|)?([^{}]{0,2000})\}-")
-#: one blank before the label, which may begin with more: two runs that both take blanks try every way to share them
+#: only one blank before the label, which may begin with more: two runs that both match blanks would try every way to
+#: share them
 _EXTERNAL = re.compile(r"\[(?:https?:|ftp:|mailto:|//)[^\s\[\]]{1,2048}(?:[ \t]([^\[\]\n]*))?\]")
-#: a character reference longer than any number Python reads; what it says is no character
+#: a character reference of this many digits names no character, and Python refuses to read thousands of digits
 _LONG_NUMBER = re.compile(r"&#([0-9]{20,});?")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,500}>")
 _BREAK = re.compile(r"<(?:br|p|/p|div|/div|blockquote|/blockquote|poem|/poem)\b[^<>]{0,500}>", re.IGNORECASE)
@@ -54,14 +55,14 @@ _BARE = re.compile(r"\((?:[\s,;:/]|or\b)*\)")                           # bracke
 _OPENING = re.compile(r"\(\s*(?:[,;:]\s*)+")
 _CLOSING = re.compile(r"(?:[,;][ \t]?){1,9}(?=\))")
 _COMMAS = re.compile(r",(?:[ \t]*,)+")
-_LOOSE = re.compile(r" +(?=\)|[,.](?:\s|$))|(?<=\() +")                     # blanks around templates that are gone
+_LOOSE = re.compile(r" +(?=\)|[,.](?:\s|$))|(?<=\() +")                     # blanks around removed templates
 _RAISED = re.compile(r"<(su[pb])>([^<>]{0,60})</su[pb]>", re.IGNORECASE)
 _ORDINAL = re.compile(r"(?:st|nd|rd|th|er?|o|a|[a-z]{3,})", re.IGNORECASE)
 _HIGH = str.maketrans("0123456789+-−=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿⁱ")
 _LOW = str.maketrans("0123456789+-−=()", "₀₁₂₃₄₅₆₇₈₉₊₋₋₌₍₎")
 _LIST = re.compile(r"[*#:;][*#:; ]*")
 _MAGIC = re.compile(r"__[A-Z]{3,20}__")
-#: templates whose text belongs to the sentence: which argument says it (-1: all, joined by spaces)
+#: templates whose text belongs to the sentence: which argument holds it (-1: the first two, -9: all, joined by spaces)
 _INLINE = {"lang": 2, "transl": 2, "transliteration": 2, "nowrap": 1, "nobold": 1, "small": 1, "big": 1, "abbr": 1,
            "em": 1, "strong": 1, "smallcaps": 1, "sc": 1, "visible anchor": 1, "vanchor": 1, "quote": 1,
            "blockquote": 1, "cquote": 1, "convert": -1, "cvt": -1, "val": 1, "num": 1, "formatnum": 1, "circa": -1,
@@ -75,24 +76,24 @@ _INLINE = {"lang": 2, "transl": 2, "transliteration": 2, "nowrap": 1, "nobold": 
 _MONEY = {"us$": "$", "usd": "$", "gbp": "£", "£": "£", "eur": "€", "€": "€"}
 #: words between the numbers of a conversion
 _RANGE = {"to": " to ", "-": "–", "–": "–", "and": " and ", "or": " or ", "x": " × ", "by": " by ", "×": " × "}
-#: arguments that have a name, and are what a template is for
+#: the name of a named argument
 _NAMED = re.compile(r"\s*([\w -]{1,40}?)\s*=")
 _SIGNS = {"spaced ndash": " – ", "snd": " – ", "ndash": "–", "mdash": "—", "spaced mdash": " — ", "emdash": "—",
           "nbsp": " ", "sp": " ", "space": " ", "'": "'", "-": "", "!": "|", "=": _EQUALS, "·": " · ", "dot": " · ",
           "c.": "c. ", "ad": "AD", "bc": "BC", "okina": "ʻ", "pi": "π", "thinsp": " ", "hairsp": " ", "en dash": "–",
           "em dash": "—", "snds": " – ", "times": "×", "minus": "−", "bull": " • ", "slash": "/", "pipe": "|",
           "sterling": "£", "euro": "€", "degree": "°", "prime": "′"}
-#: deeper nesting is taken as text
+#: brackets nested deeper are taken as text
 _DEPTH = 60
-#: rows, columns and characters of a table; beyond: gone
+#: most rows, columns and characters of a table; larger tables are removed
 _ROWS, _COLUMNS, _TABLE = 300, 40, 30_000
-#: a cell of nothing but attributes: its value came from a template
+#: a cell of nothing but attributes, whose value came from a template
 _ATTRIBUTES = re.compile(r"\s*+(?:[A-Za-z-]{3,20}+\s*+=\s*+(?:\"[^\"|]*+\"|[^\s\"|]++)\s*+)++")
 _SPAN = re.compile(r"\b(col|row)span\s{0,3}=\s{0,3}[\"']?([1-9][0-9]{0,3})", re.IGNORECASE)
 
 
 def hidden_in(names: Iterable[str]) -> re.Pattern[str]:
-    """What links to files and categories begin with in a wiki that calls its namespaces so."""
+    """Pattern of how links to files and categories begin in a wiki whose namespaces have these names."""
     known = sorted({*_HIDDEN_NAMES, *(name.lower() for name in names if name)}, key=lambda name: (-len(name), name))
     return re.compile(rf"\s*(?:{'|'.join(map(re.escape, known))})\s*:", re.IGNORECASE)
 
@@ -101,8 +102,8 @@ HIDDEN = hidden_in(())
 
 
 def plain(markup: str, hidden: re.Pattern[str] = HIDDEN) -> str:
-    """Text of a page with Markdown's headings, lists and tables, paragraphs separated by a blank line. `hidden` as in
-    `hidden_in`."""
+    """Text of a page with Markdown's headings, lists and tables, paragraphs separated by a blank line. `hidden` is a
+    pattern of `hidden_in`."""
     kept = Kept()
     text = _without_comments(cleared(markup))
     text = _without_elements(text, _VERBATIM, lambda name, facts, inner: _verbatim(name, facts, inner, kept))
@@ -117,7 +118,8 @@ def is_redirect(markup: str) -> bool:
 
 
 def _variant(m: re.Match[str]) -> str:
-    """The first of the ways to write something; nothing where they are only declared."""
+    """The first of several language variants, or the text that is marked as invariable; "" for a rule that shows
+    nothing."""
     flags, said = (m[1] or "").upper(), m[2]
     if any(flag in flags for flag in "HT-D") and not flags.startswith("ZH"):
         return ""
@@ -127,7 +129,7 @@ def _variant(m: re.Match[str]) -> str:
 
 
 def _inline(text: str) -> str:
-    """Without external links, emphasis, tags and entities."""
+    """The text without external links, emphasis, tags and entities; labels and contents stay."""
     text = _EXTERNAL.sub(lambda m: (m[1] or "").lstrip(" \t"), text)
     text = re.sub(r"'{2,5}", "", text)
     text = _TAG.sub("", _BREAK.sub("\n", _RAISED.sub(_raised, text)))
@@ -154,7 +156,7 @@ def _raised(m: re.Match[str]) -> str:
 
 
 def _verbatim(name: str, facts: str, inner: str, kept: Kept) -> str:
-    """What stands for an element whose content is no markup; `kept` gets the content."""
+    """The placeholder for an element whose content is no markup; `kept` stores the content."""
     said = inner if name in ("source", "syntaxhighlight") else html.unescape(_LONG_NUMBER.sub("", inner))
     if name == "math":
         mark = "$$" if "block" in facts else "$"
@@ -178,7 +180,8 @@ def _without_comments(text: str) -> str:
 
 
 def _without_elements(text: str, pattern: re.Pattern[str], instead: Callable[[str, str, str], str]) -> str:
-    """With `instead(name, attributes, content)` for the elements a pattern knows; one nobody closes loses only its tag.
+    """Replaces the elements that a pattern finds by `instead(name, attributes, content)`; an unclosed one loses only
+    its tag.
     """
     tags = list(pattern.finditer(text))
     if not tags:
@@ -205,7 +208,7 @@ def _without_elements(text: str, pattern: re.Pattern[str], instead: Callable[[st
 
 
 def _without_brackets(text: str, kept: Kept, hidden: re.Pattern[str]) -> str:
-    """Templates, tables and links resolved from the inside out, in one pass with a stack."""
+    """Resolves templates, tables and links from the inside out, in one pass with a stack."""
     stack: list[tuple[str, list[str]]] = [("", [])]
     at = 0
     for token in _TOKEN.finditer(text):
@@ -236,7 +239,7 @@ def _without_brackets(text: str, kept: Kept, hidden: re.Pattern[str]) -> str:
 
 
 def _template(inner: str) -> str:
-    """What a template says in a sentence, "" for most."""
+    """The text that a template adds to a sentence; "" for most."""
     name, *args = inner.split("|")
     name = name.strip().lower().replace("_", " ")
     if ":" in name and not name.startswith("#"):                # {{formatnum:1234}}
@@ -271,7 +274,7 @@ def _template(inner: str) -> str:
 
 
 def _link(inner: str, hidden: re.Pattern[str]) -> str:
-    """The label of a link; nothing for files and categories, unless a colon says to show them."""
+    """The label of a link; "" for files and categories, unless a colon in front makes them plain links."""
     if hidden.match(inner):
         return ""
     target, bar, label = inner.partition("|")
@@ -282,8 +285,8 @@ def _link(inner: str, hidden: re.Pattern[str]) -> str:
 
 
 def _table(inner: str, kept: Kept) -> str:
-    """A table of data as Markdown, kept for later; other tables (layout, boxes) are gone. `inner` is what stands
-    between {| and |}, its links and templates resolved."""
+    """A table of data as Markdown, stored in `kept`; other tables (layout, boxes) are removed. `inner` is the text
+    between {| and |}, with its links and templates resolved."""
     head, _, body = inner.partition("\n")
     if "wikitable" not in head or len(body) > _TABLE:
         return "\n"
@@ -309,8 +312,9 @@ def _table(inner: str, kept: Kept) -> str:
 
 
 def _spanned(rows: list[list[tuple[str, str]]]) -> Iterator[list[str]]:
-    """Rows of plain cells; one that spans rows is said in each, one that spans columns is followed by empty ones."""
-    held: dict[int, tuple[int, str]] = {}                       # column → rows to come that repeat a value
+    """Rows of plain cells. A cell that spans rows is repeated in each; one that spans columns is followed by empty
+    cells."""
+    held: dict[int, tuple[int, str]] = {}                       # column → (rows that still repeat a value, the value)
     for cells in rows:
         row: list[str] = []
 
@@ -334,11 +338,11 @@ def _spanned(rows: list[list[tuple[str, str]]]) -> Iterator[list[str]]:
 
 
 def _paragraphs(text: str) -> str:
-    """Lines trimmed, lists with Markdown's marks, one blank line between blocks; a heading with nothing below it is
-    dropped."""
+    """Trims lines, gives lists Markdown's marks, puts one blank line between blocks, and drops headings with nothing
+    below."""
     out: list[str] = []
-    counts: list[int] = []                                      # items so far of the list of each depth
-    open_headings: list[tuple[int, int]] = []                   # (level, place in out) of those with no text yet
+    counts: list[int] = []                                      # items so far at each depth of the current list
+    open_headings: list[tuple[int, int]] = []                   # (level, index in `out`) of headings with no text yet
 
     def close(level: int) -> None:
         while open_headings and open_headings[-1][0] >= level:
@@ -358,7 +362,7 @@ def _paragraphs(text: str) -> str:
         line = line[marks.end():].lstrip(" ,") if marks else line
         mark, counts = _mark(marks[0].replace(" ", "") if marks and line else "", counts)
         if line.startswith(("|", "!")) or (len(line) < 9 and line and not line.strip(" .,;:()[]-–*")):
-            line = ""                                           # what is left of a broken table, of a citation
+            line = ""                                           # the rest of a broken table or a citation
         if line:
             open_headings.clear()
             line = mark + line
@@ -369,12 +373,12 @@ def _paragraphs(text: str) -> str:
 
 
 def _mark(marks: str, counts: list[int]) -> tuple[str, list[int]]:
-    """(what stands in front of a list item in Markdown, the counts of items with this one)."""
+    """(the mark before a list item in Markdown, counts of items including this one)."""
     depth = sum(c in "*#" for c in marks)
     if not depth:
         return "", counts if marks else []                      # a line of : between items continues their list
     counts = [*counts, *[0] * depth][:depth]
-    if marks[-1] in ":;":                                       # more of the item before
+    if marks[-1] in ":;":                                       # continues the item before
         return "  " * min(depth, 8), counts
     numbered = marks.endswith("#")
     counts[-1] = counts[-1] + 1 if numbered else 0
