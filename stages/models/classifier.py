@@ -1,4 +1,4 @@
-"""A trained fastText classifier with what belongs to it: its kind, its labels, its calibration."""
+"""A trained fastText classifier with its kind, labels and calibration."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from stages.scoring.models import FastText
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: labels of two unnamed sides
+#: labels when the two sides have no names of their own
 GOOD, REST = "hq", "lq"
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a classifier says about n texts, in steps of the grid of `quality`: the probabilities of its labels
-    int64[n, labels], and the score it is for int64[n]: that of the target, or the expected grade; None where it chooses
-    among labels."""
+    """A classifier's results for n texts, in steps of the grid of `quality`. `probabilities` are those of its labels,
+    int64[n, labels]. `score` is int64[n], the probability of the target or the expected grade; None where the
+    classifier chooses among labels."""
 
     labels: list[str]
     probabilities: NDArray[np.int64]
@@ -35,7 +35,7 @@ class Scores:
         return len(self.probabilities)
 
     def values(self) -> NDArray[np.float64] | None:
-        """The score as the step `quality` writes it."""
+        """The score in the units in which the step `quality` writes it."""
         return None if self.score is None else (self.score * np.float64(Quality.grid)).round(10)
 
     def best(self) -> list[str]:
@@ -45,7 +45,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Classifier:
-    """`labels` in the order of grades, or of the alphabet; `table` is the content of its calibration file."""
+    """A fastText model with its labels, in the order of grades or of the alphabet. `table` is the content of its
+    calibration file."""
 
     model: FastText
     kind: str
@@ -54,7 +55,7 @@ class Classifier:
     table: dict[str, Any] | None = None
 
     def raw(self, texts: Sequence[str]) -> Scores:
-        """What fastText says."""
+        """Scores as fastText gives them, without calibration."""
         found = np.zeros((len(texts), len(self.labels)), np.int64)
         grades = np.zeros(len(texts), np.int64)
         place = {label: i for i, label in enumerate(self.labels)}
@@ -67,7 +68,7 @@ class Classifier:
         return self._scores(found, grades)
 
     def scores(self, texts: Sequence[str]) -> Scores:
-        """What the step `quality` says, with its calibration where there is one."""
+        """Scores as the step `quality` gives them, calibrated if there is a calibration."""
         return self.calibrated(self.raw(texts))
 
     def calibrated(self, raw: Scores) -> Scores:
@@ -88,7 +89,7 @@ class Classifier:
 
 
 def kind_of(labels: Sequence[str]) -> tuple[str, str | None]:
-    """("binary", its good label), ("grades", None) or ("labels", None)."""
+    """(kind, target) for these labels: ("binary", its good label), ("grades", None) or ("labels", None)."""
     if sorted(labels) == sorted((GOOD, REST)):
         return "binary", GOOD
     if all(grade_of(label) is not None for label in labels):

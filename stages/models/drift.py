@@ -1,10 +1,10 @@
-"""Has the data moved away from what a classifier's threshold was chosen on?
+"""Measures whether data has moved away from the data that a classifier's threshold was chosen on.
 
-A *profile* of a corpus (part of a model card) keeps how its scores, lengths and languages are distributed; `compare`
-holds other texts against it. Two numbers a distribution: the population stability index over ten bins of equal shares,
-which says how much has moved, and (for scores) the Kolmogorov-Smirnov distance, which says whether it is more than
-chance. By custom an index below 0.1 is no change and one from 0.25 on another population; a small sample has one of its
-own, about (bins - 1)(1/n + 1/m), so only what is beyond three times that counts.
+A *profile* of a corpus (part of a model card) records how its scores, lengths and languages are distributed; `compare`
+compares other texts with it. A distribution gets two numbers: the population stability index over ten bins of equal
+shares, which says how much has moved, and (for scores) the Kolmogorov-Smirnov distance, which says whether that is more
+than chance. By convention an index below 0.1 is no change, and one from 0.25 on means another population. Small samples
+have an index of about (bins - 1)(1/n + 1/m) by chance, so only an index beyond three times that counts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
     from stages.models.classifier import Scores
 
-#: stability index from which on a distribution is watched, and is another one; times its noise that it must exceed
+#: stability index from which the verdict is "watch", and from which it is "drift"; an index must also exceed this many
+#: times its noise
 WATCH, DRIFT, NOISE = 0.1, 0.25, 3.0
-#: bins of equal shares, points a distribution is kept at, languages counted on their own
+#: bins of equal shares, points at which a distribution is stored, names (languages, labels) counted separately
 _BINS, _POINTS, _LANGUAGES = 10, 256, 20
-#: documents below which nothing is said, and characters of a text whose language is looked at
+#: documents below which there is no verdict, and characters of a text used to find its language
 LEAST, _LOOKED_AT = 100, 5_000
 
 
 def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
-    """What a card keeps of a corpus: {"documents", "bytes", "scores", "lengths", "languages", "labels"}.
+    """The profile of a corpus for its card: {"documents", "bytes", "scores", "lengths", "languages", "labels"}.
 
     Distributions are {"at": points ascending, "below": share <= point, "bins": edges of ten bins, "counts"}; scores are
     in the units of the step `quality`, lengths in characters.
@@ -53,12 +54,12 @@ def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
 
 
 def compare(was: dict[str, Any], texts: Sequence[str], scores: Scores) -> dict[str, Any]:
-    """Other texts against a profile.
+    """Compare other texts with a profile.
 
     Returns:
         {"verdict": "same", "watch", "drift" or "too_few" (the worst of the parts), "documents", and for each of
-        "scores", "lengths", "languages", "labels" that both have: {"index", "noise", "verdict"}; "scores" has
-        "distance" and "critical" besides, "labels" and "languages" what grew and shrank most: [[name, was, is], …]}
+        "scores", "lengths", "languages", "labels" that both have: {"index", "noise", "verdict"}; "scores" also has
+        "distance" and "critical", "labels" and "languages" have "moved", what changed most: [[name, was, is], …]}
     """
     n, m = was["documents"], len(texts)
     out: dict[str, Any] = {"documents": m}
@@ -106,7 +107,7 @@ def _moved(was: dict[str, Any], values: NDArray[np.float64], n: int, m: int) -> 
 
 
 def _mix(was: dict[str, int], now: Counter[str]) -> dict[str, Any]:
-    """Shares of names, those beyond the commonest together."""
+    """Compares the shares of names; the names beyond the commonest count as one."""
     common = [name for name, _ in (Counter(was) + now).most_common(_LANGUAGES)]
     n, m = sum(was.values()), sum(now.values())
     a, b = [was.get(name, 0) for name in common], [now[name] for name in common]
@@ -124,7 +125,7 @@ def _judged(index: float, bins: int, n: int, m: int) -> dict[str, Any]:
 
 
 def _languages(texts: Sequence[str]) -> Counter[str] | None:
-    """Documents by language ("": none found), None where the language model is not installed."""
+    """Number of documents by language ("": none found); None where the language model is not installed."""
     path = default_lid176()
     if path is None:
         return None

@@ -1,10 +1,11 @@
-"""Labelled texts for a classifier: each once, and shared out so that no text is trained on and judged.
+"""Labelled texts for a classifier: each is kept once, and no text is both trained on and judged.
 
-Texts are known by their content: the hash of their words in lower case. The same text twice under one label counts
-once; under two labels it teaches nothing and is left out. Near-duplicates (an article and its reprint) go to the same
-side of the split: MinHash over word 5-grams proposes pairs that share one of 20 bands of 5 hashes, and pairs that agree
-in half of the 100 hashes are one cluster. A cluster's side is a pseudo-random function of the seed and its smallest
-hash, so it depends neither on the order of texts nor on the names of files, and more texts seldom move one.
+Texts are identified by their content: the hash of their words in lower case. A text that occurs twice under one label
+counts once; under two labels it teaches nothing and is left out. Near-duplicates (an article and its reprint) go to the
+same side of the split: MinHash over word 5-grams proposes pairs that share one of 20 bands of 5 hashes, and pairs that
+agree in half of the 100 hashes are one cluster. A cluster's side is a pseudo-random function of the seed and its
+smallest content hash, so it depends neither on the order of texts nor on the names of files, and adding texts seldom
+moves a cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 #: sides of the split
 SIDES = ("train", "calibrate", "test")
 _BANDS, _ROWS, _AGREE = 20, 5, 50
-#: what fastText takes for white space, and for a label or an end of line in a text
+#: characters that fastText takes for white space; words that it takes for labels; a word that ends the text for it,
+#: with everything after it
 _SPACE = " \n\r\t\v\f\0"
 _LABEL = re.compile(rf"(?<![^{_SPACE}])__label__[^{_SPACE}]*")
 _END = re.compile(rf"(?<![^{_SPACE}])</s>(?![^{_SPACE}]).*", re.DOTALL)
@@ -35,7 +37,8 @@ _END = re.compile(rf"(?<![^{_SPACE}])</s>(?![^{_SPACE}]).*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Example:
-    """A text with its label; `key` is what it says, whatever its spacing and case (32 hex characters)."""
+    """A text with its label; `key` identifies the text by its words, whatever its spacing and case (32 hex
+    characters)."""
 
     key: str
     label: str
@@ -43,21 +46,21 @@ class Example:
 
     @property
     def line(self) -> str:
-        """The text as a line of fastText's training file, which sees in it what prediction will see: a word that looks
-        like a label is passed over, and a word `</s>` ends the text."""
+        """The text as a line of fastText's training file, so that training sees what prediction will see: words that
+        look like labels are removed, and a word `</s>` ends the text."""
         return _END.sub("", _LABEL.sub("", self.text.replace("\n", " "))).replace("\r", " ")
 
 
 @dataclass
 class Examples:
-    """What was gathered, sorted by key, and what was left out."""
+    """The examples that were kept, sorted by key, and counts of those left out."""
 
     kept: list[Example]
     sides: list[str]
     repeated: int = 0                # the same text again, under the same label
     contradicted: int = 0            # texts that stood under more than one label
     surplus: Counter[str] = field(default_factory=Counter)        # beyond `most` of a label
-    clusters: int = 0                # of near-duplicates: with two texts or more
+    clusters: int = 0                # clusters of near-duplicates with two texts or more
     largest: int = 1                 # texts of the largest cluster
 
     def of(self, side: str) -> list[Example]:
@@ -69,16 +72,16 @@ def content_key(text: str) -> str:
 
 
 def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most: int | None = None) -> Examples:
-    """Examples of (label, text), at most `most` of a label, drawn by their content; `held_out` (0 … 1) of the clusters
-    go half to calibration and half to the test. The result does not depend on the order they come in: a text under two
-    labels is drawn under both, and then left out.
+    """Examples of (label, text) pairs, at most `most` per label, drawn by their content. Of the clusters, the share
+    `held_out` (0 … 1) is held out, half for calibration and half for the test. The result does not depend on the order
+    of the pairs: a text under two labels is drawn under both, and then left out.
 
-    Texts without a word are skipped. Holds `most` texts a label in memory.
+    Texts without a word are skipped. Holds up to `most` texts per label in memory.
     """
     labels: dict[str, tuple[str, ...]] = {}           # key → the labels it stands under
-    alone: dict[str, tuple[str]] = {}                 # label → itself as such
+    alone: dict[str, tuple[str]] = {}                 # label → (label,), made once
     held: dict[str, list[tuple[int, str]]] = {}       # label → heap of (-draw, key): the smallest draws stay
-    words: dict[str, dict[str, str]] = {}             # label → the texts of those, by key
+    words: dict[str, dict[str, str]] = {}             # label → its texts in the heap, by key
     repeated, surplus = 0, Counter[str]()
     for label, text in labelled:
         if not text or text.isspace():
@@ -88,7 +91,7 @@ def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most
         if known is not None and label in known:
             repeated += 1
             if key in mine:
-                mine[key] = max(mine[key], text)      # of several spellings the same one, whichever comes first
+                mine[key] = max(mine[key], text)      # one spelling of several, in whatever order they come
             continue
         labels[key] = alone.setdefault(label, (label,)) if known is None else (*known, label)
         mine[key] = text
@@ -113,7 +116,7 @@ def _side(seed: int, key: str, held_out: float) -> str:
 
 
 def sample(texts: Iterable[str], seed: int, most: int) -> list[tuple[str, str]]:
-    """(content key, text) of at most `most` texts with a word in them, drawn and sorted by their content."""
+    """(content key, text) of at most `most` texts that have a word, drawn and sorted by their content."""
     heap: list[tuple[int, str, str]] = []
     for text in texts:
         if text and not text.isspace():
@@ -127,7 +130,7 @@ def sample(texts: Iterable[str], seed: int, most: int) -> list[tuple[str, str]]:
 
 
 def near_duplicates(texts: list[str]) -> NDArray[np.int64]:
-    """int64[n]: for each text the smallest place among its cluster of near-duplicates (its own, when it has none)."""
+    """int64[n]: for each text the smallest index in its cluster of near-duplicates; its own index if it has none."""
     from stages.dedup.hashing import band_keys
     from stages.dedup.lsh import components
     from stages.dedup.minhash import MinHashSignature
@@ -137,7 +140,7 @@ def near_duplicates(texts: list[str]) -> NDArray[np.int64]:
     places, signatures, bands = [], [], []
     for place, text in enumerate(texts):
         signature = stage.signature(text)
-        if signature is not None:                     # fewer than 5 words: equal texts are one already
+        if signature is not None:                     # fewer than 5 words: equal texts were merged before
             places.append(place)
             signatures.append((signature >> np.uint64(32)).astype(np.uint32))
             bands.append(band_keys(signature, _BANDS, _ROWS))
@@ -150,7 +153,7 @@ def near_duplicates(texts: list[str]) -> NDArray[np.int64]:
         sorted_keys = keys[order, band]
         new = np.r_[True, sorted_keys[1:] != sorted_keys[:-1]]
         first = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
-        a, b = first[~new], order[~new]               # each with the first of its bucket
+        a, b = first[~new], order[~new]               # each paired with the first of its bucket
         alike = (hashes[a] == hashes[b]).sum(axis=1) >= _AGREE
         pairs.append((at[a[alike]], at[b[alike]]))
     a = np.concatenate([p[0] for p in pairs]).astype(np.uint64)

@@ -1,8 +1,8 @@
-"""How well scores tell good documents from others: ROC-AUC, average precision, calibration error, their uncertainty;
-and how far two samples of scores are apart.
+"""Measures how well scores separate good documents from others (ROC-AUC, average precision, calibration error, with
+their uncertainty), and how far two samples of scores are apart.
 
 Scores are float64[n], truths bool[n]; ties are counted as half (AUC) or as one step (average precision). Bootstraps
-draw documents with replacement from a seeded PCG64, whose stream numpy keeps.
+draw documents with replacement from a seeded PCG64, whose bit stream numpy does not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESAMPLES, INSIDE = 1000, 0.95
 
 
 class Ranking:
-    """Documents in the order of their scores, best first, measured as often as wanted with other weights.
+    """Documents in the order of their scores, best first. They can be measured repeatedly with different weights.
 
     >>> Ranking([0.9, 0.8, 0.1], [True, False, False]).auc()
     1.0
@@ -42,7 +42,8 @@ class Ranking:
             np.zeros(0, np.int64)
 
     def steps(self, weights: Floats | None = None) -> tuple[Floats, Floats]:
-        """(weight of good documents, of others) at each distinct score, best first. `weights` is in the order given."""
+        """(weight of good documents, weight of others) at each distinct score, best first. `weights` are in the order
+        of the documents as they were given."""
         w = np.ones(len(self.good)) if weights is None else np.asarray(weights, np.float64)[self.order]
         if not len(w):
             return np.zeros(0), np.zeros(0)
@@ -50,7 +51,8 @@ class Ranking:
                 np.add.reduceat(np.where(self.good, 0.0, w), self.starts))
 
     def auc(self, weights: Floats | None = None) -> float:
-        """Probability that a good document has a higher score than another one; NaN where one side is empty."""
+        """Probability that a good document has a higher score than one that is not good; NaN where one side is
+        empty."""
         good, rest = self.steps(weights)
         above = np.cumsum(good) - good / 2
         pairs = good.sum() * rest.sum()
@@ -87,9 +89,10 @@ class Ranking:
 
 def bootstrap(measures: Mapping[str, Callable[[Floats], float]], n: int, seed: int,
               resamples: int = RESAMPLES) -> dict[str, Floats]:
-    """float64[resamples] of each measure, all on the same draws: differences of two of them are paired.
+    """float64[resamples] of each measure. All measures use the same draws, so that differences between two of them are
+    paired.
 
-    A measure gets how often each of the `n` documents was drawn.
+    A measure is called with the number of times that each of the `n` documents was drawn.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     result: dict[str, list[float]] = {name: [] for name in measures}
@@ -126,7 +129,7 @@ def brier(probabilities: ArrayLike, good: ArrayLike) -> float:
 def threshold_keeping(scores: ArrayLike, share: float) -> float:
     """The lowest score t such that at most `share` of the documents have `score >= t`.
 
-    Where more documents than that have the highest score of all, there is none: the result is above every score.
+    Where more documents than that tie for the highest score, no score does: the result is above every score.
     """
     ordered = np.sort(np.asarray(scores, np.float64))[::-1]
     wanted = int(np.floor(share * len(ordered) + 1e-9))
@@ -143,20 +146,21 @@ def threshold_keeping(scores: ArrayLike, share: float) -> float:
 # -- how far two samples are apart -------------------------------------------------------------------------------------
 def stability_index(expected: Sequence[float] | Floats, found: Sequence[float] | Floats) -> float:
     """Population stability index of two histograms of counts: sum of (q - p) ln(q / p), each bin smoothed by half a
-    document. By custom below 0.1 nothing has changed, from 0.25 on it is another population (Siddiqi 2006)."""
+    document. By convention, below 0.1 nothing has changed, and from 0.25 on the population is another (Siddiqi
+    2006)."""
     p, q = np.asarray(expected, np.float64) + 0.5, np.asarray(found, np.float64) + 0.5
     p, q = p / p.sum(), q / q.sum()
     return float(((q - p) * np.log(q / p)).sum())
 
 
 def stability_noise(bins: int, n: int, m: int) -> float:
-    """What `stability_index` is about expected to be for two samples of one population: (bins - 1) (1/n + 1/m)."""
+    """About what `stability_index` gives on average for two samples of one population: (bins - 1) (1/n + 1/m)."""
     return (bins - 1) * (1 / n + 1 / m) if n and m else float("inf")
 
 
 def ks_distance(at: ArrayLike, below: ArrayLike, scores: ArrayLike) -> float:
-    """Kolmogorov-Smirnov distance of a sample from a distribution given at points: `below[i]` is the share that is
-    <= at[i]. Between the points it is not known, so the distance is a lower bound."""
+    """Kolmogorov-Smirnov distance of a sample from a distribution given at points: `below[i]` is the share that is <=
+    at[i]. Between the points the distribution is unknown, so the result is a lower bound."""
     ordered = np.sort(np.asarray(scores, np.float64))
     found = np.searchsorted(ordered, np.asarray(at, np.float64), side="right") / max(1, len(ordered))
     return float(np.abs(found - np.asarray(below, np.float64)).max(initial=0.0))

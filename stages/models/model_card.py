@@ -1,8 +1,8 @@
-"""A classifier's card: what it was made of, how well it does, and what it goes by; as JSON and as a page to read.
+"""A classifier's card, as JSON and as a page: what it was trained on, how well it does, and which words it goes by.
 
-The card holds no text of a document. What it goes by is told for single words alone (pairs of words are hashed and have
-no names), and only for words of letters that stand at least ten times in the training texts, so that it shows no
-address, number or name of one person.
+The card holds no text of a document. It shows only single words (pairs of words are hashed and have no names), and only
+words of letters that occur at least ten times in the training texts, so that it shows no address, number or name of one
+person.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from stages.scoring.models import FastText
 
 FORMAT = "tokenmill-classifier-card/1"
-#: words shown for a label, and times one must stand in the training texts to be shown
+#: words shown for a label, and times a word must occur in the training texts to be shown
 SHOWN, SEEN = 25, 10
 
 
@@ -25,7 +25,7 @@ def read(path: str | Path) -> dict[str, Any]:
     """The card of a model.
 
     Raises:
-        ValueError: the file is no card; says what to do.
+        ValueError: the file is no card; the message says what to do.
     """
     try:
         card = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -37,10 +37,10 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
-    """For each label the words that speak for it most: [word, how much, times seen], the strongest first.
+    """For each label the words that speak most for it: [word, strength, times seen], the strongest first.
 
-    How much: what one occurrence adds to the logit of the label, less the mean of the others, times ln(1 + times seen),
-    for a word seen twice is known by heart and says little about others.
+    The strength is what one occurrence adds to the logit of the label, less the mean of the others, times ln(1 + times
+    seen): a word seen only twice is learned by heart and says little about other texts.
     """
     words, counts, vectors, outputs, order = model.matrices()
     at = [i for i, (word, n) in enumerate(zip(words, counts)) if n >= SEEN and word.isalpha()]

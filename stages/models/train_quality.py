@@ -1,8 +1,8 @@
-"""Train a fastText classifier, calibrate it, judge it on texts it has not seen, and write down what it is.
+"""Trains a fastText classifier, calibrates it, judges it on texts it has not seen, and writes its card.
 
 `train` leaves four files: the model, `.calibration.json` (`stages.scoring.calibration`), `.card.json` and `.card.md`
-(`stages.models.model_card`). Everything is a function of texts, labels, settings and seed: equal ones give equal files
-on one kind of CPU, in whatever order the texts come.
+(`stages.models.model_card`). Everything is a function of texts, labels, settings and seed: equal inputs give equal
+files on one kind of CPU, in whatever order the texts come.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from stages.stage import file_sha256, library_versions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: labels a classifier may have, and bytes of one
+#: most labels of a classifier, and most bytes of one
 MOST_LABELS, LONGEST_LABEL = 1000, 100
-#: texts of a reference corpus that are looked at: the share they keep is known to 0.3 % of all (95 %)
+#: most texts of a reference corpus that are scored: the share that a threshold keeps is then known to 0.3 % (95 %)
 MOST_REFERENCE = 50_000
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of fastText's training (Joulin et al. 2016). A model takes about `dim` * 4 bytes for each bucket and word."""
+    """Settings of fastText's training (Joulin et al. 2016). A model takes about `dim` * 4 bytes for each bucket and
+    word."""
 
     dim: int = 32
     epochs: int = 5
@@ -56,13 +57,13 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
           settings: Settings | None = None, held_out: float = 0.2, most: int | None = None,
           reference: Iterable[str] | None = None, keep: float = 0.1, data: Sequence[dict[str, Any]] = (),
           intended_use: str = "", license: str = "") -> dict[str, Any]:
-    """Train on (label, text) pairs and write the model to `out`, its other files beside it; returns the card.
+    """Train on (label, text) pairs, and write the model to `out` and its other files beside it. Returns the card.
 
     Two labels `hq` and `lq`, or two numbers, make a binary classifier for `hq` or the greater one; three numbers or
     more make grades, whose score is the expected grade; anything else is a choice of labels. `held_out` of the texts
-    are kept from training, half of them to calibrate and half to judge. With texts of a `reference` corpus the card
-    says which threshold keeps its best `keep`, by those that were not trained on. `data`, `intended_use` and `license`
-    go into the card as they are.
+    are kept from training, half of them to calibrate and half to judge. With a `reference` corpus, the card gives the
+    threshold that keeps the best share `keep` of its texts, measured on those that were not trained on. `data`,
+    `intended_use` and `license` go into the card as they are.
 
     Raises:
         ValueError: fewer than two labels, or fewer than two texts of one to train on; labels fastText cannot have.
@@ -102,8 +103,8 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
             if scores.score is not None and texts:
                 card["threshold"] = counts | _threshold(texts, scores.score, keep)
             profiles["reference"] = drift.profile(texts, scores)
-        # the model comes last: who is stopped before it leaves no model without its table, and a table of another model
-        # is refused
+        # the model is written last: an interruption before it leaves no model without its table, and a table of another
+        # model is refused
         if found.table is not None:
             _write(beside(out, "calibration.json"), json.dumps(found.table, separators=(",", ":")) + "\n")
         _write(beside(out, "card.md"), model_card.markdown(card))
@@ -129,7 +130,7 @@ def _labels(examples: Examples) -> list[str]:
 
 
 def _account(examples: Examples, parts: dict[str, list[Example]]) -> dict[str, Any]:
-    """What became of the texts, and a hash over all that were used, by content."""
+    """Counts of the texts used and left out, and a hash over the content of all that were used."""
     h = hashlib.sha256()
     for e in examples.kept:
         h.update(f"{e.key} {e.label}\n".encode())
@@ -143,7 +144,7 @@ def _fit(part: list[Example], settings: Settings, seed: int, model: Path) -> Non
     """Run fastText's training in a process of its own, whose allocator hands out zeroed memory.
 
     With one thread fastText initialises the first tenth of its matrix only (DenseMatrix::uniform fills 10 blocks, one
-    a thread) and leaves the rest as the allocator gave it: recycled memory there makes training random, up to NaN.
+    per thread) and leaves the rest as the allocator gave it: recycled memory there makes training random, up to NaN.
     glibc fills what it allocates with the complement of MALLOC_PERTURB_.
     """
     lines = model.with_suffix(".txt")
@@ -163,7 +164,7 @@ def _fit(part: list[Example], settings: Settings, seed: int, model: Path) -> Non
 
 
 def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Classifier:
-    """The classifier with its calibration, without where there is too little to fit one for every label."""
+    """The classifier with its calibration, or without one where the texts are too few to fit one for every label."""
     said = classifier.raw([e.text for e in part])
     one = round(1 / Quality.grid)
     tables: dict[str, Any] = {}
@@ -187,8 +188,8 @@ def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Cla
 
 
 def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, Any]:
-    """How well texts with labels are told apart, question by question: the target's, each grade's (at least this one?),
-    or each label's."""
+    """How well labelled texts are told apart, question by question: for the target, for each grade ("at least this
+    one?"), or for each label."""
     raw = classifier.raw([e.text for e in part])
     scores, truth = classifier.calibrated(raw), [e.label for e in part]
     questions: list[tuple[str, Any, Any, NDArray[np.bool_]]] = []
@@ -231,8 +232,9 @@ def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | Non
 
 
 def _unseen(drawn: list[tuple[str, str]], trained: set[str]) -> tuple[list[str], dict[str, int]]:
-    """Texts of the reference corpus that were not trained on, for the model is surer of those that were than of any
-    other: their threshold would keep another share of what is to come. All texts where too few are left."""
+    """Texts of the reference corpus that were not trained on, and counts for the card. The model is surer of texts it
+    was trained on, so a threshold chosen by them would keep another share of new texts. If too few are left, all texts
+    are returned."""
     unseen = [text for key, text in drawn if key not in trained]
     if len(unseen) < drift.LEAST:
         return [text for _, text in drawn], {"left_out": 0, "trained_on": len(drawn) - len(unseen)}
@@ -240,7 +242,8 @@ def _unseen(drawn: list[tuple[str, str]], trained: set[str]) -> tuple[list[str],
 
 
 def _threshold(texts: list[str], scores: NDArray[np.int64], keep: float) -> dict[str, Any]:
-    """The threshold that keeps the best `keep` of a reference corpus, by documents, and what it keeps in fact."""
+    """The threshold that keeps the best share `keep` of a reference corpus, by documents, and the share it really
+    keeps."""
     least = measure.threshold_keeping(scores, keep)
     kept = scores >= least
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts], np.float64)

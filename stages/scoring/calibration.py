@@ -1,8 +1,8 @@
-"""From a classifier's score to a probability: fitted once on held-out documents, applied as a table of integers.
+"""Turns a classifier's scores into probabilities: fitted once on held-out documents, applied as a table of integers.
 
-fastText is sure of itself: what it gives 0.999 may be good in two of three cases. A calibration is a monotone,
-piecewise linear map between scores on the grid of the stage (integers 0 … 10⁶ for 0 … 1), so that applying it is
-integer arithmetic, equal on every machine. It never changes the order of two documents, except that neighbours may tie.
+fastText is overconfident: of the documents to which it gives 0.999, perhaps two in three are good. A calibration is a
+monotone, piecewise linear map between scores on the grid of the stage (integers 0 … 10⁶ for 0 … 1), so that applying it
+is integer arithmetic, equal on every machine. It never reverses the order of two documents, but neighbours may tie.
 
 Two ways to fit it: *isotonic* regression (pool adjacent violators; the centres of the blocks joined by lines, Oron and
 Flournoy 2017) where there are enough documents, else *Platt*'s sigmoid on the log-odds with his smoothed targets (Platt
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 FORMAT = "tokenmill-calibration/1"
-#: documents from which on isotonic regression is trusted, and below which nothing is
+#: fewest documents for isotonic regression, and fewest for any calibration
 ISOTONIC_FROM, LEAST = 1000, 40
 _PLATT_POINTS = 257
 
@@ -35,7 +35,7 @@ Knots = list[list[int]]
 
 
 class CalibrationError(ValueError):
-    """A calibration file that is none, or is another model's; the message says which and what to do."""
+    """A file that is no calibration, or one of another model; the message says which and what to do."""
 
     permanent = True
 
@@ -61,10 +61,10 @@ class Table:
 
 
 def fit(scores: ArrayLike, truths: ArrayLike, low: int, high: int, graded: bool = False) -> tuple[str, Knots] | None:
-    """(method, knots) for scores int64[n] and truths float64[n], both on the grid and in low … high; None: too few
-    documents, or all of one kind.
+    """(method, knots) for scores int64[n] and truths float64[n], both on the grid and in low … high. None if there are
+    too few documents, or if all scores or all truths are equal.
 
-    Truths of a label are `low` or `high`; those of grades anything between, which isotonic regression alone can do.
+    Truths of a label are `low` or `high`. Truths of grades may lie between, which only isotonic regression can fit.
     """
     x, y = np.asarray(scores, np.int64), np.asarray(truths, np.float64)
     if len(x) < LEAST or len(np.unique(y)) < 2 or len(np.unique(x)) < 2:
@@ -87,7 +87,7 @@ def _isotonic(x: NDArray[np.int64], y: NDArray[np.float64], low: int, high: int)
     # nothing is certain: half a document of doubt at either end
     doubt = (high - low) / (2 * len(x))
     knots = [[round(b[1] / b[0]), round(min(max(b[2] / b[0], low + doubt), high - doubt))] for b in blocks]
-    # beyond the outer blocks the map goes on rising, half-way to the end: the order of documents there is kept
+    # beyond the outer blocks the map goes on rising, half-way to the end, so that documents there keep their order
     if knots[0][0] > low:
         knots.insert(0, [low, (low + knots[0][1]) // 2])
     if knots[-1][0] < high:
@@ -119,7 +119,7 @@ def _platt(x: NDArray[np.int64], good: NDArray[np.bool_], top: int) -> Knots:
         before, now = now, loss(a, b)
         if before - now < 1e-9:
             break
-    a = max(a, 1e-3)             # a score that tells nothing, or the wrong way: nearly flat, and still in its order
+    a = max(a, 1e-3)             # a score that tells nothing or points the wrong way: nearly flat, but in its order
     ends = _log_odds(np.array([0, top]), top)
     points = np.linspace(ends[0], ends[1], _PLATT_POINTS)
     at = np.round(top / (1 + np.exp(-points))).astype(np.int64)
@@ -134,7 +134,7 @@ def _log_odds(x: NDArray[np.int64], top: int) -> NDArray[np.float64]:
 
 
 def _ascending(knots: Knots) -> Knots:
-    """The knots without those at an equal score, and never descending."""
+    """The knots with one per score, never descending."""
     out: Knots = []
     for x, y in knots:
         if out and x <= out[-1][0]:
@@ -148,8 +148,8 @@ def read(path: str | Path, model_sha256: str | None = None) -> dict[str, Any]:
     """The file as a dict, its knots checked.
 
     Raises:
-        CalibrationError: no such format, knots that do not ascend, or it was made for a model other than
-            `model_sha256` (None: not asked).
+        CalibrationError: not this format, knots that do not ascend, or made for a model other than `model_sha256`
+            (None: not checked).
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""fastText models: where they are found, and how they are asked.
+"""fastText models: where they are stored, and how they predict.
 
 The language model lid.176.ftz (917 kB, https://fasttext.cc/docs/en/language-identification.html, CC-BY-SA 3.0) is
-looked for in the folder TOKENMILL_MODELS, else in ~/.cache/tokenmill; `tokenmill fetch lid176` puts it there.
+searched for in the folder TOKENMILL_MODELS, then in ~/.cache/tokenmill; `tokenmill fetch lid176` puts it there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def lid176() -> Path:
     """Path of the language model.
 
     Raises:
-        MissingModel: it is in none of the places; says where it was looked for and how to get it.
+        MissingModel: it is not there; the message says where it was searched for and how to get it.
     """
     found = default_lid176()
     if found is not None:
@@ -44,7 +44,7 @@ def lid176() -> Path:
 
 
 def default_lid176() -> Path | None:
-    """Path of the language model, None where it is not installed."""
+    """Path of the language model; None where it is not installed."""
     return next((folder / LID176 for folder in folders() if (folder / LID176).is_file()), None)
 
 
@@ -54,7 +54,7 @@ def folders() -> list[Path]:
 
 
 def labels_of(path: str | Path | None) -> frozenset[str] | None:
-    """Labels of a fastText model, for checking settings before anything runs; None when it is not installed, is no
+    """Labels of a fastText model, for checking settings before anything runs; None when the file is missing, is no
     model, or has more than `LOOKED_INTO` bytes, which take seconds to load."""
     try:
         info = os.stat(path or "")
@@ -70,7 +70,8 @@ def _labels(path: str, *_file: int) -> frozenset[str]:
 
 
 def load(path: str | Path) -> WordSums | FastText:
-    """A fastText classifier that is asked for the most probable label: by `WordSums`, else by the library."""
+    """A fastText classifier for the most probable label alone: `WordSums`, or the library's where `WordSums` cannot
+    read it."""
     from stages.scoring.word_sums import UnknownFormat, WordSums
 
     try:

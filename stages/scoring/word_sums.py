@@ -1,20 +1,20 @@
-"""A fastText classifier that remembers what each word adds.
+"""A fastText classifier that remembers what each word contributes.
 
 fastText's answer depends on the mean over the vectors of all words of a text and of the character n-grams inside each
-word. The n-grams of a word are always the same, so their sum is kept for every word that was seen: a text then costs
-one look-up and one addition a word, where the library hashes and looks up some thirty n-grams. Words are few and come
-again (Zipf); what is not known yet is computed from the model's own matrix.
+word. The n-grams of a word are always the same, so their sum is kept for every word that was seen. A text then costs
+one look-up and one addition per word, where the library hashes and looks up some thirty n-grams. Few words make up most
+of a text (Zipf); the sum of a new word is computed from the model's own matrix.
 
-The answers are the library's up to the order of additions: it adds n-gram by n-gram in float32, here a word's n-grams
-are added first, in float64. That makes 1e-6 of the probability, 1e-5 where thousands of n-grams are the same. A word's
-sum is the same whether it was kept or not, so answers do not depend on what was seen before.
+The predictions are the library's up to the order of additions: it adds n-gram by n-gram in float32, while a word's
+n-grams are added first here, in float64. That changes a probability by 1e-6, or 1e-5 where thousands of n-grams are
+equal. A word's sum is the same whether it was kept or not, so predictions do not depend on earlier texts.
 
-Read are models of the library's file version 12 that are supervised, without word n-grams, with the loss `softmax` or
+It reads models of the library's file version 12 that are supervised, without word n-grams, with the loss `softmax` or
 `hs`, quantised or not: lid.176.ftz and .bin, GlotLID, OpenLID. The matrix of a model that is not quantised stays in the
 file and is mapped, so that workers share it. Source of the format: fastText 0.9.2 (`fasttext.cc`, `dictionary.cc`,
-`productquantizer.cc`). Words are told apart by 64 bits of hash: among a million, two are taken for one with a
-probability of 3e-8. The hash is seeded anew in each model that is loaded, so that an attacker cannot write words which
-are taken for others, or which all meet in one place; no result depends on it.
+`productquantizer.cc`). Words are identified by 64 bits of hash: among a million, two collide with a probability of
+3e-8. The hash is seeded anew for each model that is loaded, so that an attacker cannot write words that collide, or
+that all fall into one slot; no result depends on the seed.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from stages.text.compiled import njit
 
 _MAGIC, _VERSION, _SUPERVISED, _HS, _SOFTMAX = 793712314, 12, 3, 1, 3
 _EOS, _LABEL = b"</s>", b"__label__"
-#: bytes of the sums that are kept, and words at most; when they are full all are forgotten
+#: bytes of the sums that are kept, and most words; when they are full, all are dropped
 KEPT, WORDS = 128 << 20, 1 << 18
 
 
 class UnknownFormat(ValueError):
-    """A model this module cannot read; the library can."""
+    """A model that this module cannot read; the library may be able to."""
 
     permanent = True
 
 
 class WordSums:
-    """A fastText classifier, asked as `stages.scoring.models.FastText` is. Threads may share one.
+    """A fastText classifier with the interface of `stages.scoring.models.FastText`. Threads may share one.
 
     Raises:
         UnknownFormat: a model of another version, loss or kind.
@@ -62,7 +62,8 @@ class WordSums:
             raise UnknownFormat(f"{path}: no fastText model, or one cut short ({e})") from e
         dim = self._rows.shape[1]
         most = max(min(kept // (4 * dim), WORDS), 1)
-        #: sums of words, how many rows each is of; their hashes and places (`_find`), and how many there are
+        #: sums of words, and how many rows each is the sum of; their hashes and indices (`_find`), and how many are
+        #: kept
         self._kept = (np.zeros((most, dim), np.float32), np.zeros(most, np.int64), *_table(most), np.zeros(1, np.int64))
         self._lock = threading.Lock()
 
@@ -105,9 +106,9 @@ class WordSums:
         #: hash of a word of the vocabulary → its row
         self._vocabulary = _table(words)
         _enter(np.frombuffer(b" ".join(known), np.uint8), self._seed, *self._vocabulary)
-        #: shortest and longest n-gram (characters), their buckets, and the row of the first of them
+        #: shortest and longest n-gram (characters), number of their buckets, and the row of the first bucket
         self._grams = (shortest, longest, bucket, words)
-        #: bucket → row of n-grams, -1 for those that were pruned; empty: nothing was
+        #: bucket → row of its n-grams, -1 for pruned ones; empty if nothing was pruned
         self._places = np.empty(0, np.int32)
         if pruned >= 0:
             self._places = np.full(bucket, -1, np.int32)
@@ -120,13 +121,13 @@ class WordSums:
         grams = 0 if longest <= 0 else bucket if pruned < 0 else 1 + self._places.max(initial=-1)
         if words + grams > len(self._rows) or (longest > 0 and bucket < 1):
             raise UnknownFormat(f"{path}: {len(self._rows):,} rows for {words:,} words and {grams:,} n-grams")
-        if self._rows.shape[1] != dim or self._out.shape != (labels, dim):    # hs has a row of no node, the last
+        if self._rows.shape[1] != dim or self._out.shape != (labels, dim):    # hs leaves the last row unused
             raise UnknownFormat(f"{path}: matrices of {self._rows.shape} and {self._out.shape}")
         self._tree = _tree(counts) if loss == _HS else np.empty((0, 2), np.int32)
 
 
 def _matrix(data: mmap.mmap, at: int, path: str | Path) -> tuple[np.ndarray, int]:
-    """(the matrix at a place of the file, float32 (rows, dim); the place behind it)."""
+    """(the matrix at an offset of the file, float32 (rows, dim); the offset after it)."""
     if not data[at]:
         rows, dim = struct.unpack_from("<2q", data, at + 1)
         return np.memmap(path, np.float32, "r", at + 17, (rows, dim)), at + 17 + 4 * rows * dim
@@ -144,7 +145,8 @@ def _matrix(data: mmap.mmap, at: int, path: str | Path) -> tuple[np.ndarray, int
 
 
 def _centroids(data: mmap.mmap, at: int, codes: np.ndarray) -> tuple[np.ndarray, int]:
-    """What the codes of a product quantizer, uint8 (rows, parts), stand for, float32 (rows, dim); the place behind."""
+    """(vectors that the codes of a product quantizer, uint8 (rows, parts), stand for, float32 (rows, dim); the offset
+    after it)."""
     dim, parts, width, last = struct.unpack_from("<4i", data, at)
     end = at + 16 + 4 * dim * 256
     values = np.frombuffer(data[at + 16:end], np.float32)
@@ -156,8 +158,8 @@ def _centroids(data: mmap.mmap, at: int, codes: np.ndarray) -> tuple[np.ndarray,
 
 
 def _tree(counts: list[int]) -> np.ndarray:
-    """Huffman's tree over labels (hierarchical softmax), int32 (labels - 1, 2): the two children of each inner node,
-    those below `labels` being labels, others inner nodes; the last one is the root."""
+    """Huffman's tree over labels (hierarchical softmax), int32 (labels - 1, 2): the two children of each inner node.
+    Numbers below `labels` are labels, others inner nodes; the last row is the root."""
     size = len(counts)
     weight = [*counts, *[10**15] * (size - 1)]
     tree = np.empty((size - 1, 2), np.int32)
@@ -173,7 +175,8 @@ def _tree(counts: list[int]) -> np.ndarray:
 
 
 def _table(entries: int) -> tuple[np.ndarray, np.ndarray]:
-    """An empty table for so many words: hashes, uint64, 0 where there is none, and what they stand for, int32."""
+    """An empty table with room for `entries` words: their hashes, uint64, 0 where a slot is free, and their values,
+    int32."""
     size = 1 << max(2 * entries, 2).bit_length()
     return np.zeros(size, np.uint64), np.zeros(size, np.int32)
 
@@ -190,7 +193,7 @@ def _hash(data: Any, begin: int, end: int, seed: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _find(hashes: Any, h: Any) -> np.int64:
-    """Where a hash is in a table, or would be."""
+    """Slot of a hash in a table, or the free slot where it belongs."""
     mask = len(hashes) - 1
     i = np.int64(h & np.uint64(mask))
     while hashes[i] != np.uint64(0) and hashes[i] != h:
@@ -200,7 +203,7 @@ def _find(hashes: Any, h: Any) -> np.int64:
 
 @njit(cache=True, nogil=True)
 def _enter(words: Any, seed: int, hashes: Any, values: Any) -> None:
-    """Enters words, which blanks part, into a table by their number."""
+    """Enter words, which are separated by blanks, into a table with their numbers as values."""
     begin = number = 0
     for i in range(len(words) + 1):
         if i == len(words) or words[i] == 32:
@@ -214,7 +217,8 @@ def _enter(words: Any, seed: int, hashes: Any, values: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, rows: Any, total: Any) -> int:
-    """Adds up the row of a word, if it has one, and those of its n-grams, with < before and > behind; their number."""
+    """Add up the row of a word, if it has one, and the rows of its n-grams, with < before and > after it. Returns the
+    number of rows."""
     shortest, longest, bucket, first = grams
     total[:] = 0.0
     count = 0
@@ -230,7 +234,7 @@ def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, row
         while j <= end and n <= longest:
             while True:                                     # one character
                 c = np.uint32(60 if j < begin else 62 if j == end else data[j])
-                if c >= 128:                                # the library's char has a sign
+                if c >= 128:                                # the library's char is signed
                     c |= np.uint32(0xFFFFFF00)
                 h = np.uint32((h ^ c) * np.uint32(16777619))
                 j += 1
@@ -253,7 +257,7 @@ def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, row
 
 @njit(cache=True, nogil=True)
 def _starts(data: Any, begin: int, end: int, word: Any) -> bool:
-    """Whether what stands from `begin` to `end` begins with `word`."""
+    """Whether the bytes from `begin` to `end` start with `word`."""
     same = 0
     while same < len(word) and begin + same < end and data[begin + same] == word[same]:
         same += 1
@@ -262,7 +266,7 @@ def _starts(data: Any, begin: int, end: int, word: Any) -> bool:
 
 @njit(cache=True, nogil=True)
 def _mean(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: Any, rows: Any, hidden: Any) -> int:
-    """Adds up all words of a text that ends with a line break; the number of rows they are of."""
+    """Add up all words of a text that ends with a line break. Returns the number of rows added."""
     sums, counts, hashes, at, used = kept
     total = np.zeros(rows.shape[1])
     single = np.zeros(rows.shape[1], np.float32)
@@ -286,7 +290,7 @@ def _mean(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: 
                     return number + _end(seed, vocabulary, rows, hidden)   # the library reads no further
                 count = 0
                 total[:] = 0.0
-                if row >= 0 or not _starts(data, begin, i, _LABEL):     # what looks like a label is one to the library
+                if row >= 0 or not _starts(data, begin, i, _LABEL):     # the library takes it for a label
                     count = _sum(data, begin, i, row, grams, places, rows, total)
                 for d in range(len(hidden)):
                     single[d] = total[d]
@@ -305,7 +309,7 @@ def _mean(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: 
 
 @njit(cache=True, nogil=True)
 def _end(seed: int, vocabulary: Any, rows: Any, hidden: Any) -> int:
-    """Adds the end of a line, which is a word without n-grams."""
+    """Add the end of a line, which is a word without n-grams. Returns the number of rows added."""
     h = _hash(_EOS, 0, len(_EOS), seed)
     known = _find(vocabulary[0], h)
     if vocabulary[0][known] != h:
@@ -319,7 +323,7 @@ def _end(seed: int, vocabulary: Any, rows: Any, hidden: Any) -> int:
 def _ask(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: Any, rows: Any, out: Any,
          tree: Any) -> tuple[int, float]:
     """(number of the most probable label, its probability) of a text; -1 when no word of it is known."""
-    if kept[4][0] == len(kept[0]):                          # full: begin anew
+    if kept[4][0] == len(kept[0]):                          # full: start again
         kept[2][:] = np.uint64(0)
         kept[4][0] = 0
     hidden = np.zeros(rows.shape[1])
@@ -331,7 +335,7 @@ def _ask(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: A
     labels = len(out)
     score = np.zeros(labels + inner)
     if inner:
-        for i in range(inner - 1, -1, -1):                  # the library adds 1e-5 to what it takes logarithms of
+        for i in range(inner - 1, -1, -1):                  # the library adds 1e-5 before it takes a logarithm
             f = 0.0
             for d in range(len(hidden)):
                 f += hidden[d] * out[i, d]

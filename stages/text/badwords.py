@@ -1,22 +1,24 @@
-"""How often words of a list stand in a text, with the care that languages need.
+"""Counts how often the words of a list stand in a text, with the care that each language needs.
 
-What counts as the same: both sides are brought to NFKC and lower case (Turkish keeps its two i apart), soft hyphens and
-what has no width are left out; Arabic script loses its vowel signs and stretched lines, and its letters that are typed
-for one another become one; ё is е. Then, by language:
+Texts and entries are compared in NFKC and lower case (Turkish keeps its two i apart), without soft hyphens and
+characters of no width. Arabic script loses its vowel signs and elongations, and letters that are typed for one another
+become one; Russian ё becomes е. What is then found depends on the language:
 
-- Most: whole words. A word is a run of letters, marks and digits, so `don't` and `l'un` are two; an entry of several
-  words matches with blanks, a hyphen or an apostrophe between them. Inflected forms count only where the list names
-  them: it does so for much of Hungarian and Turkish, hardly for Polish, Czech or Finnish. Stems are not searched for
-  inside words: `am` would be found in every Turkish `ama` (but).
-- Arabic: articles, prepositions and conjunctions written as one with the word come off, where three letters are left.
-- Korean: particles come off the end of a word; an entry that begins another word (자위대, an army) is none.
-- Chinese, Japanese: anywhere, but no single ideograph, nor two hiragana: 性 stands in every text about quality. What is
-  of katakana only as a whole run of it: セックス is in エセックス (Essex). Latin letters as whole words.
-- Thai: anywhere, but entries of one syllable only where a blank is on either side, for they begin others (ห่าง, far;
-  สัดส่วน, proportion; กูเกิล, Google); nothing before a vowel or mark that would make it another syllable.
+- Most languages: whole words. A word is a run of letters, marks and digits, so `don't` and `l'un` are two; an entry of
+  several words matches with blanks, a hyphen or an apostrophe between them. Inflected forms count only where the list
+  names them: it does so for much of Hungarian and Turkish, hardly for Polish, Czech or Finnish. Stems are not searched
+  for inside words: `am` would be found in every Turkish `ama` (but).
+- Arabic: articles, prepositions and conjunctions joined to a word are removed if at least three letters remain.
+- Korean: particles are removed from the end of a word; an entry inside a longer word (자위대, an army) does not count.
+- Chinese, Japanese: anywhere in the text, except single ideographs and up to two hiragana: 性 stands in every text
+  about quality. Entries in katakana match only a whole run of it: セックス is in エセックス (Essex). Latin letters
+  match as whole words.
+- Thai: anywhere in the text. Entries of one syllable match only with no Thai letter on either side, for they begin
+  other words (ห่าง, far; สัดส่วน, proportion; กูเกิล, Google); longer ones not before a vowel or mark that would make
+  the last syllable another.
 - Hindi: the list (LDNOOBW's) is written in Latin letters, so it finds nothing in Devanagari.
 
-`EVERYDAY` names entries of LDNOOBW that mostly mean something else, in the manner of C4, whose own are among them.
+`EVERYDAY` lists entries of LDNOOBW that mostly mean something else, as C4 does; C4's own are among them.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import regex
 from stages.text.language_codes import short
 from stages.text.wordlists import ANY
 
-#: entries of LDNOOBW left out, for they mostly mean something else (C4, arXiv 1910.10683: ja sm, グロ, 女の子; zh 性)
+#: entries of LDNOOBW left out, since they mostly mean something else (C4, arXiv 1910.10683: ja sm, グロ, 女の子; zh 性)
 EVERYDAY: dict[str, tuple[str, ...]] = {
     "ja": ("sm", "グロ", "女の子", "xx", "支配", "人種", "嫌い", "誘惑", "挿入", "噴出", "両性", "フック", "ラバー",
            "ローター", "スリット", "エスコート", "ファンタジー", "いたずら", "殺人事件", "カント", "ディック",
@@ -40,9 +42,9 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "zh": ("性", "成人", "激情", "刚度", "靠背", "祖宗", "老二", "九游", "私服", "13点", "十三点"),
     "ko": ("보지", "자지", "미친", "고자", "유모", "노모", "망가"),
 }
-#: languages that a list of a near relative serves, or that go by another name there
+#: languages that use the list of a near relative, or whose list goes by another code
 _SAME = {"nn": "no", "prs": "fa", "tl": "fil", "wuu": "zh", "yue": "zh"}
-#: letters of a word, where words are not set apart: what a list's entry is measured against
+#: letters that count as one word in languages without spaces between words
 LETTERS_A_WORD = {"ja": 2, "zh": 2, "th": 4}
 _ARABIC = frozenset(("ar", "fa"))
 
@@ -62,24 +64,24 @@ _HIRAGANA = re.compile(r"[ぁ-ゖ]+")
 _UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
                        r"\u3100-\u312f]")
 _THAI = re.compile(r"[\u0e00-\u0e7f]")
-#: characters that go on with the syllable before them
+#: characters that continue the syllable before them
 _THAI_GOES_ON = frozenset("ะาำๅ")
 #: Thai entries below this many characters are one syllable
 _SYLLABLE = 4
-#: what may stand between the words of an entry, whichever of it the entry has
+#: separators between the words of an entry; each of them matches any other
 _LOOSE = re.compile(r"[\s'’ʼ`‐‑-]+")
-#: and how much of it
+#: most characters between two words of an entry
 _GAP = 3
 
 
 def language_of(code: str) -> str:
-    """The lists' code of a language: `en` of en-US, eng, eng_Latn."""
+    """The code that lists use for a language: `en` for en-US, eng, eng_Latn."""
     primary = short(code.replace("_", "-").partition("-")[0].lower())
     return _SAME.get(primary, primary)
 
 
 def normal(text: str, language: str) -> str:
-    """`text` as it is compared."""
+    """`text` in the form in which texts and entries are compared."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).translate(_NO_WIDTH)
     if language == "tr":
@@ -96,7 +98,8 @@ class BadWords:
     def __init__(self, language: str, entries: Iterable[str]) -> None:
         self.language = language
         self.unspaced = language in LETTERS_A_WORD
-        #: first word → (the others, what stands before each of them) of entries that begin with it, the longest first
+        #: first word → (the other words, the text that must stand before each of them) of the entries, the longest
+        #: first
         self._words: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
         #: first character → entries looked for anywhere, the longest first
         self._anywhere: dict[str, list[str]] = {}
@@ -121,8 +124,8 @@ class BadWords:
         self._begins = re.compile(f"[{re.escape(''.join(sorted(self._anywhere)))}]") if self._anywhere else None
 
     def count(self, text: str) -> tuple[Counter[str], float]:
-        """(how often each entry stands in the text: where some overlap, the first and longest; words of the text: for
-        Chinese and Japanese half its letters, for Thai a quarter)."""
+        """(how often each entry stands in the text, number of words in the text). Where entries overlap, the first and
+        longest counts. Two letters count as a word in Chinese and Japanese, four in Thai."""
         text = normal(text, self.language)
         result: Counter[str] = Counter()
         if self.unspaced:
@@ -139,7 +142,7 @@ class BadWords:
         return result, words
 
     def _forms(self, word: str) -> Iterable[str]:
-        """What of a word may be an entry; the surest last."""
+        """The forms of a word that may be entries, the most certain last."""
         if self.language == "ar":
             yield from (word[len(p):] for p in _PROCLITICS if len(word) > len(p) + 2 and word.startswith(p))
         elif self.language == "ko":
@@ -175,23 +178,26 @@ class BadWords:
 
 
 def count_lists(lists: Mapping[str, Iterable[str]], language: str) -> BadWords | None:
-    """The entries for a language: its own lists (those of its regions, too) and those for any; None: there are none."""
+    """The entries for a language: its own lists (those of its regions, too) and those for any language. None if there
+    are none."""
     entries = [entry for code, held in lists.items() if code == ANY or language_of(code) == language for entry in held]
     return BadWords(language, entries) if entries else None
 
 
 def _words(text: str, latin: bool) -> re.Pattern[str] | regex.Pattern[str]:
-    """What finds the words of a text that is in lower case; of Latin letters alone it finds the same ones faster."""
+    """The pattern that finds words in lower-case text; for Latin letters alone a faster one that finds the same
+    words."""
     return _LATIN if latin or text.isascii() else _WORD
 
 
 def _gaps(text: str, words: list[re.Match[str]]) -> tuple[str, ...]:
-    """What stands between words and must: `&`, but no blank."""
+    """The text between words that an entry must match, such as `&`: blanks, hyphens and apostrophes are left out."""
     return tuple(_LOOSE.sub("", text[a.end():b.start()]) for a, b in pairwise(words))
 
 
 def _everywhere(entry: str) -> bool:
-    """Whether it is too short to be anything in particular where words are not set apart, or no word nor symbol."""
+    """Whether an entry is too short to mean anything where words are not set apart, or has neither a letter nor a
+    symbol."""
     if len(entry) == 1 and not _KATAKANA.fullmatch(entry):
         return unicodedata.category(entry) != "So"
     return (len(entry) <= 2 and _HIRAGANA.fullmatch(entry) is not None) or not any(
@@ -199,7 +205,7 @@ def _everywhere(entry: str) -> bool:
 
 
 def _alone(text: str, at: int, entry: str) -> bool:
-    """Whether an entry at `at` is not a piece of another word, as far as the script tells."""
+    """Whether an entry at `at` is not part of another word, as far as the script tells."""
     before, after = text[at - 1:at], text[at + len(entry):at + len(entry) + 1]
     if _KATAKANA.fullmatch(entry):
         return not (before and before != " " and _KATAKANA.fullmatch(before)) and not (

@@ -11,7 +11,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-#: of the exported rules
+#: format version of the exported rules
 FORMAT = 2
 
 

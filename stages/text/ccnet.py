@@ -4,15 +4,15 @@ A text is normalised, cut into pieces by SentencePiece, and scored as *one* sent
 
     perplexity = 10 ** (-score / (pieces + 1)), rounded to one digit
 
-Lower is closer to what the model was trained on (Wikipedia, in the paper). How texts are normalised belongs to a model:
+Lower means closer to the texts the model was trained on (Wikipedia, in the paper). Each model states how its texts are
+normalised:
 
   * `ccnet`: cc_net's `text_normalizer.normalize`: strip, lower case, NFD without accents (Mn), every digit 0, 34
-    punctuation marks as ASCII, no control characters. Line feeds are control characters: lines are joined without a
-    space between them, as there.
+    punctuation marks as ASCII, no control characters. Line feeds are control characters, so lines are joined without
+    a space between them, as in cc_net.
   * `datatrove`: `datatrove.utils.perplexity.KenlmModel.normalize` of 0.10.1: the same, but a whole number with its
-    decimals is one 0, and white space goes from both ends after the accents.
+    decimals becomes a single 0, and the text is stripped after the accents are removed.
   * `none`: the text as it is.
-
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _PUNCTUATION = {
     "–": "-", "—": " - ", "．": ". ", "～": "~", "’": "'", "…": "...", "━": "-", "〈": "<", "〉": ">", "【": "[",
     "】": "]", "％": "%", "►": "-"}
 _CONTROL = [*range(32), *range(127, 160)]
-#: on bytes of an ASCII text: lower case, digits as 0, without control characters
+#: translation of the bytes of an ASCII text: to lower case and digits to 0; control characters are deleted
 _ASCII = bytes(ord("0") if chr(c).isdecimal() else ord(chr(c).lower()) if c < 128 else c for c in range(256))
 _ASCII_GONE = bytes(c for c in _CONTROL if c < 128)
-#: characters of text a SentencePiece model is learned from, bytes of its longest line
+#: most characters of text that a SentencePiece model is learned from, and most bytes of a line
 PIECES_CHARS, PIECES_LINE = 20_000_000, 4000
 
 
 class _Table(dict[int, Any]):
-    """For str.translate: characters it has nothing about stay, and are looked up without an error from then on."""
+    """A table for str.translate. Characters it lacks stay, and are added so that the next look-up is quick."""
 
     def __missing__(self, code: int) -> int:
         self[code] = code
@@ -59,7 +59,7 @@ def _table(*, digits: bool, marks: bool, accents: bool) -> _Table:
         if accents and unicodedata.category(chr(code)) == "Mn":
             out[code] = None
         elif digits and chr(code).isdecimal():
-            out[code] = "0"                    # before punctuation: the full-width 1 in that list is a digit
+            out[code] = "0"                    # replaces the punctuation: the full-width 1 in that list is a digit
     return out
 
 
@@ -93,9 +93,9 @@ NORMALIZE: dict[str, Callable[[str], str]] = {"ccnet": ccnet, "datatrove": datat
 
 
 class TextModel:
-    """A model that holds the SentencePiece model of its words, ready to score texts.
+    """A model with the SentencePiece model of its words, ready to score texts.
 
-    Raises BadModel for one without SentencePiece, or of a dialect this version does not know.
+    Raises BadModel for a model without SentencePiece, or with a normalisation this version does not know.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -110,7 +110,7 @@ class TextModel:
         self._pieces = processor(self.lm.pieces, str(path))
         known = [self._pieces.id_to_piece(i) for i in range(self._pieces.get_piece_size())]
         self._ids = self.lm.ids(known)
-        # KenLM parts pieces by white space: by ids only where that changes nothing
+        # KenLM splits the pieces at white space, so their ids can be used directly only where that changes nothing
         self._unknown = self._pieces.unk_id()
         self._plain = all(len(piece.split()) == 1 for piece in known)
 
@@ -122,7 +122,7 @@ class TextModel:
         if self._plain and not len(strange):
             return ids
         pieces = self._pieces.encode(text, out_type=str)
-        odd = [pieces[i] for i in strange]                # what SentencePiece does not know, the model may
+        odd = [pieces[i] for i in strange]  # pieces that SentencePiece does not know may be words of the model
         if self._plain and all(len(piece.split()) == 1 for piece in odd):
             ids[strange] = self.lm.ids(odd)
             return ids
@@ -135,7 +135,7 @@ class TextModel:
 
 
 def processor(model: bytes, name: str) -> Any:
-    """The SentencePiece model in these bytes. Raises BadModel, which names `name`, for what is none."""
+    """The SentencePiece model in these bytes. Raises BadModel, which mentions `name`, if they are no such model."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -146,10 +146,11 @@ def processor(model: bytes, name: str) -> Any:
 
 # -- training ----------------------------------------------------------------------------------------------------------
 def train_pieces(texts: Iterable[str], vocab: int, normalize: str) -> bytes:
-    """A SentencePiece model with cc_net's settings (unigram, coverage 0.9995), of the first `PIECES_CHARS` characters.
+    """A SentencePiece model with cc_net's settings (unigram, coverage 0.9995), learned from the first `PIECES_CHARS`
+    characters.
 
-    One thread: equal texts give equal bytes. A vocabulary the texts are too few for comes out smaller. Raises
-    ValueError when they are too few for any.
+    It is learned in one thread, so that equal texts give equal bytes. The vocabulary comes out smaller where the texts
+    are too few for it. Raises ValueError when they are too few for any.
     """
     from sentencepiece import SentencePieceTrainer
 
@@ -171,7 +172,7 @@ def _lines(texts: Iterable[str], normalize: Callable[[str], str]) -> Iterator[st
         line, at = re.sub(r"\s+", " ", normalize(text)[:left]).strip(), 0
         left -= len(line)
         while at < len(line):
-            part = line[at:at + PIECES_LINE + 1]           # no more is looked at: a book may be one line
+            part = line[at:at + PIECES_LINE + 1]           # only this much is encoded: a book may be one line
             cut, held = len(part), part.encode()
             if len(held) > PIECES_LINE:
                 cut = len(held[:PIECES_LINE].decode(errors="ignore"))
@@ -184,7 +185,7 @@ def _lines(texts: Iterable[str], normalize: Callable[[str], str]) -> Iterator[st
 
 def train_model(texts: Iterable[str], pieces: bytes, *, normalize: str = "ccnet", order: int = 5,
                 most: int = 20_000_000) -> Estimate:
-    """An n-gram model over the pieces of texts, each normalised and cut as it is when it is scored."""
+    """An n-gram model over the pieces of texts, each normalised and cut as for scoring."""
     cutter, clean = processor(pieces, "--sentencepiece"), NORMALIZE[normalize]
 
     def words() -> Iterator[Sequence[str]]:

@@ -10,7 +10,7 @@ import unicodedata
 
 _CONTROLS = "".join(chr(code) for code in (*range(0, 9), *range(11, 32), *range(127, 160)))
 
-#: what normalisation turns into spaces
+#: characters that normalisation turns into spaces
 PUNCTUATION: str = (
     "!/\u2014\u201d:\uff05\uff11\u3008&(\u3001\u2501\u005c\u3010#%\u300c\u300d\uff0c\u3011\uff1b+^]~"
     "\u201c\u300a\u201e';\u2019{|\u2236\u00b4[=-`*\uff0e\uff08\u2013\uff1f\uff01\uff1a$\uff5e\u00ab"
@@ -42,7 +42,7 @@ SYMBOLS: frozenset[str] = frozenset(PUNCTUATION) | TERMINAL_PUNCTUATION
 def nonspacing_marks() -> list[tuple[int, int]]:
     """Ranges (first, last) of the code points of category Mn in this Python's Unicode database.
 
-    Planes 2-13 hold ideographs and nothing else, 15-16 are private: they are not looked at.
+    Planes 2-13 hold only ideographs and 15-16 are private, so they are skipped.
     """
     ranges: list[tuple[int, int]] = []
     for code in (*range(0x300, 0x20000), *range(0xE0000, 0xE1000)):

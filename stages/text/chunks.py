@@ -1,9 +1,10 @@
-"""Chunks of a text (runs without white space) → what is known of them, at the speed of memory.
+"""A table of the chunks of texts (runs without white space) and their words, which answers at the speed of memory.
 
-A text is looked at as UTF-8 bytes, once: `scan` cuts it at white space (what `str.split` takes for such) and looks each
-chunk up in a hash table of byte strings, `fold` puts the words of all chunks in a row and folds the sentences of every
-line. Both are compiled; neither makes a Python object for a chunk. Equal bytes decide, not equal hashes. The hash is
-seeded anew in each table, so that no text can be written whose chunks all collide; no result depends on it.
+A text is read once, as UTF-8 bytes. `scan` cuts it at white space (as `str.split` does) and looks each chunk up in a
+hash table of byte strings. `fold` joins the words of all chunks and counts the sentences of every line. Both are
+compiled, and neither makes a Python object for a chunk. Chunks are the same when their bytes are equal, not only their
+hashes. The hash is seeded anew in each table, so that no text can be written whose chunks all collide; no result
+depends on it.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import numpy as np
 
 from stages.text.compiled import njit
 
-#: what is held of a chunk, in half a line of a processor's cache: its hash; its first eight bytes; place and size in
-#: blob; place and count of its words in parts; whether a neighbour may change its words
+#: a chunk's record, half a cache line: its hash; its first eight bytes; offset and size in blob; first place and count
+#: of its words in parts; whether a neighbour may change its words
 CHUNK = np.dtype([("hash", np.int64), ("head", np.uint64), ("offset", np.uint32), ("size", np.int32),
                   ("first", np.int32), ("count", np.int16), ("unsure", np.uint8)], align=True)
-#: what a chunk does to the count of sentences: (begun, open) if it stands in one, and after its end
+#: how a chunk changes the count of sentences: sentences it begins and whether it ends in an end mark (open), first for
+#: a chunk inside a sentence, then for one after an end mark
 STEP = np.dtype([("begun", np.int16), ("begun_after", np.int16), ("open", np.uint8), ("open_after", np.uint8)])
-#: columns of the table of lines: bytes, chunks, sentences (-1: to be counted by the rules themselves)
+#: columns of the table of lines: first byte and the one after the last, chunks, sentences (-1: the rules must count
+#: them)
 LINE_START, LINE_END, LINE_CHUNKS, LINE_SENTENCES = range(4)
 
-#: what a byte may be: 0 part of a chunk, 1 white space, 2 white space that ends a line, 3 the first byte of a character
-#: of several that may be white space
+#: classes of bytes: 0 part of a chunk, 1 white space, 2 white space that ends a line, 3 the first byte of a longer
+#: character that may be white space
 _CLASSES = np.zeros(256, np.uint8)
 _CLASSES[[0x09, 0x1F, 0x20]] = 1
 _CLASSES[[0x0A, 0x0B, 0x0C, 0x0D, 0x1C, 0x1D, 0x1E]] = 2
@@ -33,7 +36,7 @@ _CLASSES[[0xC2, 0xE1, 0xE2, 0xE3]] = 3
 
 
 class Chunks:
-    """A table of chunks. Numbers count from 0 in the order in which chunks came.
+    """A table of chunks, numbered from 0 in the order in which they are added.
 
     rows CHUNK[size]; steps STEP[size]; blob uint8: the chunks' bytes; parts int32: the chunks' word numbers; slots
     int32: the hash table (open addressing, -1 is free).
@@ -53,8 +56,8 @@ class Chunks:
 
     def extend(self, chunks: Sequence[bytes], words: Sequence[int], counts: Sequence[int],
                steps: Sequence[tuple[int, int, int, int]], unsure: Sequence[bool]) -> None:
-        """Add chunks the table does not hold; `words` holds the word numbers of all, `counts` how many each has,
-        `steps` (begun, open, begun after an end, open after an end)."""
+        """Add chunks that the table does not hold. `words` has the word numbers of all of them, `counts` how many each
+        chunk has, `steps` (begun, open, begun after an end mark, open after an end mark)."""
         new, data = len(chunks), b"".join(chunks)
         first, last = self.count, self.count + new
         self.rows, self.steps = room(self.rows, last), room(self.steps, last)
@@ -78,7 +81,7 @@ class Chunks:
         insert(self.slots, self.rows, first, last)
 
     def forget(self, count: int, size: int, words: int) -> None:
-        """Take out again what came after there were `count` chunks of `size` bytes and `words` words."""
+        """Remove the latest chunks, down to `count` chunks of `size` bytes and `words` words."""
         remove(self.slots, self.rows, count, self.count)
         self.count, self.bytes, self.words = count, size, words
 
@@ -88,11 +91,12 @@ class Chunks:
         return int(self.parts[row["first"] + (row["count"] - 1 if side else 0)])
 
     def scan(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """(chunk numbers int32, -1: not known; their places int32[n, 2] in `data`; how many are not known)."""
+        """(chunk numbers int32, -1 for unknown ones; the places of chunks in `data`, int32[n, 2]; number of unknown
+        ones)."""
         return scan(data, _CLASSES, self.slots, self.rows, self.blob, self.seed)
 
     def fold(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """(word numbers int32; lines that hold a chunk int32[m, 4], white space at their ends aside; the number of
+        """(word numbers int32; lines that hold a chunk int32[m, 4], without the white space at their ends; number of
         unsure chunks)."""
         return fold(data, _CLASSES, chunks, spans, self.rows, self.steps, self.parts)
 
@@ -102,12 +106,12 @@ class Chunks:
 
 
 def utf8(text: str) -> np.ndarray:
-    """The UTF-8 bytes of a text (a lone surrogate is three), uint8."""
+    """The UTF-8 bytes of a text, uint8; a lone surrogate takes three."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 
 def room(column: np.ndarray, size: int) -> np.ndarray:
-    """The column with room for `size` entries, doubled until there is."""
+    """The column with room for `size` entries, doubled as often as needed."""
     grown = len(column)
     while grown < size:
         grown *= 2
@@ -163,7 +167,7 @@ def insert(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
 
 @njit(cache=True, nogil=True)
 def remove(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
-    """Free the slots of the chunks that came last: nothing was put behind them."""
+    """Free the slots of the latest chunks: no later chunk was placed behind them, so no search breaks."""
     mask = slots.shape[0] - 1
     for i in range(last - 1, first - 1, -1):
         slot = rows[i].hash & mask
@@ -174,7 +178,7 @@ def remove(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
 
 @njit(cache=True, nogil=True)
 def space_at(data: np.ndarray, i: int, classes: np.ndarray) -> int:
-    """Bytes of the white space character at i (0: it is none), negative if it ends a line."""
+    """Bytes of the white-space character at i, negative if it ends a line; 0 if there is none."""
     kind = classes[data[i]]
     if kind == 0:
         return 0
@@ -258,7 +262,7 @@ def scan(data: np.ndarray, classes: np.ndarray, slots: np.ndarray, rows: np.ndar
 @njit(cache=True, nogil=True)
 def sentences(data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, steps: np.ndarray, first: int, last: int,
               stop: int) -> int:
-    """Sentences of the chunks first to last with the white space between them, and behind them up to `stop`.
+    """Sentences of the chunks first to last, with the white space between them, and after them up to `stop`.
 
     White space is neither punctuation nor the end of a sentence; a single space is no token at all.
     """
@@ -288,7 +292,7 @@ def fold(data: np.ndarray, classes: np.ndarray, chunks: np.ndarray, spans: np.nd
     words = 0
     breaks = 1
     unsure = 0
-    ends = np.zeros(n, np.bool_)                                    # whether a line ends behind the chunk
+    ends = np.zeros(n, np.bool_)                                    # whether a line ends after the chunk
     for i in range(n):
         words += rows[chunks[i]].count
         unsure += rows[chunks[i]].unsure

@@ -1,10 +1,11 @@
-"""Kernels that numba compiles when one of their module is first called.
+"""Kernels that numba compiles when the first one of their module is called.
 
-Importing numba takes longer than planning a recipe, and a plan imports every stage the recipe names. A kernel is
-written and called as with `numba.njit`; kernels of one module may call each other.
+Importing numba takes longer than planning a recipe, and a plan imports every stage the recipe names; so nothing here
+imports it early. A kernel is written and called as with `numba.njit`; kernels of one module may call each other.
 
-An image brings kernels compiled, in the folder that TOKENMILL_KERNELS names: it is read, never written. They were
-compiled with NUMBA_CPU_NAME=generic, for any processor of the architecture; what is not there is compiled as ever.
+An image brings compiled kernels in the folder that TOKENMILL_KERNELS names, which is read and never written. They are
+compiled with NUMBA_CPU_NAME=generic, for any processor of the architecture. Kernels that are missing there are compiled
+as usual.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-#: environment variable: a folder of compiled kernels, written as NUMBA_CACHE_DIR
+#: environment variable: a folder of compiled kernels, laid out like NUMBA_CACHE_DIR
 SHIPPED = "TOKENMILL_KERNELS"
-#: name and features of the processor they were compiled for, as numba keys them
+#: name and features of the processor that shipped kernels were compiled for, as numba keys them
 GENERIC = ("generic", "")
 
 #: module → its kernels that are not compiled yet, with their options
@@ -29,7 +30,7 @@ _lock = threading.Lock()
 
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`numba.njit(**options)`, put off until the kernel is called."""
+    """`numba.njit(**options)`, postponed until the kernel is called."""
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         _waiting.setdefault(function.__module__, []).append((function, options))
@@ -45,26 +46,26 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Hand all kernels of the module to numba, and put the results in their place: from then on kernels, and whatever
-    else of the module calls them, find the compiled ones."""
+    """Hand all kernels of the module to numba, and put the results in their place, so that kernels and everything else
+    in the module call the compiled ones."""
     import numba
 
     with _lock:
         if waiting := _waiting.pop(function.__module__, []):
             made = {kernel: _apart(_shipped(numba.njit(**options)(kernel))) for kernel, options in waiting}
-            # in one step: numba compiles a kernel with what its module holds then, and another thread may call one as
-            # soon as it is there
+            # in one step: numba compiles a kernel with the names its module holds at that time, and another thread may
+            # call a kernel as soon as it is there
             function.__globals__.update({kernel.__name__: compiled for kernel, compiled in made.items()})
             _compiled.update(made)
         return _compiled[function]
 
 
 def keep_in(folder: str) -> None:
-    """Take compiled kernels from `folder` and keep them there from now on, those of modules that were handed to numba
-    before, too. What this process holds compiled it goes on using."""
+    """Read and keep compiled kernels in `folder` from now on, also those of modules that were handed to numba before.
+    Kernels that this process has already compiled stay in use."""
     os.environ["NUMBA_CACHE_DIR"] = folder
     if "numba" not in sys.modules:
-        return                                        # it reads the variable when it is imported
+        return                                        # numba reads the variable when it is imported
     import numba
 
     settings: Any = numba.config                      # filled when numba is imported
@@ -72,13 +73,13 @@ def keep_in(folder: str) -> None:
         settings.CACHE_DIR = folder
         for kernel in _compiled.values():
             own: Any = getattr(kernel, "_cache", None)
-            if hasattr(own, "_cache_file"):           # kept at all
+            if hasattr(own, "_cache_file"):           # it is cached at all
                 kernel._cache = type(own)(kernel.py_func)             # type: ignore[attr-defined]
                 _apart(_shipped(kernel))
 
 
 def _shipped(kernel: Any) -> Any:
-    """The kernel, which takes its variants from the folder of SHIPPED where they are there."""
+    """The kernel, which loads its variants from the folder of SHIPPED where they are there."""
     own: Any = getattr(kernel, "_cache", None)
     folder = os.environ.get(SHIPPED)
     if not folder or not hasattr(own, "_cache_file"):
@@ -101,12 +102,12 @@ def _shipped(kernel: Any) -> Any:
 
 
 def _apart(kernel: Any) -> Any:
-    """The kernel, each of whose variants is kept in a file of a name of its own.
+    """The kernel, each of whose variants is now kept in a file with a unique name.
 
-    numba counts the files of a kernel's variants (one for every combination of argument types) and does not lock what
-    it counts by. Of two processes that compile two variants at the same time both write the first file; the index of
-    the one may stay with the code of the other, which is then run on arguments it was not made for. So no file is
-    written twice, and what a changed source leaves behind stays in its __pycache__ until that is emptied.
+    numba numbers the files of a kernel's variants (one for every combination of argument types) without a lock. Two
+    processes that compile two variants at the same time both write the first file, and the index of one may stay with
+    the code of the other, which is then run on arguments it was not made for. With unique names no file is written
+    twice; files of changed sources stay in their __pycache__ until that is emptied.
     """
     files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # there is none without `cache=True`
     if files is not None:

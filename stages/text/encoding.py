@@ -2,11 +2,11 @@
 
 Order: byte-order mark; UTF-16 without one, by its NULs; stateful encodings that look like ASCII, if declared; UTF-8 if
 it is valid (a page that decodes as UTF-8 by accident practically does not exist, while wrong declarations are common);
-the transport's charset; the page's own `<meta>`; detection by byte statistics (resiliparse, and what it takes for a
-single-byte encoding is looked at again); UTF-8 if it is *mostly* valid; windows-1252. Labels mean what browsers take
-them for (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK, Shift_JIS is code page 932). A label is not believed where
-the bytes look otherwise: letters beyond ASCII stand alone in Latin scripts, and in long runs in all others, so that a
-server that says ISO-8859-1 of everything costs no Russian, Greek or Chinese page.
+the transport's charset; the page's own `<meta>`; detection by byte statistics (resiliparse; single-byte results are
+checked again); UTF-8 if it is *mostly* valid; windows-1252. Labels are read as browsers read them (WHATWG: ISO-8859-1
+is windows-1252, GB2312 is GBK, Shift_JIS is code page 932). A label is ignored where the bytes contradict it: letters
+beyond ASCII stand alone in Latin scripts, and in long runs in all others. So a server that declares everything as
+ISO-8859-1 spoils no Russian, Greek or Chinese page.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
          (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-#: their bytes are all below 0x80, so "valid UTF-8" says nothing about them
+#: encodings whose bytes are all below 0x80, so that "valid UTF-8" says nothing about them
 _STATEFUL = {"iso2022_jp", "iso2022_jp_2", "iso2022_jp_3", "iso2022_jp_ext", "iso2022_kr", "hz"}
 _WIDER = {"shift_jis": "cp932", "euc_kr": "cp949", "gbk": "gb18030", "gb2312": "gb18030", "big5": "big5hkscs",
           "iso8859-11": "cp874"}
-#: what statistics cannot tell apart is taken for the one that pages are in, which has the same letters
+#: encodings that statistics cannot tell from another → the commoner one, which has the same letters
 _COMMONER = {"iso8859-13": "cp1257", "iso8859-16": "cp1250", "koi8-r": "koi8-u"}
-#: what a page says of itself, in its first bytes
+#: the encoding that a page declares, in its first bytes
 _META = re.compile(rb"<meta\b[^<>]{0,400}?\bcharset\s*=\s*[\"']?\s*([\w.:-]{2,40})"
                    rb"|<\?xml\b[^<>]{0,200}?\bencoding\s*=\s*[\"']([\w.:-]{2,40})", re.IGNORECASE)
 _META_WITHIN = 64 << 10
-#: encodings whose letters show that they are the right one, and the part of all beyond ASCII they must be at least
+#: encodings that certain letters reveal, and the least share of these among all characters beyond ASCII
 _TELLING = (("cp949", re.compile("[\uac00-\ud7a3]"), 0.7), ("cp932", re.compile("[\u3041-\u30fe]"), 0.3),
             ("euc_jp", re.compile("[\u3041-\u30fe]"), 0.3))
 _FOREIGN = bytes(range(0x80, 0x100))
@@ -36,24 +36,26 @@ _RUN = re.compile(rb"[\x80-\xff]+")
 #: encodings of Latin scripts
 _LATIN = frozenset(("cp1250", "cp1252", "cp1254", "cp1257", "cp1258", "mac-roman",
                     *(f"iso8859-{n}" for n in (1, 2, 3, 4, 9, 10, 13, 14, 15, 16))))
-#: bytes of a run of letters beyond ASCII, on average: above the first no Latin script, below the second no other one
+#: mean bytes of a run beyond ASCII: above the first number it is no Latin script, below the second no other one
 _LATIN_RUN, _OTHER_RUN = 2.5, 1.5
-#: what windows-1252 and ISO-8859-1 make of the bytes from 0x80 on, back to those
+#: characters that windows-1252 and ISO-8859-1 make of the bytes from 0x80 on → those bytes
 _BYTE_OF = {bytes([b]).decode(name, "replace"): b for name in ("cp1252", "latin-1") for b in range(0x80, 0x100)}
-#: UTF-8 read so: the first byte of a character and those that follow; with a control character it can be nothing else
+#: UTF-8 decoded as one of these: the first byte of a character and those that follow; with a control character it can
+#: be nothing else
 _FOLLOWING = "".join(c for c, b in _BYTE_OF.items() if b < 0xc0 and c != "\ufffd")
 _AGAIN = re.compile(f"[\u00c2-\u00f4][{_FOLLOWING}]{{1,3}}")
-#: its beginning in UTF-8, to tell pages that have none
+#: the beginning of such a piece in UTF-8, to pass over pages that have none
 _AGAIN_BYTES = re.compile(rb"\xc3[\x82-\xb4](?:\xc2|\xe2\x80|\xe2\x82\xac|\xc5|\xc6|\xcb)")
-#: enough of it, and this part of all characters beyond ASCII, for a page that was written so throughout
+#: a page was written so throughout if more than twice this many characters are in such pieces, and more than this share
+#: of all characters beyond ASCII
 _AGAIN_MOST, _AGAIN_PART = 3, 0.6
 _CONTROL = re.compile("[\x80-\x9f]")
-#: bytes looked at for statistics
+#: bytes examined for statistics
 _SAMPLE = 128 << 10
 
 
 def canonical(label: str) -> str:
-    """Python's name of the encoding a browser takes `label` for, or "" for an unknown one."""
+    """Python's name of the encoding that a browser uses for `label`; "" for an unknown label."""
     mapped = map_encoding_to_html5(label.strip().lower(), fallback_utf8=False) if label else None
     if mapped is None:
         return ""
@@ -100,15 +102,16 @@ def decode(data: bytes, charset: str = "") -> tuple[str, str]:
 
 
 def _run(data: bytes) -> float:
-    """Bytes of a run of bytes beyond ASCII, on average."""
+    """Mean bytes of the runs of bytes beyond ASCII; `_LATIN_RUN` without any."""
     runs = _RUN.findall(data, 0, _SAMPLE)
     return sum(map(len, runs)) / len(runs) if runs else _LATIN_RUN
 
 
 def once(text: str, data: bytes) -> str:
-    """A page (`data`: the same in UTF-8) with nothing encoded twice: UTF-8 read as windows-1252 and written as UTF-8
-    again, `â€™` for `’`, as in one of fifty real pages. All of it is undone where most of a page is so, else what can
-    be nothing else. For prose only: a program may mean it."""
+    """A page with double encoding undone; `data` is the same text in UTF-8. Double encoding is UTF-8 that was read as
+    windows-1252 and written as UTF-8 again, `â€™` for `’`, as in one of fifty real pages. All of it is undone where
+    most of a page is like that, otherwise only the pieces that can be nothing else. For prose only: a program may mean
+    it."""
     if text.isascii() or _AGAIN_BYTES.search(data) is None:
         return text
     found = 0
@@ -130,7 +133,8 @@ def once(text: str, data: bytes) -> str:
 
 
 def _utf16(data: bytes) -> str:
-    """The byte order of UTF-16 without a mark: NULs are every other byte of tags, and in no other encoding; or ""."""
+    """The byte order of UTF-16 without a mark, or "". In its markup every other byte is NUL, as in no other
+    encoding."""
     even, odd = data[:128:2].count(0), data[1:128:2].count(0)
     return "utf-16-le" if odd >= 8 and not even else "utf-16-be" if even >= 8 and not odd else ""
 
@@ -142,8 +146,8 @@ def _said(data: bytes) -> str:
 
 
 def _detected(data: bytes) -> str:
-    """The encoding by statistics of bytes. They take some Korean and Japanese pages for broken UTF-8
-    or Western ones."""
+    """The encoding by byte statistics. They take some Korean and Japanese pages for broken UTF-8 or Western ones, so
+    the letters of such pages are checked as well."""
     sample = data[:_SAMPLE]
     name = canonical(detect_encoding(sample) or "")
     foreign = len(sample) - len(sample.translate(None, _FOREIGN))
@@ -157,8 +161,8 @@ def _detected(data: bytes) -> str:
 
 
 def _strictly(data: bytes, name: str) -> str | None:
-    """`data` in that encoding, or None when it is not. Single-byte encodings accept nearly everything: a result with
-    many control characters is no text in them."""
+    """`data` decoded as `name`, or None if it is not valid in it. Single-byte encodings accept nearly everything, so a
+    result with many control characters is refused, too."""
     try:
         text = data.decode(name)
     except (UnicodeDecodeError, LookupError):

@@ -3,7 +3,8 @@
 A Python set of them costs 2 s and 1 GB in every worker; the mapped file costs nothing and its 36 MB are shared. Two
 different strings share an xxh3_64 with probability 2**-64: one wrong answer in 4 * 10**12 questions to such a list.
 
-A list may carry labels, a number from 1 to 255 for each string: it stands in the lowest byte of the hash (2**-56).
+A list may carry labels, a number from 1 to 255 for each string, in the lowest byte of the hash. Two different strings
+then share the other 56 bits with probability 2**-56.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ class LabelledList:
 
 
 def entry(line: bytes) -> bytes:
-    """What a line of a list says: white space around it cut, nothing for a comment (#)."""
+    """The entry in a line of a list, without white space around it; empty for a comment (#)."""
     line = line.strip()
     return b"" if line.startswith(b"#") else line
 
 
 def write_hashes(lines: Iterable[bytes], path: Path, read: Callable[[bytes], bytes] = entry) -> None:
-    """Hash what `read` makes of the lines (UTF-8), but for empty ones, into `path`, atomically."""
+    """Write sorted hashes of the entries that `read` finds in the lines (UTF-8) to `path`, atomically. Empty ones are
+    skipped."""
     values = _hashes(lines, read)
     values.sort()
     _save(path, values[_firsts(values)])
@@ -70,7 +72,7 @@ def write_hashes(lines: Iterable[bytes], path: Path, read: Callable[[bytes], byt
 
 def write_labelled(lists: Iterable[tuple[int, Iterable[bytes]]], path: Path,
                    read: Callable[[bytes], bytes] = entry) -> None:
-    """The same with the labels of the lists; a string of several lists has the least label of theirs."""
+    """Like `write_hashes`, with the labels of the lists; a string of several lists gets the lowest of their labels."""
     found = []
     for label, lines in lists:
         values = _hashes(lines, read)
@@ -84,7 +86,7 @@ def write_labelled(lists: Iterable[tuple[int, Iterable[bytes]]], path: Path,
 
 
 def cached(path: Path, write: Callable[[Path], None]) -> Path:
-    """`path`, written now if it is not there. Of the processes of a machine that want it at once one writes."""
+    """`path`, written now if it is missing. Of several processes on a machine that want it at once, one writes it."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_name(f".{path.name}.lock"), "wb") as lock:
@@ -105,7 +107,7 @@ def _hashes(lines: Iterable[bytes], read: Callable[[bytes], bytes]) -> np.ndarra
 
 
 def _firsts(values: np.ndarray) -> np.ndarray:
-    """Where a sorted array has a value for the first time."""
+    """Marks the first of each run of equal values in a sorted array."""
     firsts = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=firsts[1:])
     return firsts

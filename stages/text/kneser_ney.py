@@ -1,17 +1,17 @@
-"""Training n-gram models: interpolated modified Kneser-Ney smoothing (Chen & Goodman 1998, TR-10-98; Heafield et al.
-2013, "Scalable Modified Kneser-Ney Language Model Estimation"), the estimate of KenLM's lmplz without pruning.
+"""Trains n-gram models by interpolated modified Kneser-Ney smoothing (Chen & Goodman 1998, TR-10-98; Heafield et al.
+2013, "Scalable Modified Kneser-Ney Language Model Estimation"), as KenLM's lmplz does without pruning.
 
-  * An n-gram of the highest order, or one that begins with <s>, counts how often it occurs; any other, how many
-    different words stand before it.
+  * The count of an n-gram of the highest order, or of one that begins with <s>, is how often it occurs; that of any
+    other n-gram is how many different words stand before it.
   * Discounts of an order come from t_k, its number of n-grams with count k: Y = t₁ / (t₁ + 2 t₂), D_k = k - (k + 1) Y
-    t_{k+1} / t_k for k = 1, 2, 3 and more. Where they cannot be had (no n-gram has some count, or they leave 0 … k) the
+    t_{k+1} / t_k for k = 1, 2, 3 and more. Where they cannot be computed (t₁, t₂ or t₃ is 0) or lie outside 0 … k, the
     order takes `FALLBACK`, as lmplz does with --discount_fallback, and the result says so.
-  * p(w | c) = (a(c w) - D) / Σ a(c ·) + γ(c) p(w | c without its first word), where γ gives back what D took; words are
-    interpolated with 1 / (number of words, with <unk> and </s>, without <s>).
+  * p(w | c) = (a(c w) - D) / Σ a(c ·) + γ(c) p(w | c without its first word), where γ redistributes what D took;
+    unigrams are interpolated with 1 / (number of words, with <unk> and </s>, without <s>).
 
-Memory: 160 bytes a token where nearly all n-grams differ, the worst there is, and 240 while it is saved; `train` stops
-at `most` tokens. A token costs 1 to 2 µs. For more text train by lmplz, and give its ARPA file to `tokenmill lm
-compile`.
+Memory: 160 bytes per token in the worst case, where nearly all n-grams differ, and 240 while the model is saved;
+`train` stops at `most` tokens. A token costs 1 to 2 µs. Train on more text with lmplz, and give its ARPA file to
+`tokenmill lm compile`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from stages.text.ngram_lm import BOS, EOS, MOST_ORDER, UNK, hashes, write_model
 
-#: discounts of an order whose counts give none (lmplz --discount_fallback)
+#: discounts of an order whose counts allow no estimate (lmplz --discount_fallback)
 FALLBACK = (0.5, 1.0, 1.5)
 #: bits of a word's id in a sorted key
 _WORD_BITS = 24
@@ -35,42 +35,42 @@ _WORD_BITS = 24
 class Order:
     """The n-grams of one order, sorted by (context, word)."""
 
-    context: np.ndarray       # number of its first n-1 words in the order below, int32; 0 for unigrams
+    context: np.ndarray       # row of its first n-1 words in the order below, int32; 0 for unigrams
     word: np.ndarray          # its last word, int32
-    end: np.ndarray           # number of its last n-1 words in the order below, int32
+    end: np.ndarray           # row of its last n-1 words in the order below, int32
     count: np.ndarray         # how often it occurs, int32
     begins: np.ndarray        # whether its first word is <s>
 
 
 @dataclass
 class Estimate:
-    """A trained model, n-grams as in `orders`: log10 probabilities and back-off weights, float32."""
+    """A trained model. `values` holds the log10 probability and back-off weight of each n-gram in `orders`, float32."""
 
     words: list[str]
     orders: list[Order]
     values: list[np.ndarray]          # float32 (n-grams, 2)
     discounts: list[tuple[float, float, float]]
-    fallback: list[int]               # orders whose discounts could not be had
+    fallback: list[int]               # orders that use `FALLBACK`
     tokens: int                       # words and ends of texts it was trained on
 
 
 class Words:
-    """Words → ids in the order they come; 0, 1, 2 are <unk>, <s>, </s>."""
+    """Numbers words in the order they come; ids 0, 1, 2 are <unk>, <s>, </s>."""
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {UNK: 0, BOS: 1, EOS: 2}
 
     def ids(self, words: Sequence[str]) -> list[int]:
-        """Ids of the words of a text. The three words of the model's own in it are unknown words."""
+        """Ids of the words of a text. A word that is spelt like one of these three counts as unknown."""
         index = self.index
         return [i if (i := index.setdefault(w, len(index))) > 2 else 0 for w in words]
 
 
 def train(texts: Iterable[Sequence[str]], *, order: int = 5, most: int = 20_000_000) -> Estimate:
-    """Estimate a model of `order` from texts (or sentences), each a sequence of words, up to `most` tokens: the text
-    that would pass it and all after it are left out.
+    """Estimate a model of `order` from texts (or sentences), each a sequence of words. Training ends before the first
+    text that would exceed `most` tokens.
 
-    Raises ValueError when there is nothing to learn from, or no such order.
+    Raises ValueError when there is nothing to learn from, or when `order` is out of range.
     """
     if not 1 <= order <= MOST_ORDER:
         raise ValueError(f"order {order} is outside 1 … {MOST_ORDER}")
@@ -92,7 +92,8 @@ def train(texts: Iterable[Sequence[str]], *, order: int = 5, most: int = 20_000_
 
 
 def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[Order]:
-    """The n-grams of each order. `rank[i]`: number of the n-gram that begins at i, -1 where the text ends before."""
+    """Yields the n-grams of each order. `rank[i]` is the row of the n-gram that begins at i, -1 where its text ends too
+    early."""
     counts = np.bincount(stream, minlength=vocabulary).astype(np.int32)
     nothing = np.zeros(vocabulary, np.int32)
     ids = np.arange(vocabulary, dtype=np.int32)
@@ -100,7 +101,7 @@ def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[Order]:
     begins = ids == 1
     rank = stream.astype(np.int32)
     for n in range(2, order + 1):
-        # it goes on unless the shorter one was cut, or ends with the text
+        # it is extended by a word unless the shorter n-gram was cut, or ends with the text
         starts = np.flatnonzero((rank[:-1] >= 0) & (rank[1:] >= 0) & (stream[n - 2:n - 2 + len(rank) - 1] != 2))
         keys = rank[starts].astype(np.int64) << _WORD_BITS | stream[starts + n - 1]
         found, first, inverse, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
@@ -132,13 +133,13 @@ def _estimate(words: list[str], orders: list[Order], tokens: int) -> Estimate:
             fallback.append(n)
         discounts.append(found or FALLBACK)
     values: list[np.ndarray] = []
-    lower: Any = 1 / (len(words) - 1)                      # with <unk> and </s>, without <s>
+    lower: Any = 1 / (len(words) - 1)                      # uniform over all words, with <unk> and </s>, without <s>
     for n, (grams, d) in enumerate(zip(orders, discounts)):
         a = adjusted[n]
         taken = np.array([0.0, *d])[np.minimum(a, 3)]
         contexts = len(orders[n - 1].word) if n else 1
         total = np.bincount(grams.context, weights=a, minlength=contexts)
-        gamma = np.bincount(grams.context, weights=taken, minlength=contexts).astype(float)   # of none: integers
+        gamma = np.bincount(grams.context, weights=taken, minlength=contexts).astype(float)  # empty: integers
         seen = total > 0
         gamma[seen] /= total[seen]
         if n:
@@ -146,14 +147,15 @@ def _estimate(words: list[str], orders: list[Order], tokens: int) -> Estimate:
             lower = lower[grams.end]
         lower = (a - taken) / total[grams.context] + gamma[grams.context] * lower
         if n == 0:
-            lower[1] = 1.0                                 # log10 0, as lmplz writes it: nothing asks for it
+            lower[1] = 1.0                                 # log10 gives 0, as lmplz writes; no score uses it
         values.append(np.zeros((len(lower), 2), np.float32))
         values[n][:, 0] = np.log10(lower)
     return Estimate(words, orders, values, discounts, fallback, tokens)
 
 
 def _discounts(t: np.ndarray) -> tuple[float, float, float] | None:
-    """D₁, D₂, D₃₊ from the numbers of n-grams with each count; None when they cannot be had."""
+    """D₁, D₂, D₃₊ from the numbers of n-grams with each count; None when they cannot be computed or lie outside 0 …
+    k."""
     if not (t[1] and t[2] and t[3]):
         return None
     y = t[1] / (t[1] + 2 * t[2])
@@ -172,7 +174,7 @@ def columns(estimate: Estimate, n: int) -> list[np.ndarray]:
 
 
 def save(estimate: Estimate, path: str | os.PathLike[str], *, normalize: str = "none", pieces: bytes = b"") -> None:
-    """Write a model that `NgramLM` reads."""
+    """Write a model file that `NgramLM` reads."""
     counts = [len(grams.word) for grams in estimate.orders[1:]]
     grams = ((hashes(columns(estimate, n)), estimate.values[n - 1]) for n in range(2, len(counts) + 2))
     facts: dict[str, Any] = {"trained": {"tokens": estimate.tokens, "fallback": estimate.fallback,
@@ -182,7 +184,7 @@ def save(estimate: Estimate, path: str | os.PathLike[str], *, normalize: str = "
 
 
 def save_arpa(estimate: Estimate, path: str | os.PathLike[str]) -> None:
-    """Write ARPA as lmplz does: KenLM, SRILM and others read it. Raises ValueError for a word with white space."""
+    """Write ARPA as lmplz does, which KenLM, SRILM and others read. Raises ValueError for a word with white space."""
     if bad := next((w for w in estimate.words if len(w.split()) != 1), None):
         raise ValueError(f"ARPA parts words by white space, and {bad!r} holds some")
     words, last = estimate.words, len(estimate.orders)

@@ -1,14 +1,14 @@
 """Names of languages: ISO 639-1 (`fr`), ISO 639-3 (`fra`), and either with a script of ISO 15924 (`fra_Latn`).
 
-Models of languages name them differently: lid.176 as Wikipedia does (`fr`, `arz`), GlotLID, OpenLID and FLORES by ISO
-639-3 and script (`fra_Latn`). `Document.language` is what the model said. Whoever wants documents in a language writes
-any of these names, and `names` says which labels are meant:
+Models name languages differently: lid.176 as Wikipedia does (`fr`, `arz`), GlotLID, OpenLID and FLORES by ISO 639-3 and
+script (`fra_Latn`). `Document.language` is the model's own label. A setting may use any of these names for a language,
+and `names` tells which labels it means:
 
-* codes of two and of three letters are the same name: `fr`, `fra`; `-` and `_`, capitals and small letters, too;
-* a code that ISO 639-3 calls a macrolanguage is its standard member, as in FLORES-200: `zh` is `cmn` (Mandarin, not
-  `yue`), `ar` is `arb` (not `arz`), `fa` is `pes`, `no` is `nob`; the others are wanted by names of their own;
-* a script counts where both sides know it: `sr` is any Serbian, `srp_Latn` only that in Latin letters. A label without
-  script is held against the script the text's letters are in, where the caller knows it;
+* codes of two and of three letters mean the same: `fr`, `fra`; so do `-` and `_`, capitals and small letters;
+* the code of a macrolanguage (ISO 639-3) means its standard member, as in FLORES-200: `zh` is `cmn` (Mandarin, not
+  `yue`), `ar` is `arb` (not `arz`), `fa` is `pes`, `no` is `nob`; other members must be named by their own codes;
+* a script counts where both sides know it: `sr` is any Serbian, `srp_Latn` only that in Latin letters. For a label
+  without script, the script of the text's letters counts, if the caller knows it;
 * `als` alone is Alemannic, as in Wikipedia and lid.176; with a script it is ISO's Tosk Albanian. `bh` is Bhojpuri.
 """
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from stages.text.scripts import fits
 
-#: every code of ISO 639-1, and behind it that of ISO 639-3
+#: every code of ISO 639-1, followed by that of ISO 639-3
 _TWO_LETTERS = """
 aaaar ababk aeave afafr akaka amamh anarg arara asasm avava ayaym azaze babak bebel bgbul bibis bmbam bnben bobod
 brbre bsbos cacat ceche chcha cocos crcre csces cuchu cvchv cycym dadan dedeu dvdiv dzdzo eeewe elell eneng eoepo
@@ -33,13 +33,13 @@ roron rurus rwkin sasan scsrd sdsnd sesme sgsag shhbs sisin skslk slslv smsmo sn
 susun svswe swswa tatam tetel tgtgk ththa titir tktuk tltgl tntsn toton trtur tstso tttat twtwi tytah uguig ukukr
 ururd uzuzb veven vivie vovol wawln wowol xhxho yiyid yoyor zazha zhzho zuzul
 """
-#: macrolanguage (ISO 639-3) → its standard member; where FLORES-200 has one, that
+#: macrolanguage (ISO 639-3) → its standard member, that of FLORES-200 where it has one
 _STANDARD = """
 ara:arb aym:ayr aze:azj bik:bcl bua:bxr chm:mhr cre:crk din:dik est:ekk fas:pes ful:fuv grn:gug iku:ike kau:knc kok:gom
 kom:kpv kon:kng kur:kmr lav:lvs mlg:plt mon:khk msa:zsm nep:npi nor:nob oji:ojb ori:ory orm:gaz pus:pbt que:quy sqi:als
 swa:swh uzb:uzn yid:ydd zho:cmn zza:diq
 """
-#: languages that are not written in Latin letters, or not in them alone, by how lid.176 names them: the scripts in use
+#: scripts in use of the languages that are not, or not only, written in Latin letters, by lid.176's names of languages
 _SCRIPTS = """
 am:Ethi ar:Arab arz:Arab as:Beng av:Cyrl az:Latn,Cyrl,Arab azb:Arab ba:Cyrl be:Cyrl bg:Cyrl bh:Deva bn:Beng bo:Tibt
 bpy:Beng bs:Latn,Cyrl bxr:Cyrl,Mong ce:Cyrl ckb:Arab cv:Cyrl dty:Deva dv:Thaa el:Grek fa:Arab gom:Deva,Latn,Knda
@@ -64,7 +64,7 @@ _SHORT |= {member: _SHORT[macro] for macro, member in _MEMBERS.items() if macro 
 
 
 class Tag(NamedTuple):
-    """A language by the code of ISO 639-3 of its standard member, and a script by its code of ISO 15924, or ""."""
+    """A language, as the ISO 639-3 code of its standard member, and a script, as its ISO 15924 code or ""."""
 
     language: str
     script: str = ""
@@ -72,9 +72,9 @@ class Tag(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def tag(name: str) -> Tag | None:
-    """What a name says, None where it is no code of two or three letters, with a script or without.
+    """The tag that a name means; None if it is no code of two or three letters, with a script or without.
 
-    Codes of three letters are taken as they are: models know more of them than ISO has in use.
+    Codes of three letters are accepted unchecked, since models know more of them than ISO has in use.
     """
     form = _FORM.fullmatch(name)
     if form is None:
@@ -93,7 +93,7 @@ def tag(name: str) -> Tag | None:
 
 @lru_cache(maxsize=65536)
 def names(wanted: str, label: str, script: str = "") -> bool:
-    """Whether `wanted` names what a model calls `label`, of a text mainly in `script` ("": nothing is known of it)."""
+    """Whether the name `wanted` includes what a model calls `label`, for a text mainly in `script` ("" if unknown)."""
     if wanted == label:
         return True
     one, other = tag(wanted), tag(label)
@@ -103,7 +103,7 @@ def names(wanted: str, label: str, script: str = "") -> bool:
 
 
 def meet(one: str, other: str) -> bool:
-    """Whether some text may be named by both; False only where none can."""
+    """Whether a text may have both names; False only if none can."""
     if one == other:
         return True
     a, b = tag(one), tag(other)
@@ -113,16 +113,16 @@ def meet(one: str, other: str) -> bool:
 
 
 def short(label: str) -> str:
-    """The code of ISO 639-1 of a language, else that of three letters; what is no such name stays as it is. `fra_Latn`
-    is fr, `cmn_Hani` zh, `nob_Latn` no, `yue_Hani` yue."""
+    """The ISO 639-1 code of a language, or its code of three letters where it has none; other strings are returned
+    unchanged. `fra_Latn` is fr, `cmn_Hani` zh, `nob_Latn` no, `yue_Hani` yue."""
     found = tag(label)
     return label if found is None else _SHORT.get(found.language, found.language)
 
 
 @lru_cache(maxsize=4096)
 def scripts_of(label: str) -> tuple[str, ...]:
-    """The scripts that texts in a language are written in: the label's own, else those of the languages of lid.176; ()
-    where nothing is known of them."""
+    """The scripts that texts in a language are written in: the label's own, otherwise those known for the languages of
+    lid.176; () where none are known."""
     found = tag(label)
     if found is None:
         return ()

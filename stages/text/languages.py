@@ -1,12 +1,13 @@
-"""Which tokenizer splits a language into words: datatrove's table (`tokenizer_assignment.csv`, 2,000 languages).
+"""Finds the tokenizer that splits a language into words, by datatrove's table (`tokenizer_assignment.csv`, 2,000
+languages).
 
 Languages are named as models and data sets name them: `fra_Latn` (GlotLID, FineWeb-2), `fra`, or `fr` (lid.176). The
-table comes with datatrove and is read without importing it. A short name is that of the language's usual script;
-datatrove 0.10.1 reads its own "FALSE" as true there, so that its `ar` is in Latin script: full names are safe.
+table comes with datatrove and is read without importing it. A name without script means the language in its usual
+script. There datatrove 0.10.1 itself reads "FALSE" as true, so that its `ar` is in Latin script; full names are safe.
 
-Most languages have rules of spaCy, often those of a relative; those take no package (`stages.text.words`). Korean,
-Thai, Chinese, Japanese, Vietnamese, the languages of India and some more have tokenizers of other packages, which run
-through datatrove.
+Most languages are split by rules of spaCy, often those of a relative, and need no package (`stages.text.words`).
+Korean, Thai, Chinese, Japanese, Vietnamese, the languages of India and some more have tokenizers of other packages,
+which run through datatrove.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-#: spaCy's languages that have no rules but a tokenizer of another distribution, and which
+#: spaCy's languages without rules, and the distribution whose tokenizer they use
 _NO_RULES = {"ja": "sudachipy", "zh": "jieba", "vi": "pyvi"}
-#: datatrove's other classes and the distribution they need
+#: datatrove's other tokenizer classes and the distributions they need
 _PACKAGES = {"StanzaTokenizer": "stanza", "ThaiTokenizer": "pythainlp", "IndicNLPTokenizer": "indic-nlp-library",
              "KiwiTokenizer": "kiwipiepy", "KhmerTokenizer": "khmer-nltk", "LaoTokenizer": "laonlp",
              "TibetanTokenizer": "botok", "BurmeseTokenizer": "pyidaungsu-numpy2"}
@@ -32,9 +33,9 @@ class Splitter(NamedTuple):
 
     #: its full name: ISO 639-3 and script, e.g. fra_Latn
     language: str
-    #: spaCy's language whose rules do it; None: another package does
+    #: the spaCy language whose rules split it; None if another package does
     rules: str | None
-    #: distribution that must be installed for it, "" when none
+    #: distribution that must be installed for it, "" if none
     needs: str
 
 
@@ -52,12 +53,12 @@ def _table() -> dict[str, Splitter]:
             kind, code, script = row["type"], row["tok_code"], row["script"]
             if not kind:
                 continue
-            if kind == "WhitespaceTokenizer":           # which splits words by spaCy's rules for any language
+            if kind == "WhitespaceTokenizer":           # datatrove's class uses spaCy's rules for any language
                 kind, code = "SpaCyTokenizer", "xx"
             rules = code if kind == "SpaCyTokenizer" and code not in _NO_RULES else None
             needs = "" if rules else _NO_RULES[code] if kind == "SpaCyTokenizer" else _PACKAGES[kind]
             splitter = Splitter(f"{row['code_3']}_{script}", rules, needs)
-            # the first row with a name has it
+            # the first row with a name wins
             names = [f"{row['code_3']}_{script}", *([row["code_3"]] if row["default_script"] == "TRUE" else [])]
             if result.setdefault(names[0], splitter) is splitter and len(names) > 1:
                 result[names[1]] = splitter
@@ -77,7 +78,7 @@ def installed(distribution: str) -> bool:
 
 
 def splitter(language: str) -> Splitter | None:
-    """How the words of a language, by any of its names, are found; None for one that is not in the table."""
+    """The splitter of a language, by any of its names; None for one that is not in the table."""
     return _table().get(language)
 
 

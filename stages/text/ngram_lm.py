@@ -1,10 +1,10 @@
-"""Back-off n-gram language models: a compact file that workers map into memory, and its scores.
+"""Back-off n-gram language models: a compact file that workers map into memory, and the scores it gives.
 
 A model is read from ARPA (of SRILM, IRSTLM, lmplz or our own trainer, `stages.text.kneser_ney`) or trained, and kept as
 one file. Scores are KenLM's (Heafield 2011; kenlm 0.3.0): the score of a word is the log10 probability of the longest
-n-gram that ends in it plus the back-off weights of the longer contexts, added in float32 in KenLM's order, so each word
-scores as there to the bit. A text's score is their sum in float64 (KenLM sums in float32, and so loses digits over long
-texts). Words the model has not seen are `<unk>`, -100 where the model has none, as in KenLM.
+n-gram that ends in it plus the back-off weights of the longer contexts, added in float32 in KenLM's order, so that each
+word scores as in KenLM to the bit. A text's score is the sum over its words in float64 (KenLM sums in float32, and so
+loses digits over long texts). Unseen words are scored as `<unk>`, or -100 where the model has no `<unk>`, as in KenLM.
 
 File (little-endian, sections start at multiples of 64):
 
@@ -15,8 +15,8 @@ File (little-endian, sections start at multiples of 64):
     gramsN    uint64 (slots, 2): hash of the n-gram (0: empty), its float32 probability and back-off; linear probing
     pieces    a SentencePiece model (may be empty): the words are its pieces
 
-An n-gram is known by 64 bits of hash over its word ids (KenLM's function): two of n collide with probability n²/2⁶⁵, a
-two-millionth for 10⁷ n-grams; a collision in a model is an error when the file is made.
+An n-gram is identified by 64 bits of hash over its word ids (KenLM's function). Among n of them two collide with
+probability n²/2⁶⁵, three in a million for 10⁷ n-grams; a collision within a model is an error when the file is made.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ MAGIC = b"tokenmill ngram 1\n"
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 #: log10 probability of unknown words in models without <unk>
 UNKNOWN = -100.0
-#: orders of models that can be read; longest header, words
+#: highest order of a model that can be read, its longest header (bytes), and most words
 MOST_ORDER, MOST_HEADER, MOST_WORDS = 10, 1 << 20, 1 << 24
-#: numbers in ARPA are smaller than this: float32 holds them
+#: numbers in ARPA must be smaller than this, so that float32 holds them
 LARGEST = 1e38
-#: slots for each n-gram
+#: slots per n-gram
 ROOM = 1.5
 _ALIGN = 64
 
 
 class BadModel(ValueError):
-    """The file is no model, or a damaged one; the message names it and says what to do."""
+    """The file is no model or a damaged one; the message names it and says what to do."""
 
     permanent = True
 
@@ -56,7 +56,7 @@ class BadModel(ValueError):
 # -- hashing and tables ------------------------------------------------------------------------------------------------
 @njit(cache=True, nogil=True)
 def _combine(node: np.uint64, word: np.uint64) -> np.uint64:
-    """KenLM's CombineWordHash: the hash of an n-gram from that of its last words and the word before them."""
+    """KenLM's CombineWordHash: the hash of an n-gram from the hash of its last words and the word before them."""
     return (node * np.uint64(8978948897894561157)) ^ ((word + np.uint64(1)) * np.uint64(17894857484156487943))
 
 
@@ -68,7 +68,7 @@ def _slot(key: np.uint64, slots: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def _find(table: np.ndarray, key: np.uint64) -> np.int64:
-    """Row of a key in a table, -1 when it has none."""
+    """Row of a key in a table, -1 if it is not there."""
     slots = np.uint64(table.shape[0])
     if slots == np.uint64(0):
         return np.int64(-1)
@@ -87,7 +87,8 @@ def _find(table: np.ndarray, key: np.uint64) -> np.int64:
 
 @njit(cache=True, nogil=True)
 def _fill(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.int64:
-    """Put the keys with their values into an empty table; returns the number of a key that was there, or is 0, or -1.
+    """Put the keys with their values into an empty table. Returns the index of a key that is 0 or occurs twice,
+    otherwise -1.
     """
     slots = np.uint64(table.shape[0])
     for i in range(keys.shape[0]):
@@ -109,8 +110,8 @@ def _fill(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.int64:
 @njit(cache=True, nogil=True)
 def _score(ids: np.ndarray, start: np.ndarray, unigrams: np.ndarray, tables: tuple[np.ndarray, ...],
            values: tuple[np.ndarray, ...], out: np.ndarray, matched: np.ndarray) -> float:
-    """Scores of the words `ids` (into `out`, float32) behind the context `start` (ids, at most one), the lengths of
-    the n-grams found (into `matched`), and the sum. `values` are the tables as float32 (slots, 4)."""
+    """Score the words `ids` after the context `start` (at most one id) and return the sum. Writes the scores (float32)
+    to `out` and the lengths of the n-grams found to `matched`. `values` are the tables as float32 (slots, 4)."""
     longest = len(tables)                         # words of the longest context
     context = np.zeros(longest + 1, np.uint64)    # the latest first
     held = 0
@@ -155,9 +156,9 @@ def hashes(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 # -- a model -----------------------------------------------------------------------------------------------------------
 class NgramLM:
-    """A model as its file holds it. Reading maps it: workers on one machine share its pages.
+    """A model, mapped from its file, so that workers on one machine share its pages.
 
-    Raises BadModel for a file that is none, FileNotFoundError for none.
+    Raises BadModel for a file that is no model, FileNotFoundError for a missing one.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -203,7 +204,7 @@ class NgramLM:
 
     @property
     def pieces(self) -> bytes:
-        """The SentencePiece model whose pieces are the words; empty when there is none."""
+        """The SentencePiece model whose pieces are the words; empty if there is none."""
         return bytes(self._bytes("pieces")) if "pieces" in self._sections else b""
 
     @property
@@ -214,12 +215,12 @@ class NgramLM:
         return self._index
 
     def ids(self, words: Sequence[str]) -> np.ndarray:
-        """Ids of words, int64; 0 for those it does not know."""
+        """Ids of words, int64; 0 for words it does not know."""
         get = self.index.get
         return np.fromiter((get(w, 0) for w in words), np.int64, len(words))
 
     def word_scores(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Score (float32, log10) of every word and of the end of the text, and the length of the n-gram found."""
+        """Scores (float32, log10) of every word and of the end of the text, and the lengths of the n-grams found."""
         return self._scored(ids, bos, eos)[1:]
 
     def score(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> float:
@@ -246,10 +247,10 @@ class NgramLM:
 def write_model(path: str | os.PathLike[str], words: Sequence[str], unigrams: np.ndarray,
                 counts: Sequence[int], grams: Iterable[tuple[np.ndarray, np.ndarray]], *, normalize: str = "none",
                 pieces: bytes = b"", facts: Mapping[str, Any] | None = None) -> None:
-    """Write a model. `words` by id, <unk> first; `unigrams` float32 (words, 2); for order 2, 3, … the number of n-grams
-    (`counts`), their hashes (uint64) and float32 (n-grams, 2) of probability and back-off (`grams`, taken one by one).
-    `facts`: more for the header. Equal arguments give equal bytes. Raises ValueError for two n-grams of one hash, and
-    words that are no lines."""
+    """Write a model. `words` are in the order of their ids, <unk> first; `unigrams` float32 (words, 2). For the orders
+    2, 3, …, `counts` are the numbers of n-grams, and `grams` yields their hashes (uint64) and float32 (n-grams, 2) of
+    probability and back-off. `facts` go into the header, too. Equal arguments give equal bytes. Raises ValueError for
+    two n-grams with one hash, words with line breaks, and a first word other than <unk>."""
     if any("\n" in w for w in words) or words[0] != UNK:
         raise ValueError("words are lines of their own, and the first is <unk>")
     small = {"words": "\n".join(words).encode(), "unigrams": np.ascontiguousarray(unigrams, np.float32).tobytes(),
@@ -257,7 +258,7 @@ def write_model(path: str | os.PathLike[str], words: Sequence[str], unigrams: np
     slots = {f"grams{n}": int(count * ROOM) + 1 for n, count in enumerate(counts, 2)}
     sizes = {**{name: len(data) for name, data in small.items()}, **{name: 16 * n for name, n in slots.items()}}
     header = b""
-    for _ in range(4):                                 # its own length moves what follows
+    for _ in range(4):                                 # the length of the header moves the sections after it
         at, places = _up(len(MAGIC) + 8 + len(header)), {}
         for name, size in sizes.items():
             places[name] = [at, size]
@@ -281,7 +282,7 @@ def write_model(path: str | os.PathLike[str], words: Sequence[str], unigrams: np
 
 def _table(n: str, slots: int, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     table = np.zeros((slots, 2), np.uint64)
-    order = np.argsort(keys, kind="stable")            # the file does not depend on the order they come in
+    order = np.argsort(keys, kind="stable")            # so the file does not depend on the order of n-grams
     packed = np.ascontiguousarray(values, np.float32).view(np.uint64).reshape(-1)
     if len(keys) and _fill(table, keys[order], packed[order]) >= 0:
         raise ValueError(f"two {n}-grams have one hash (or the same {n}-gram stands twice in the model)")
@@ -295,11 +296,11 @@ def _up(n: int) -> int:
 # -- ARPA --------------------------------------------------------------------------------------------------------------
 def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *, normalize: str = "none",
                  pieces: bytes = b"") -> list[int]:
-    """Make a model of an ARPA file (plain or .gz); returns the n-grams of each order.
+    """Compile an ARPA file (plain or .gz) into a model. Returns the number of n-grams of each order.
 
-    n-grams whose end is no n-gram of the model (SRILM leaves them out when it prunes) are given what a reader of ARPA
-    takes for them: the back-off weight of their context and the probability of the shorter one. Memory: about 150 bytes
-    an n-gram. Raises BadModel with the line for what is no ARPA.
+    SRILM prunes n-grams that are the end (all words but the first) of longer ones. Such ends are added here with the
+    probability that every reader of ARPA gives them: the back-off weight of the context plus the probability of the
+    shorter n-gram. Memory: about 150 bytes per n-gram. Raises BadModel, with the line, for a file that is no ARPA.
     """
     words: list[str] = []
     orders: list[tuple[np.ndarray, np.ndarray]] = []       # ids (n-grams, n), values (n-grams, 2)
@@ -328,11 +329,11 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
 
 def _closed(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]]
             ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Hashes and values of every order, with the ends of all n-grams among those of the order below."""
+    """Hashes and values of every order, after adding the missing ends of all n-grams to the order below."""
     ids = [i for i, _ in orders]
     values = [v for _, v in orders]
     missing: list[list[np.ndarray]] = [[] for _ in orders]
-    for n in range(len(orders) - 1, 0, -1):                # from the longest: what is added has an end itself
+    for n in range(len(orders) - 1, 0, -1):  # from the longest order down, since an added n-gram has an end, too
         every = np.concatenate([ids[n], *missing[n]]) if missing[n] else ids[n]
         ends = np.unique(every[:, 1:], axis=0)
         known = hashes(list(ids[n - 1].T))
@@ -365,7 +366,8 @@ def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray,
 
 
 def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray, np.ndarray, list[str]]]:
-    """(order, ids int64 (n-grams, order), float32 (n-grams, 2), the words) of every order of an ARPA file."""
+    """Yields (order, ids int64 (n-grams, order), values float32 (n-grams, 2), words) for every order of an ARPA
+    file."""
     index: dict[str, int] = {UNK: 0}
     order, number, wanted = 0, 0, 0
     flat: list[int] = []
@@ -395,8 +397,8 @@ def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray,
             if not order:
                 if b"\0" in line or line.startswith(b"mmap lm"):
                     break
-                continue                                    # ngram 1=…: counts, which the lines tell themselves
-            # KenLM and SRILM part the numbers by tabs and the words by blanks; others by blanks alone
+                continue                                    # ngram 1=…: counts, which the lines show themselves
+            # KenLM and SRILM separate the numbers by tabs and the words by blanks; others use only blanks
             fields = line.split(b"\t") if line.count(b"\t") else line.split(b" ")
             if len(fields) >= 2 and line.count(b"\t"):
                 fields = [fields[0], *fields[1].split(b" "), *fields[2:]]
@@ -436,5 +438,5 @@ def _order(source: Any, number: int, line: bytes, before: int) -> int:
 
 
 def _unk(word: str) -> str:
-    """SRILM and others write <UNK>, which KenLM reads as <unk>."""
+    """A word of ARPA; <UNK>, as SRILM and others write it, becomes <unk> as in KenLM."""
     return UNK if word == "<UNK>" else word

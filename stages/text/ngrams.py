@@ -1,7 +1,7 @@
 """Compiled kernels over word numbers: repeated n-grams (Gopher), shingles and their hashes (MinHash).
 
-All are exact: integers in, integers out, equal for every machine and for every state of the word cache. Compiled code
-is kept by numba (NUMBA_CACHE_DIR). `lengths`, `hashes` … are the columns of a `stages.text.words.Vocabulary`, indexed
+All are exact: integers in, integers out, the same on every machine and in every state of the word cache. numba keeps
+the compiled code (NUMBA_CACHE_DIR). `lengths`, `hashes` … are the columns of a `stages.text.words.Vocabulary`, indexed
 by word number.
 """
 
@@ -18,9 +18,9 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 @njit(cache=True, nogil=True)
 def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.ndarray:
     """For n from `low` to `high`: characters of the most frequent word n-gram (words joined by one space) times its
-    count, int64; -1: fewer than n words.
+    count, int64; -1 if there are fewer than n words.
 
-    Of n-grams with equal counts the one that comes first in the text counts (as `Counter.most_common` has it).
+    Of n-grams with equal counts the first one in the text is taken (as `Counter.most_common` does).
     """
     words = ids.shape[0]
     out = np.full(high - low + 1, -1, np.int64)
@@ -31,7 +31,7 @@ def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.
     table = np.empty(size, np.int32)
     counts = np.empty(words, np.int32)
     hashes = np.empty(words, np.uint64)
-    # an n-gram can only occur twice where the shorter one at its place does: the others are not looked up
+    # an n-gram can occur twice only where the shorter one at its place does; others are not looked up
     again = np.ones(words, np.bool_)
     firsts = np.empty(words, np.int32)
     for i in range(words):
@@ -118,14 +118,15 @@ def _same_characters(ids: np.ndarray, i: int, j: int, n: int, offsets: np.ndarra
 @njit(cache=True, nogil=True)
 def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray,
                      sizes: np.ndarray, blob: np.ndarray, ns: np.ndarray) -> np.ndarray:
-    """For each n of `ns`: characters covered by later copies of a word n-gram, without counting a character twice.
+    """For each n of `ns`: characters covered by later copies of word n-grams, no character counted twice.
 
-    As in datatrove, an n-gram is its words joined *without* spaces ("ab c" equals "a bc"), and a copy is jumped over
-    whole. `hashes` and `powers` are the words' polynomial hashes and base**length, so an n-gram's hash is a difference
+    As in datatrove, an n-gram is its words joined *without* spaces ("ab c" equals "a bc"), and the search goes on after
+    a copy. `hashes` and `powers` are the words' polynomial hashes and base**length, so an n-gram's hash is a difference
     of two prefix hashes; equal hashes are confirmed on the characters.
     """
     words = ids.shape[0]
-    # the text's hash up to a word is divided by base**length: one product makes that of an n-gram from a difference
+    # the hash of the text up to a word is divided by base**length, so that one product turns a difference into the hash
+    # of an n-gram
     power = np.empty(words + 1, np.uint64)
     inverse = np.empty(words + 1, np.uint64)
     prefix = np.empty(words + 1, np.uint64)
@@ -136,7 +137,7 @@ def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, p
         power[i + 1] = power[i] * powers[ids[i]]
         length[i + 1] = length[i] + lengths[ids[i]]
     odd = power[words]
-    value = odd                                   # Newton's method modulo 2**64, from three right bits on
+    value = odd                                   # Newton's method modulo 2**64, from three correct bits on
     for _ in range(5):
         value *= np.uint64(2) - odd * value
     inverse[words] = value
@@ -197,7 +198,7 @@ def hash_words(hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray, size
 
 @njit(cache=True, nogil=True)
 def distinct_words(ids: np.ndarray, wanted: np.ndarray) -> int:
-    """How many of the (different) numbers in `wanted` occur."""
+    """How many of the numbers in `wanted`, all different, occur in `ids`."""
     found = 0
     for k in range(wanted.shape[0]):
         for i in range(ids.shape[0]):

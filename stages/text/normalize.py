@@ -17,7 +17,7 @@ from stages.text.characters import PUNCTUATION, nonspacing_marks
 # regex, not re: the decimal digits of all scripts, in the Unicode version datatrove uses
 _NUMBER = regex.compile(r"\p{Nd}+([.,،٫⎖⎗⎘]{1}\p{Nd}+)?", regex.VERBOSE | regex.UNICODE)
 _NUMBER_ASCII = re.compile(r"[0-9]+(?:[.,][0-9]+)?")
-# turning punctuation into spaces and then collapsing white space = joining the runs of everything else
+# turning punctuation into spaces and collapsing white space is the same as joining the runs of everything else
 _RUN = re.compile(rf"[^\s{re.escape(PUNCTUATION)}]+")
 
 

@@ -1,7 +1,7 @@
-"""Repeated word n-grams where every copy counts, as DCLM and RedPajama-v2 have it (`ngrams` holds datatrove's kind).
+"""Repeated word n-grams where every copy counts, as in DCLM and RedPajama-v2 (`ngrams` has datatrove's kind).
 
-Words are compared, not hashes of them: equal on every machine. The search is written out here as it is in `ngrams`:
-as a function that both call it took 3 to 5 times as long, inlined or not (numba 0.68, web pages).
+Words are compared, not only their hashes, so results are equal on every machine. The search is written out here and in
+`ngrams`, since as a shared function it took 3 to 5 times as long, inlined or not (numba 0.68, web pages).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stages.text.compiled import njit
 
 
 def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(ids int32 of the words in order, lengths int32 in characters by id); ids count from 0 as words first occur."""
+    """(word ids int32 in order, lengths int32 in characters by id); ids count from 0 in the order words first occur."""
     known = {word: i for i, word in enumerate(dict.fromkeys(words))}
     ids = np.fromiter(map(known.__getitem__, words), np.int32, len(words))
     return ids, np.fromiter(map(len, known), np.int32, len(known))
@@ -24,7 +24,7 @@ def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 def repeated(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.ndarray:
     """For every n from `low` to `high` a row of four int64: the count of the most frequent word n-gram; characters of
     the first n-gram with that count; characters of the longest one with that count; and characters of all words that
-    stand in an n-gram which occurs twice or more, each word once. Characters are those of words, spaces count nothing.
+    stand in an n-gram which occurs twice or more, each word once. Spaces do not count as characters.
     """
     words = ids.shape[0]
     out = np.zeros((high - low + 1, 4), np.int64)
@@ -39,7 +39,7 @@ def repeated(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.nd
     for i in range(words):
         hashes[i] = np.uint64(1469598103934665603)
     for n in range(1, high + 1):
-        # the hash of the n-gram at i is that of the (n-1)-gram there and one word more
+        # the hash of the n-gram at i extends that of the (n-1)-gram there by one word
         total = words - n + 1
         for i in range(total):
             h = (hashes[i] ^ np.uint64(ids[i + n - 1])) * np.uint64(0x9E3779B97F4A7C15)

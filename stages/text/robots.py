@@ -1,23 +1,23 @@
-"""What publishers tell robots, as far as it forbids use: directives of `<meta name="robots">` and `X-Robots-Tag`."""
+"""Reads which uses publishers forbid to robots: directives of `<meta name="robots">` and `X-Robots-Tag`."""
 
 from __future__ import annotations
 
 import re
 
-#: those that forbid something of a text or its pictures. `noai` and `noimageai`: a convention of DeviantArt's (2022)
+#: directives that forbid a use of a text or its pictures; `noai` and `noimageai` are a convention of DeviantArt (2022)
 FORBIDDING = ("noai", "noimageai", "noindex", "noarchive", "nosnippet")
 _AGENT = re.compile(r"[\w*.-]{1,100}")
-#: directives that have a value, so that what stands before the colon is no robot
+#: directives that have a value: the word before their colon names no robot
 _VALUED = ("unavailable_after", "max-snippet", "max-image-preview", "max-video-preview")
-#: characters looked at
+#: most characters examined
 _LONGEST = 4000
 
 
 def directives(said: str) -> tuple[str, ...]:
-    """Directives of FORBIDDING that are said to all robots, in the order of FORBIDDING.
+    """The directives of FORBIDDING that are given to all robots, in the order of FORBIDDING.
 
-    `X-Robots-Tag: noindex, somebot: noai, nosnippet` says the last two to somebot alone; several such headers are
-    lines, each of which begins anew with all robots. `none` is `noindex, nofollow`.
+    `X-Robots-Tag: noindex, somebot: noai, nosnippet` gives the last two to somebot alone. Several such headers are
+    lines, each of which begins with all robots again. `none` means `noindex, nofollow`.
     """
     result = set()
     for line in said[:_LONGEST].lower().split("\n"):

@@ -1,8 +1,8 @@
-"""Scripts of letters: which writing system a text is in.
+"""Finds the script (writing system) of a text by its letters.
 
-A script is named as ISO 15924 names it: four letters (`Latn`, `Cyrl`, `Hani`) and a number (215, 220, 500), which is
-how a signal, a float, says it. The table is Unicode's property `Script` for the letters (general category L) that
-belong to one script; letters of none (Common, Inherited), digits, marks and signs do not count. It is part of the
+A script has the names of ISO 15924: four letters (`Latn`, `Cyrl`, `Hani`) and a number (215, 220, 500), which is the
+value of its signal, a float. The table is Unicode's property `Script` for the letters (general category L) that belong
+to one script; letters of none (Common, Inherited), digits, marks and signs do not count. The table is part of the
 project, so that neither Python's nor a library's version of Unicode decides about a document.
 """
 
@@ -89,11 +89,11 @@ ff21Latn ff3b. ff41Latn ff5b. ff66Kana ff70. ff71Kana ff9e. ffa0Hang ffe0. 10000
 1e6e4Tayo 1e6e6. 1e6e7Tayo 1e6ee. 1e6f0Tayo 1e6f5. 1e6feTayo 1e7e0Ethi 1e800Mend 1e8c7. 1e900Adlm 1e944. 1e94bAdlm
 1e950. 1ee00Arab 1eef0. 20000Hani 3d000Seal e0001.
 """
-#: what a label may say of a script and no text shows by its letters alone: variants, and mixtures
+#: script codes of labels that letters alone do not show (variants and mixtures) → the code compared instead
 _FOLDED = {"Hans": "Hani", "Hant": "Hani", "Hang": "Kore", "Hira": "Jpan", "Kana": "Jpan", "Hrkt": "Jpan",
            "Aran": "Arab", "Cyrs": "Cyrl", "Latf": "Latn", "Latg": "Latn", "Geok": "Geor", "Syre": "Syrc",
            "Syrj": "Syrc", "Syrn": "Syrc"}
-#: least share of kana among kana and Han for both to be Japanese writing
+#: least share of kana among kana and Han that makes both Japanese writing
 _KANA = 0.1
 
 NUMBERS: dict[str, int] = {entry[:4]: int(entry[4:]) for entry in _NUMBERS.split()}
@@ -104,7 +104,7 @@ _PLACES = sorted(set(NUMBERS) - {"Jpan"})
 
 @lru_cache(maxsize=1)
 def _table() -> np.ndarray:
-    """uint8 (0x110000,): 1 + place of the script of a letter in `_PLACES`, 0 for everything else."""
+    """uint8 (0x110000,): 1 + index in `_PLACES` of the script of a letter, 0 for everything else."""
     table = np.zeros(0x110000, np.uint8)
     places = {code: 1 + i for i, code in enumerate(_PLACES)}
     runs = [(entry[:-4], entry[-4:]) if entry[-1] != "." else (entry[:-1], ".") for entry in _RUNS.split()]
@@ -116,7 +116,7 @@ def _table() -> np.ndarray:
 
 
 def letters_by_script(text: str) -> dict[str, int]:
-    """Number of letters of each script in a text, {ISO 15924 code: letters}, only those there are."""
+    """Number of letters of each script that occurs in a text, {ISO 15924 code: letters}."""
     if text.isascii():
         latin = len(text.encode().translate(None, _NO_LETTERS))
         return {"Latn": latin} if latin else {}
@@ -126,10 +126,10 @@ def letters_by_script(text: str) -> dict[str, int]:
 
 
 def main_script(text: str) -> tuple[str, float]:
-    """The script that most letters of a text are in, and the share of its letters in it; ("", 0.0) without letters.
+    """The script of most letters of a text, and the share of its letters in that script; ("", 0.0) without letters.
 
-    Kana and Han are one script, Jpan, where at least a tenth of them are kana; otherwise Han is a script of its own.
-    Between scripts of equally many letters the one with the lower number of ISO 15924 is it.
+    Kana and Han count as one script, Jpan, where at least a tenth of them are kana; otherwise Han is a script of its
+    own. Of scripts with equally many letters the one with the lower ISO 15924 number is taken.
     """
     letters = letters_by_script(text)
     kana = letters.get("Hira", 0) + letters.get("Kana", 0)
@@ -142,10 +142,10 @@ def main_script(text: str) -> tuple[str, float]:
 
 
 def same_script(a: str, b: str) -> bool:
-    """Whether two codes of ISO 15924 name what `main_script` cannot tell apart: Hans and Hani, Hang and Kore."""
+    """Whether two ISO 15924 codes name scripts that `main_script` cannot tell apart: Hans and Hani, Hang and Kore."""
     return _FOLDED.get(a, a) == _FOLDED.get(b, b)
 
 
 def fits(script: str, declared: str) -> bool:
-    """Whether a text mainly in `script` can be in the writing `declared`. Japanese can be of Han alone, too."""
+    """Whether a text mainly in `script` can be in the writing `declared`. Japanese may consist of Han alone, too."""
     return same_script(script, declared) or (script == "Hani" and _FOLDED.get(declared, declared) == "Jpan")

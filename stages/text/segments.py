@@ -1,11 +1,11 @@
-"""Words by Unicode's default word boundaries (UAX #29), punctuation left out: what DCLM's repetition rules count.
+"""Words by Unicode's default word boundaries (UAX #29), without punctuation, as DCLM's repetition rules count them.
 
 Dialect: DCLM's `split_words(text, model="uniseg", ignore_punctuation=True)`: the segments of uniseg 0.10.1 whose first
 character is a letter, a digit or another number. "can't", "3.14", "a.b" and "x_1" are one word each, an ideograph is a
 word of its own. Properties of characters are those of the `regex` package (uniseg's tables are of Unicode 16).
 
-Boundaries stand at white space whatever is on its sides, so a text is cut there first and a bounded cache
-chunk → words answers what real text repeats. What the cache holds never changes a result.
+White space is always a boundary, so a text is cut there first, and a bounded cache chunk → words serves the chunks that
+real text repeats. Its content never changes a result.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-#: chunks held before the cache is begun anew, and the longest worth holding
+#: most chunks in the cache before it is emptied, and the longest chunk that is cached
 CAPACITY, CACHED_LONGEST = 300_000, 64
-#: two letters that extend what stands before them, were it a space, and a space that does not end a word
+#: exceptions at white space: two letters that extend even a space before them, and a space that does not end a word
 _JOINING = ("\uff9e", "\uff9f", "\u202f")
 
 _cache: dict[str, tuple[str, ...]] = {}
@@ -23,7 +23,7 @@ _cache: dict[str, tuple[str, ...]] = {}
 
 @cache
 def _segment() -> Any:
-    """Pattern of one segment, from rules WB3 to WB13b; `findall` gives them all."""
+    """Pattern of one segment, by rules WB3 to WB13b; `findall` gives all segments."""
     import regex
 
     joined = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
@@ -33,7 +33,7 @@ def _segment() -> Any:
     quote, double = rf"\p{{WB=Single_Quote}}{joined}", rf"\p{{WB=Double_Quote}}{joined}"
     between = rf"[\p{{WB=MidLetter}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{joined}"
     point = rf"[\p{{WB=MidNum}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{joined}"
-    # the double quote first: no Hebrew letter may be taken without looking for it
+    # the double quote comes first, or a Hebrew letter would be taken without looking for it
     run = (rf"(?:{hebrew}{double}(?={hebrew})|{letter}(?:{between}(?={letter}))?"
            rf"|{digit}(?:{point}(?={digit}))?)++")
     core = rf"(?:{run}|(?:{kana})++)"

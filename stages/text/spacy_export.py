@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.base.files import replacing
 
-#: special cases of a language that the check is made with; Indonesian has 16,000
+#: most special cases of a language used for the check; Indonesian has 16,000
 CHECKED = 1500
 
 
@@ -65,7 +65,7 @@ def export(language: str, path: Path) -> None:
 
 
 def _pattern(method: Any) -> str | None:
-    """The pattern of a bound method of a compiled one."""
+    """The pattern of a compiled regular expression, given a bound method of it; None for None."""
     if method is None:
         return None
     compiled = method.__self__
@@ -75,10 +75,10 @@ def _pattern(method: Any) -> str | None:
 
 
 def suffix_window(pattern: str) -> int | None:
-    """How many characters before the end a suffix can begin at the earliest, a run of full stops aside.
+    """Most characters before the end at which a suffix can begin, not counting a run of full stops.
 
-    spaCy searches suffixes from the first character on; starting near the end finds the same ones. None when an
-    alternative other than `\\.\\.+$` has no bound: then the whole string is searched.
+    spaCy searches for suffixes from the first character on; starting near the end finds the same ones. None when an
+    alternative other than `\\.\\.+$` has no bound, so that the whole string must be searched.
     """
     from re import _parser  # type: ignore[attr-defined]
 

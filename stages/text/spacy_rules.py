@@ -6,7 +6,7 @@ match a pattern as they are, URLs, infixes, and at last a pass that looks for sp
 Nothing is cached here; `stages.text.words` does that.
 
 One difference: a chunk of more than LONGEST characters is one token. Peeling affixes and looking for a URL take time
-that grows with the square of a chunk, minutes for one of 200,000 characters, and no clock may decide about a text.
+that grows with the square of a chunk, minutes for 200,000 characters, and a time limit must not decide about a text.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from functools import cache
 from typing import Any
 
 _SPACE_RUN = re.compile(r"(\s+)")
-#: characters of a chunk that is split; no word or URL of a readable text is longer
+#: longest chunk that is split, characters; no word or URL of a readable text is longer
 LONGEST = 2000
 
 
 class SpacyRules:
-    """Splits white-space free chunks, and whole texts, of one language into tokens."""
+    """Splits chunks without white space, and whole texts, of one language into tokens."""
 
     def __init__(self, rules: dict[str, Any]) -> None:
         self.specials: dict[str, tuple[str, ...]] = {chunk: tuple(parts) for chunk, parts in rules["specials"].items()}
@@ -35,14 +35,16 @@ class SpacyRules:
         self._suffix = re.compile(rules["suffix"]).search
         self._infixes = re.compile(rules["infix"]).finditer
         self._url = re.compile(rules["url"]).match
-        #: chunks that are one token however they look (French, Hungarian and Turkish have such a pattern)
+        #: matches chunks that stay one token whatever they look like (French, Hungarian and Turkish have such a
+        #: pattern)
         self._token = re.compile(rules["token"]).match if rules["token"] else None
-        #: no letter is an affix, and full stops behind ASCII letters are: proven by the export, for English alone
+        #: True if no letter is an affix and full stops after ASCII letters are; the export proves it, for English alone
         self.plain_letters: bool = rules["plain_letters"]
         self._window: int | None = rules["suffix_window"]
-        # special cases whose tokens may arise from several affixes: found in the token sequence (spaCy's PhraseMatcher)
+        # special cases that affix rules may split: they are searched for in the sequence of tokens (spaCy's
+        # PhraseMatcher)
         self._sequences: dict[str, list[tuple[str, ...]]] = {}
-        #: tokens that stand in a row in one of them
+        #: pairs of tokens that stand next to each other in one of them
         self.pairs: set[tuple[str, str]] = set()
         #: special cases of several chunks ("EE. UU." in Spanish)
         self.spaced: list[str] = sorted(chunk for chunk in self.specials if " " in chunk.strip())
@@ -53,7 +55,7 @@ class SpacyRules:
                 self.pairs.update(itertools.pairwise(sequence))
 
     def quiet(self, letter: str) -> bool:
-        """Whether no affix rule ever fires on `letter` among letters: words of such letters are single tokens."""
+        """Whether no affix rule applies to `letter` among letters, so that words of such letters are single tokens."""
         return not (self._prefix(letter) or self._suffix(letter) or self._suffix("a" + letter)
                     or next(self._infixes(f"a{letter}a"), None))
 
@@ -122,14 +124,15 @@ class SpacyRules:
     def merge(self, tokens: Sequence[str], breaks: Sequence[bool]) -> list[str]:
         """The last pass: special cases found in the token sequence (spaCy's `_apply_special_cases`).
 
-        `breaks[i]` says that a space stands before token i. A sequence may match across it; where no special case
-        spells such a span it changes nothing itself, but it keeps a shorter one it overlaps from being applied.
+        `breaks[i]` says that a space stands before token i. A sequence may match across spaces. Where no special case
+        is spelt like such a span, the match changes nothing, but it still keeps shorter ones that overlap it from being
+        applied.
         """
         found = [(i, i + len(sequence)) for i, token in enumerate(tokens) for sequence in self._sequences.get(token, ())
                  if tuple(tokens[i:i + len(sequence)]) == sequence]
         if not found:
             return list(tokens)
-        # longest first, then leftmost; what was looked at blocks what overlaps it, even if itself refused
+        # longest first, then leftmost; a match blocks those it overlaps, even if it was refused itself
         seen: set[int] = set()
         chosen: dict[int, int] = {}
         for start, stop in sorted(found, key=lambda span: (span[0] - span[1], span[0])):
@@ -154,7 +157,7 @@ class SpacyRules:
         return self.merge(*self._split(text))
 
     def _split(self, text: str, special: bool = True) -> tuple[list[str], list[bool]]:
-        """Tokens of a text before the last pass, and before which of them a space stands."""
+        """Tokens of a text before the last pass, and whether a space stands before each of them."""
         tokens: list[str] = []
         breaks: list[bool] = []
         space = False

@@ -1,4 +1,5 @@
-"""A regular expression for one of many strings, as a trie: `re` tries branches of an alternation one by one."""
+"""Regular expressions for one of many strings, built as a trie, since `re` tries the branches of an alternation one by
+one."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 
 def trie_pattern(strings: Iterable[str]) -> str:
-    """A pattern that matches what the alternation of the strings, longest first, would. Strings must not be empty.
+    """A pattern that matches what the alternation of the strings, longest first, would match.
 
     Raises:
         ValueError: there is no string, or an empty one.
@@ -27,7 +28,8 @@ def trie_pattern(strings: Iterable[str]) -> str:
 
 
 def _pattern(root: dict[str, Any]) -> str:
-    """Children before parents, without recursion: a string may be longer than Python's stack is deep."""
+    """The pattern of a trie. Children come before parents, without recursion: a string may be longer than Python's
+    stack is deep."""
     order, stack = [], [root]
     while stack:
         node = stack.pop()

@@ -1,10 +1,10 @@
-"""Lists of words by language, read from one file: so its sha256 is all a recipe's key needs.
+"""Reads lists of words by language from one file, so that its sha256 is all a recipe's key needs.
 
-An archive (`.tgz`, `.tar.gz`, `.zip`) holds a file a language, named by it: `de.json`, an array of strings, or `de` or
-`de.txt`, one entry a line. That is how LDNOOBW, "List of Dirty, Naughty, Obscene, and Otherwise Bad Words" (28
-languages, CC-BY-4.0), is published: npm's package naughty-words (`tokenmill fetch badwords`), and its repository. A
-`.json` file holds {language: [entry, …]}, or an array that counts for every language; any other file is text with one
-entry a line for every language, # beginning a comment.
+An archive (`.tgz`, `.tar.gz`, `.zip`) holds one file per language, named after it: `de.json`, an array of strings, or
+`de` or `de.txt`, one entry per line. LDNOOBW, "List of Dirty, Naughty, Obscene, and Otherwise Bad Words" (28 languages,
+CC-BY-4.0), is published like that: npm's package naughty-words (`tokenmill fetch badwords`), and its repository. A
+`.json` file holds {language: [entry, …]}, or an array that counts for every language. Any other file is text with one
+entry per line for every language, # beginning a comment.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-#: what counts for every language
+#: the key of entries for every language
 ANY = ""
-#: a file of an archive that holds a list: a language (BCP 47), with or without suffix
+#: name of an archive's file that holds a list: a language (BCP 47), with or without suffix
 _NAMED = re.compile(r"([a-z]{2,3}(?:[-_][A-Za-z0-9]+)*)(\.json|\.txt)?")
-#: caps on an archive: members, and bytes of all of them
+#: most members of an archive, and most bytes of all of them
 _MEMBERS, _BYTES = 10_000, 256 << 20
 
 
@@ -33,7 +33,7 @@ def read_lists(path: str | Path, *, max_files: int = _MEMBERS,
     """{language as the file calls it: its entries, in the order of the file, each once}.
 
     Raises:
-        ValueError: the file holds no list, or something that is none; names file and member.
+        ValueError: the file holds no list, or a member of it is no list; names file and member.
     """
     path = Path(path)
     name = path.name.lower()
@@ -64,7 +64,7 @@ def read_lists(path: str | Path, *, max_files: int = _MEMBERS,
         lists = {language: _entries(entries, f"{path}: '{language}'") for language, entries in held.items()}
     else:
         data = path.read_bytes()
-        if (other := _other(data)) is not None:                 # keys know what it holds, not what it is called
+        if (other := _other(data)) is not None:  # a recipe's key knows the content of a file, not its name
             raise ValueError(f"{path} is no text with one entry a line; rename it to *.{other}, if that is what it is")
         lists[ANY] = _entries(_lines(data), str(path))
     if not any(lists.values()):
@@ -91,7 +91,7 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _other(data: bytes) -> str | None:
-    """What a file is that is no text with one entry a line, by its suffix."""
+    """The suffix that fits a file which is not text with one entry per line; None if it is such text."""
     if data.startswith(b"\x1f\x8b"):
         return "tar.gz"
     if data.startswith(b"PK\3\4"):
@@ -102,7 +102,7 @@ def _other(data: bytes) -> str | None:
         return None
 
 
-#: (path in the archive, bytes, what reads them) of each of its members; what is no file has no path
+#: (path in the archive, bytes, function that reads it) of each member; the path is empty for anything but a file
 Members = Iterator[tuple[str, int, Callable[[], bytes]]]
 
 

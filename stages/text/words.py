@@ -1,10 +1,10 @@
 """The words of a text, tokenised once and shared by all stages of a pass.
 
 Words are datatrove's: spaCy's tokens without white space, English ones unless a language is named. Tokenisation works
-chunk by chunk (a chunk is a run without white space), and real text repeats its chunks, so a bounded table chunk → word
+chunk by chunk (a chunk is a run without white space). Real text repeats its chunks, so a bounded table chunk → word
 numbers (`stages.text.chunks`) answers most of them at the speed of memory; only chunks never seen before are split by
-rules. What the table holds never changes a result: a word's number is only a name for it. A chunk of more than 2,000
-characters is one word (`stages.text.spacy_rules`).
+rules. The content of the table never changes a result, since a word's number is only a name for it. A chunk of more
+than 2,000 characters is one word (`stages.text.spacy_rules`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from stages.text.chunks import LINE_SENTENCES, Chunks, room, utf8
 from stages.text.ngrams import distinct_words, hash_words, sha1_shingles, word_counts
 from stages.text.spacy_rules import LONGEST, SpacyRules, is_punctuation, spacy_rules
 
-#: chunks and words, and their bytes (`Vocabulary.bytes`), held before the vocabulary is begun anew (about 150 MB)
+#: most chunks and words, and most bytes of them (`Vocabulary.bytes`), before the vocabulary is emptied (about 150 MB)
 CAPACITY, CAPACITY_BYTES = 1_000_000, 64 << 20
-#: characters of a chunk that is worth caching: longer ones hardly come again, and one text may be full of them
+#: longest chunk that is cached, characters: longer ones hardly recur, and one text may be full of them
 CACHED_LONGEST = 256
 
-#: single marks that spaCy peels off the end of a word whatever the word (a full stop: off lower-case letters)
+#: single marks that spaCy always peels off the end of a word (a full stop: only after lower-case letters)
 _END_MARKS = frozenset(",;:!?)")
 
 
 class Vocabulary:
-    """Words by number, and what every stage wants to know about each of them, as columns.
+    """Words by number, with the properties that stages need as columns.
 
     lengths int32 characters; kinds uint8 bits: 1 holds more than symbols, 2 holds a letter; hashes, powers uint64: the
     polynomial hash of its bytes and base**size; offsets int64 and sizes int32: its UTF-8 bytes in blob.
@@ -39,8 +39,8 @@ class Vocabulary:
         self.words: list[str] = []
         self.numbers: dict[str, int] = {}
         self.chunks = Chunks()
-        #: numbers of chunks whose tokens hold a special case → their outer tokens without it: what stands beside may
-        #: forbid it
+        #: number of a chunk whose tokens hold a special case → its first and last token without that case: a neighbour
+        #: may forbid it
         self.unsure: dict[int, tuple[str, str]] = {}
         size = 1 << 12
         self.lengths = np.zeros(size, np.int32)
@@ -50,16 +50,16 @@ class Vocabulary:
         self.offsets = np.zeros(size, np.int64)
         self.sizes = np.zeros(size, np.int32)
         self.blob = np.zeros(1 << 16, np.uint8)
-        #: how many words the columns describe, in how many bytes of blob
+        #: number of words that the columns describe, and their bytes in blob
         self._described = self._filled = 0
 
     @property
     def bytes(self) -> int:
-        """Of all words and chunks, a chunk and each of its words counting as eight more."""
+        """Bytes of all words and chunks; a chunk counts eight more, and so does each of its words."""
         return self._filled + self.chunks.bytes + 8 * (self.chunks.count + self.chunks.words)
 
     def number(self, word: str) -> int:
-        """The number of a word, given to it now if it has none; `describe` then fills its columns."""
+        """The number of a word, assigned now if it is new; `describe` then fills its columns."""
         number = self.numbers.get(word)
         if number is None:
             number = self.numbers[word] = len(self.words)
@@ -67,7 +67,7 @@ class Vocabulary:
         return number
 
     def describe(self) -> None:
-        """Fill the columns of all words that are new."""
+        """Fill the columns of new words."""
         first, last = self._described, len(self.words)
         if first == last:
             return
@@ -88,7 +88,7 @@ class Vocabulary:
         self._described, self._filled = last, self._filled + len(joined)
 
     def learn(self, chunks: Iterable[str]) -> None:
-        """Tokenise chunks the table does not hold."""
+        """Tokenise chunks that the table does not hold, and add them."""
         specials, ends = self.language.specials, self.language.sentence_ends
         plain = self.language.plain_letters
         data: list[bytes] = []
@@ -127,7 +127,8 @@ class Vocabulary:
         self.chunks.extend(data, words, counts, steps, unsure)
 
     def _sentence_step(self, tokens: list[str], ended: int) -> tuple[int, int]:
-        """spaCy's sentencizer over `tokens`: (sentences begun, whether an end mark came last)."""
+        """spaCy's sentencizer over `tokens`: (sentences begun, whether an end mark came last). `ended` says whether one
+        came before."""
         begun = 0
         for token in tokens:
             mark = token in self.language.sentence_ends
@@ -139,11 +140,11 @@ class Vocabulary:
         return begun, ended
 
     def _contested(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> list[tuple[int, int]]:
-        """Runs of chunks, first and behind the last, in which a special case inside a chunk may be forbidden by one
-        that reaches over to a neighbour.
+        """Runs of chunks, as (first, one past the last), in which a special case inside a chunk may be forbidden by one
+        that extends to a neighbour.
 
-        A sequence across a gap would hold the two tokens beside it, and no token of white space between them; where no
-        special case has these two in a row, the chunks on either side do not know of each other.
+        A special case across a gap contains the two tokens beside the gap, with no token of white space between them.
+        Where no special case has these two in a row, the chunks on either side do not affect each other.
         """
         runs, last = [], len(chunks) - 1
         behind = 0
@@ -159,13 +160,13 @@ class Vocabulary:
         return runs
 
     def _joined(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, i: int) -> bool:
-        """Whether a special case may reach from the chunk before the i-th one into it."""
+        """Whether a special case may extend from the chunk before the i-th one into it."""
         end, start = spans[i - 1, 1], spans[i, 0]
         return (start - end == 1 and data[end] == 32
                 and (self._edge(chunks[i - 1], 1), self._edge(chunks[i], 0)) in self.language.pairs)
 
     def _merged(self, data: np.ndarray, spans: np.ndarray) -> list[str]:
-        """The words of chunks that only single spaces part."""
+        """The words of chunks separated only by single spaces."""
         tokens: list[str] = []
         breaks: list[bool] = []
         for start, stop in spans.tolist():
@@ -175,19 +176,20 @@ class Vocabulary:
         return self.language.merge(tokens, breaks)
 
     def _edge(self, chunk: int, side: int) -> str:
-        """The first (0) or last (1) token of a chunk before special cases."""
+        """The first (0) or last (1) token of a chunk before special cases are applied."""
         chunk = int(chunk)
         if chunk in self.unsure:
             return self.unsure[chunk][side]
         return self.words[self.chunks.edge(chunk, side)]
 
     def _looked_up(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int] | None]:
-        """(chunk numbers, places in `data`, how much of the table is to stay); chunks never seen are learned now."""
+        """(chunk numbers, places in `data`, size to which the table must be cut back, or None). Unknown chunks are
+        learned now; only long ones must be removed again."""
         chunks, spans, unknown = self.chunks.scan(data)
         if not unknown:
             return chunks, spans, None
         missing = {_chunk(data, start, stop) for start, stop in spans[chunks < 0].tolist()}
-        # sorted, so that two runs number words alike; results do not depend on it, debugging does
+        # sorted, so that two runs number words alike: results do not depend on it, but debugging does
         long = sorted(chunk for chunk in missing if len(chunk) > CACHED_LONGEST)
         if len(long) < len(missing):
             self.learn(sorted(missing.difference(long)))
@@ -198,14 +200,14 @@ class Vocabulary:
         return chunks, spans, before if long else None
 
     def _forget(self, before: tuple[int, int, int] | None) -> None:
-        """Take the long chunks of a text out of the table again."""
+        """Remove the long chunks of a text from the table."""
         if before is not None:
             for chunk in range(before[0], self.chunks.count):
                 self.unsure.pop(chunk, None)
             self.chunks.forget(*before)
 
     def encode(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """(word numbers int32; lines int32[n, 4] as `stages.text.chunks.fold` has them) of a text."""
+        """(word numbers int32, lines int32[n, 4] as in `Chunks.fold`) of a text."""
         data = utf8(text)
         chunks, spans, before = self._looked_up(data)
         ids, lines, unsure = self.chunks.fold(data, chunks, spans)
@@ -227,7 +229,8 @@ class Vocabulary:
         return ids, lines
 
     def count_sentences(self, line: str) -> int:
-        """Sentences of a line as spaCy's sentencizer cuts it; an empty line is one, and so is white space at an end."""
+        """Sentences of a line as spaCy's sentencizer splits it. An empty line is one; more white space than one space
+        after the last end mark is another."""
         data = utf8(line)
         chunks, spans, before = self._looked_up(data)
         if (any(special in line for special in self.language.spaced)
@@ -244,10 +247,11 @@ def _chunk(data: np.ndarray, start: int, stop: int) -> str:
 
 
 class Words:
-    """The words of one text: their numbers in a vocabulary, in order; and what is known of its lines.
+    """The words of one text, as numbers of a vocabulary in order, and facts about its lines.
 
-    `lines` int32[n, 4] has a row for every line (of `str.splitlines`) that is not blank: first and last byte of it
-    without the white space at its ends, chunks (`str.split`), sentences (-1: `count_sentences` has to be asked).
+    `lines` int32[n, 4] has a row for every line (of `str.splitlines`) that is not blank: its first byte and the one
+    after its last, without the white space at its ends, number of chunks (`str.split`), and sentences (-1: ask
+    `count_sentences`).
     """
 
     __slots__ = ("_counts", "ids", "lines", "vocabulary")
@@ -282,7 +286,7 @@ class Words:
 
     @property
     def mean_length(self) -> float:
-        """Mean characters of those; nan when there are none."""
+        """Mean characters of the words that `plain` counts; nan if there are none."""
         plain, characters, _ = self._count()
         return characters / plain if plain else float("nan")
 
@@ -298,8 +302,8 @@ class Words:
 
 
 class Vocabularies:
-    """The vocabulary of each language. All are begun anew when together they hold more than `capacity` chunks and
-    words, or `capacity_bytes`; words made before keep the old one."""
+    """The vocabularies of all languages. All are dropped when together they hold more than `capacity` chunks and words,
+    or `capacity_bytes`; existing `Words` keep their old vocabulary."""
 
     def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.capacity, self.capacity_bytes = capacity, capacity_bytes
@@ -316,12 +320,12 @@ class Vocabularies:
         return vocabulary
 
 
-#: those of this process
+#: the vocabularies of this process
 VOCABULARIES = Vocabularies()
 
 
 def warm() -> None:
-    """Load the rules and the compiled kernels now, so that no document is charged for it: for `setup` of stages."""
+    """Load the rules and the compiled kernels now, so that no document is charged for it. Stages call it in `setup`."""
     words = words_of("It (and all of this) is said. a b c d e f g h")
     words.plain  # noqa: B018
     words.distinct(["it"])
@@ -337,19 +341,21 @@ def words_of(text: str, language: str = "en", vocabularies: Vocabularies = VOCAB
 
 
 def count_sentences(line: str) -> int:
-    """Sentences of a line: `len(split_into_sentences(line))` where datatrove's C4 filter counts them."""
+    """Sentences of a line, as datatrove's C4 filter counts them: `len(split_into_sentences(line))`."""
     return VOCABULARIES.of().count_sentences(line)
 
 
 def shingle_sha1(words: list[str] | Words, n: int = 5) -> np.ndarray:
-    """datatrove's dialect (`hash_fc="sha1"`, 64 bit): first 8 bytes of SHA-1 over the words joined by spaces."""
+    """Hashes of word n-grams in datatrove's dialect (`hash_fc="sha1"`, 64 bit): first 8 bytes of SHA-1 over the words
+    joined by spaces."""
     words = _as_words(words)
     vocabulary = words.vocabulary
     return sha1_shingles(words.ids, vocabulary.offsets, vocabulary.sizes, vocabulary.blob, n)
 
 
 def shingle_xxhash(words: list[str] | Words, n: int = 5) -> np.ndarray:
-    """datatrove's dialect (`hash_fc="xxhash"`, 64 bit, its default): xxh64 over the words joined by spaces."""
+    """Hashes of word n-grams in datatrove's dialect (`hash_fc="xxhash"`, 64 bit, its default): xxh64 over the words
+    joined by spaces."""
     import xxhash
 
     strings = words if isinstance(words, list) else words.strings()
