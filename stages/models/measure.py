@@ -139,7 +139,7 @@ def threshold_keeping(scores: ArrayLike, share: float) -> float:
         return float(ordered[-1])
     if ordered[wanted - 1] > ordered[wanted]:
         return float(ordered[wanted - 1])
-    above = ordered[ordered > ordered[wanted]]                    # a tie across the cut: all of it stays out
+    above = ordered[ordered > ordered[wanted]]                    # a tie across the cut stays out as a whole
     return float(above[-1]) if len(above) else float(np.nextafter(ordered[0], np.inf))
 
 

@@ -176,5 +176,5 @@ def _few(names: list[str], most: int = 30) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text that stays in its cell of a table."""
+    """Text escaped for a cell of a Markdown table."""
     return str(text).replace("|", "\\|").replace("\n", " ").replace("`", "'")

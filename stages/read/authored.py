@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-#: folders of other people's code
+#: folders of code that others wrote
 _VENDORED = {"node_modules", "bower_components", "jspm_packages", "vendor", "vendors", "third_party", "third-party",
              "thirdparty", "3rdparty", "3rd_party", "3rd-party", "site-packages", "dist-packages", "_vendor",
              "_vendored_packages", "godeps", "pods", "carthage", "extern", "externals", "venv", "virtualenv"}
@@ -86,7 +86,7 @@ _ENCODED = re.compile(r"[A-Za-z0-9+/=]{64,}|(?:\b(?:0x|\\x)?[0-9a-fA-F]{2}(?:,\s
 _LONGEST_ENCODED = 1024
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:0[xX][0-9a-fA-F]+|[0-9][0-9_]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)[uUlLfF]{0,3}"
                      r"(?![\w.])")
-#: a line of nothing but strings, numbers and what separates them
+#: a line of only strings, numbers and separators
 _LITERALS = re.compile(r"(?>[\s\[\](){},:;=>|+&-]|[bBuUrL]?\"(?>[^\"\\\n]|\\.)*+\"|[bBuUrL]?'(?>[^'\\\n]|\\.)*+'"
                        r"|[0-9][\w.]*+|(?:None|null|nil|NULL)\b)++")
 #: least non-blank lines of a table of literals, and least non-blank characters of a table of numbers
@@ -172,7 +172,7 @@ def _sentences(paragraph: str) -> Iterator[str]:
 
 def encoded(text: str) -> bool:
     """Whether a file is data: encoded bytes, or a table of numbers or strings."""
-    runs = [m.end() - m.start() for m in _ENCODED.finditer(text) if len(set(m[0][:99])) > 2]       # no //========
+    runs = [m.end() - m.start() for m in _ENCODED.finditer(text) if len(set(m[0][:99])) > 2]       # but not //========
     if runs and sum(runs) * (4 if max(runs) > _LONGEST_ENCODED else 2) > len(text):
         return True
     solid = len(text) - sum(map(text.count, " \t\n"))

@@ -55,7 +55,7 @@ class Code(Files):
         pass
 
     def _one(self, data: bytes | None, slice: Slice, offset: int, member: str, ordinal: int) -> Document | BadRecord:
-        if data is None:                                      # common and sound: no quarantine
+        if data is None:                                      # a big source file is common and sound: no quarantine
             return skipped("too_large", slice, offset, ordinal, member=member)
         return super()._one(data, slice, offset, member, ordinal)
 

@@ -294,7 +294,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def transcript(text: str) -> list[Turn]:
-    """Turns of "\\n\\nHuman: … \\n\\nAssistant: …"."""
+    """Turns of a text "\\n\\nHuman: … \\n\\nAssistant: …"."""
     pieces = _HUMAN.split(text)
     if len(pieces) < 3 or pieces[0].strip():
         raise Refused("bad_turn", "neither messages nor a transcript of Human and Assistant, and no prompt")

@@ -22,7 +22,7 @@ _MORE = re.compile(r"[ \t,;]*(?:and|or|with|but|except|plus|only|unless|commons)
 #: blanks and comment marks between words
 _MARKS = re.compile(r"[\s/*#;!%|\"'>-]+")
 _COMMENT = re.compile(r"[ \t]*(?://|#|;|%|--|!|dnl\b|rem\b|')", re.IGNORECASE)
-#: comment lines at the beginning that count as its comment; a single one may be a heading
+#: fewest comment lines at the beginning that count as the head's comment; fewer may be a heading
 _LINES = 3
 #: openers and closers of block comments
 _BLOCKS = (("/*", "*/"), ('"""', '"""'), ("'''", "'''"), ("<!--", "-->"), ("{-", "-}"), ("(*", "*)"),

@@ -54,7 +54,7 @@ _HOLDER = re.compile(r"^\W*(?:portions )?(?:copyright\b.{0,200}(?:\d{4}|<|\[|\(c
                      re.MULTILINE)
 #: addresses in a holder's line, in which words of terms are parts of names
 _ADDRESS = re.compile(r"\S{0,99}(?:@|://|www\.|\bat\b.{1,20}\bdot\b)\S{0,199}")
-#: where the name in a holder's line ends; what follows an initial is still of the name
+#: where the name in a holder's line ends; text after an initial still belongs to the name
 _NAME_ENDS = re.compile(r"(?<=\w\w\w)[.;:]\s|\s[-\u2013\u2014]\s")
 #: words of terms that are part of no holder's name; they count anywhere in a holder's line
 _NO_NAME = (
@@ -264,5 +264,5 @@ def other_terms(text: str) -> bool:
 
 
 def _second(match: Match, near: list[Match]) -> bool:
-    """Whether the text holds another licence apart from this one."""
+    """Whether the text holds another licence apart from the match."""
     return any(m.form.licence != match.form.licence and (m.stop <= match.start or m.start >= match.stop) for m in near)

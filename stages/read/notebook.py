@@ -35,7 +35,7 @@ _CALLED = {"ir": "r", "rscript": "r", ".net-csharp": "c#", "csharp": "c#", ".net
            ".net-powershell": "powershell", "wolfram language": "mathematica", "wolframlanguage": "mathematica",
            "sage": "python", "sagemath": "python", "bash": "shell", "ijavascript": "javascript", "octave": "matlab",
            "gophernotes": "go", "ihaskell": "haskell", "almond": "scala", "c++": "c++", "python": "python"}
-#: a cell in another language than its notebook's
+#: the first line of a cell in another language than its notebook's
 _CELL_MAGIC = re.compile(r"\s*%%(bash|sh|script|html|javascript|js|latex|markdown|perl|ruby|R|sql|bigquery|cython|svg"
                          r"|julia)\b")
 _MAGICS = {"sh": "bash", "script": "bash", "js": "javascript", "r": "r", "bigquery": "sql", "svg": "xml"}

@@ -57,7 +57,7 @@ class Parquet(Reader):
         max_bytes: int = signal(64 << 20, "longest text, bytes; beyond: too_large", gt=0)
         max_group: int = signal(4 << 30, "largest row group, bytes inflated; beyond: too_large", gt=0)
 
-    #: names in `meta` that a reader of tables sets itself
+    #: names in `meta` that a subclass sets itself
     reserved: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
@@ -95,9 +95,9 @@ class Parquet(Reader):
             yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0], fatal=True)
 
     def _repeated(self, info: Any, local: str, group: int) -> int:
-        """Bytes of the texts of a row group whose text column is mostly a dictionary (10 MB of text that a million rows
-        name take a few bytes per row in the file). They are counted before any text is made, and only until they exceed
-        `max_group`. 0 for other row groups."""
+        """Bytes of the texts of a row group whose text column is mostly a dictionary (a million rows may name one text
+        of 10 MB). The bytes are counted before any text is made, and only until they exceed `max_group`. 0 for other
+        row groups."""
         chunk = next((c for i in range(info.num_columns) if (c := info.column(i)).path_in_schema == self.config.text),
                      None)
         if chunk is None or not chunk.has_dictionary_page:
@@ -145,7 +145,7 @@ class Parquet(Reader):
         if listed and (found := self._plain(texts, others, kept, slice, group, ordinal)):
             yield from found
             return
-        if pa.types.is_dictionary(texts.type):                  # kept: else every row would copy its text
+        if pa.types.is_dictionary(texts.type):                  # kept a dictionary: else each row would copy its text
             entries = pc.cast(texts.dictionary, pa.large_binary())
             values: Any = (v.as_py() for v in pa.DictionaryArray.from_arrays(texts.indices, entries))
         else:
@@ -354,8 +354,8 @@ def too_large(info: Any, size: int, slice: Slice, group: int, ordinal: int) -> B
 
 
 def per_batch(group: Any, columns: list[str], local: str | None = None) -> int:
-    """Rows of a row group to read at a time, by the sizes its metadata states and, where the file is given, its
-    dictionary pages."""
+    """Rows of a row group to read at a time, by the sizes that its metadata states and, if `local` is given, by those
+    of its dictionary pages."""
     chunks = [group.column(i) for i in range(group.num_columns)]
     chunks = [c for c in chunks if c.path_in_schema in columns or c.path_in_schema.partition(".")[0] in columns]
     size = sum(c.total_uncompressed_size for c in chunks)

@@ -64,7 +64,7 @@ class Reader:
     they set the class attributes, `Config` and `read`, and `splits` where a file can be cut.
 
     Errors: a file that is missing, is a folder or may not be read raises OSError naming it (`check_file`), since the
-    environment is at fault and no document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted. Any
+    environment is at fault, not a document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted. Any
     other exception, or a crash, loses the rest of the file (see `beyond`): it is quarantined, and counts against
     `run.max_bad_files`.
     """

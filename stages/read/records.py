@@ -85,7 +85,7 @@ class Records(Reader):
                 yield from self._documents(row, slice, offset, ordinal)
 
     def _table(self, local: str, slice: Slice) -> Iterator[tuple[int, int, Any]]:
-        """(ordinal, row group, row) of a Parquet file."""
+        """Yields (ordinal, row group, row) of a Parquet file."""
         check_file(local, slice.path)
         ordinal, group = slice.ordinal, slice.start
         try:

@@ -34,7 +34,7 @@ MAX_ARCHIVE_BYTES = 64 << 30
 
 
 class Damaged(Exception):
-    """A stream that ends or breaks where it should not; `reason` as in `BadRecord`."""
+    """A stream that ends or breaks too early, or exceeds a limit; `reason` as in `BadRecord`."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
@@ -73,7 +73,7 @@ class Stream:
             raise Damaged("truncated" if cut else f"corrupt_{self.coding or 'file'}", str(e)) from None
 
     def read_all(self, cap: int) -> bytes | None:
-        """Everything, or None when it is more than `cap` bytes."""
+        """Everything, or None if it is more than `cap` bytes."""
         blocks, size = [], 0
         while block := self.read():
             blocks.append(block)

@@ -70,7 +70,7 @@ class Warc(Reader):
                  ) -> Generator[Document | BadRecord, None, tuple[int | None, int]]:
         """Yields the records from byte `start` on, as far as fastwarc gets. Returns the offset at which to go on (None:
         nowhere) and the number of the next record. Fastwarc stops at anything that is no record, and silently at an
-        empty gzip member. The members after it are sound, so they are walked one by one to the next record."""
+        empty gzip member. The members after it may be sound, so they are walked one by one to the next record."""
         magic = _peek(file, start, 16)
         stream, offset_of = _open(_Range(file, start, stop), magic)
         gzip, offset, begun, records = isinstance(stream, GzipReader), start, False, None
@@ -184,13 +184,13 @@ class Warc(Reader):
                 self.warnings.append(f"{path}: read in one piece; with gzip instead of {coding} it could be split")
                 return None
             starts = list(_record_starts(file, bool(coding)))       # (offset, uncompressed bytes before it)
-        if len(starts) < 2 or starts[0][0]:             # what stands before the first record may belong to it
+        if len(starts) < 2 or starts[0][0]:             # bytes before the first record may belong to it
             self.warnings.append(f"{path}: read in one piece, for it is not compressed record by record; "
                                  "`fastwarc recompress` would make it so")
             return None
         pieces: list[Split] = []
         first, last = 0, len(starts) - 1
-        end = starts[-1][1] + max(size - starts[-1][0], 1)          # the last piece goes to the end, whatever is there
+        end = starts[-1][1] + max(size - starts[-1][0], 1)          # the last piece goes to the end of the file
         for i in range(1, len(starts) + 1):
             here = starts[i][1] if i <= last else end
             if i > last or here - starts[first][1] >= target:

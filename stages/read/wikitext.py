@@ -19,7 +19,7 @@ from stages.text.kept import MARKS, Kept, cleared
 _DROPPED = ("ref", "references", "gallery", "timeline", "score", "style", "imagemap", "templatestyles", "hiero",
             "graph", "maplink", "mapframe", "categorytree", "section", "table", "inputbox", "indicator", "noinclude")
 _ELEMENT = re.compile(rf"<(/?)({'|'.join(_DROPPED)})\b([^<>]*)>", re.IGNORECASE)
-#: elements whose content is no markup
+#: elements whose content is not parsed as markup
 _VERBATIM = re.compile(r"<(/?)(nowiki|math|chem|ce|syntaxhighlight|source|pre)\b([^<>]*)>", re.IGNORECASE)
 _LANGUAGE = re.compile(r"\blang\s*=\s*[\"']?([A-Za-z0-9+#-]{1,20})")
 #: stands for the = of {{=}}, which separates no argument name
@@ -234,7 +234,7 @@ def _without_brackets(text: str, kept: Kept, hidden: re.Pattern[str]) -> str:
     stack[-1][1].append(text[at:])
     while len(stack) > 1:
         kind, lost = stack.pop()
-        stack[-1][1].extend(lost if kind == "[[" else lost[-1:])        # an open template or table: its last piece
+        stack[-1][1].extend(lost if kind == "[[" else lost[-1:])        # templates and tables keep only the last piece
     return "".join(stack[0][1])
 
 

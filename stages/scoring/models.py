@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stages.scoring.word_sums import WordSums
 
 LID176 = "lid.176.ftz"
-#: bytes of the largest model that is loaded only to check settings
+#: largest model, bytes, that is loaded only to check settings
 LOOKED_INTO = 64 << 20
 
 

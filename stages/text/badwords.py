@@ -66,7 +66,7 @@ _UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\u
 _THAI = re.compile(r"[\u0e00-\u0e7f]")
 #: characters that continue the syllable before them
 _THAI_GOES_ON = frozenset("ะาำๅ")
-#: Thai entries below this many characters are one syllable
+#: Thai entries of fewer characters count as one syllable
 _SYLLABLE = 4
 #: separators between the words of an entry; each of them matches any other
 _LOOSE = re.compile(r"[\s'’ʼ`‐‑-]+")

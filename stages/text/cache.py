@@ -20,7 +20,7 @@ def cache_dir() -> Path:
 
 
 def rules_path(language: str = "en") -> Path:
-    """Path of the exported rules of a language, by spaCy's code; they are exported now if this install has none yet.
+    """Path of the exported rules of a language, by spaCy's code. They are exported now if this install has none yet.
 
     Raises:
         RuntimeError: spaCy is missing or the export failed; the message holds its error output.

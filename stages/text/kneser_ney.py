@@ -197,7 +197,7 @@ def save_arpa(estimate: Estimate, path: str | os.PathLike[str]) -> None:
             for at in range(0, len(values), 100_000):
                 rows = slice(at, at + 100_000)
                 texts = map(" ".join, zip(*([words[i] for i in column[rows].tolist()] for column in ids)))
-                # numpy's shortest digits that give back the float32
+                # numpy writes the shortest digits that give back the float32
                 if n < last:
                     f.writelines(f"{p!s}\t{t}\t{b!s}\n" for t, (p, b) in zip(texts, values[rows]))
                 else:

@@ -28,9 +28,9 @@ Sylo316 Syrc135 Tagb373 Takr321 Tale353 Talu354 Taml346 Tang520 Tavt359 Tayo380 
 Thai352 Tibt330 Tirh326 Tnsa275 Todr229 Tols299 Toto294 Tutg341 Ugar040 Vaii470 Vith228 Wara262 Wcho283 Xpeo030
 Xsux020 Yezi192 Yiii460 Zanb339
 """
-#: runs of code points of one script (`.`: no letters of one), each from its first, hexadecimal, to the next run's.
-#: From Scripts.txt and UnicodeData.txt of Unicode 18.0 (Unicode License v3); code points that are not assigned
-#: belong to the run around them
+#: runs of code points of one script (`.`: no letters of a single script), each from its first code point, hexadecimal,
+#: to the start of the next run. From Scripts.txt and UnicodeData.txt of Unicode 18.0 (Unicode License v3); unassigned
+#: code points belong to the run around them
 _RUNS = """
 41Latn 5b. 61Latn 7b. aaLatn ab. baLatn bb. c0Latn d7. d8Latn f7. f8Latn 2b9. 2e0Latn 2e5. 370Grek 374. 376Grek 37e.
 37fGrek 384. 386Grek 387. 388Grek 3e2Copt 3f0Grek 3f6. 3f7Grek 400Cyrl 482. 48aCyrl 531Armn 55a. 560Armn 589. 58bArmn

@@ -4,7 +4,7 @@
 in a process of its own and kept in the cache folder under the versions it depends on. Environment: TOKENMILL_CACHE
 names the folder (default ~/.cache/tokenmill). The export checks `stages.text.spacy_rules` against spaCy on some
 thousands of awkward strings before it writes anything: rules of a future spaCy that need another algorithm are refused
-here, not found out later.
+here, instead of giving wrong words later.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 
 def samples(rules: dict[str, Any]) -> Iterator[str]:
-    """Awkward strings: every special case inside brackets, quotes, numbers and next to each other."""
+    """Awkward strings: about `CHECKED` special cases inside brackets, quotes, numbers and next to each other, and words
+    and signs of many kinds."""
     specials = sorted(rules["specials"])
     specials = specials[::1 + len(specials) // CHECKED]
     for chunk in specials:

@@ -94,7 +94,7 @@ class SpacyRules:
             if chunk in specials:
                 before.extend(specials[chunk])
             elif ("." in chunk and self._url(chunk)) or (self._token and self._token(chunk)):
-                before.append(chunk)                     # a host name has a full stop
+                before.append(chunk)                     # only with a full stop can it be a host name
             else:
                 before.extend(self._split_infixes(chunk))
         before.extend(reversed(after))
@@ -165,7 +165,7 @@ class SpacyRules:
             if not run:
                 continue
             if number % 2:
-                # white space is a token, but for one plain space after a word
+                # white space is a token, except one plain space after a word
                 chunk = run[1:] if run[0] == " " and tokens else run
                 space = run[0] == " " and bool(tokens)
                 if not chunk:
@@ -190,7 +190,7 @@ def is_punctuation(token: str) -> bool:
 
 @cache
 def spacy_rules(language: str = "en") -> SpacyRules:
-    """The tokenizer of a language, by spaCy's code, in this process."""
+    """The tokenizer of a language (by spaCy's code), made once per process."""
     from stages.text.cache import rules_path
 
     return SpacyRules(json.loads(rules_path(language).read_bytes()))

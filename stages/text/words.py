@@ -296,7 +296,7 @@ class Words:
         return self._count()[2]
 
     def distinct(self, words: Iterable[str]) -> int:
-        """How many of the given (different) words occur."""
+        """How many of the given words, all different, occur."""
         numbers = [number for word in words if (number := self.vocabulary.numbers.get(word)) is not None]
         return int(distinct_words(self.ids, np.array(numbers, np.int32))) if numbers else 0
 
@@ -333,8 +333,8 @@ def warm() -> None:
 
 
 def words_of(text: str, language: str = "en", vocabularies: Vocabularies = VOCABULARIES) -> Words:
-    """The words of a text, in time proportional to its chunks: datatrove's `split_into_words` for the languages it
-    splits by the rules of spaCy's `language` (`stages.text.languages`)."""
+    """The words of a text, in time proportional to its chunks. They equal datatrove's `split_into_words` for the
+    languages that it splits by the rules of spaCy's `language` (`stages.text.languages`)."""
     vocabulary = vocabularies.of(language)
     ids, lines = vocabulary.encode(text)
     return Words(ids, vocabulary, lines)
