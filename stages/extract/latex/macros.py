@@ -1,11 +1,12 @@
-"""What TeX does with a source before it sees text: comments go, what is verbatim is set aside, macros are expanded.
+"""Does what TeX does with a source before it sees text: removes comments, sets verbatim pieces aside, expands macros.
 
-Macros are those that the source itself defines (\\newcommand, \\def, \\let, \\DeclareMathOperator, \\newenvironment …),
-with their arguments, in the order of the source; uses are replaced as TeX would, wherever they stand, so that formulas
-can be read without the preamble. A macro that programs TeX (\\csname, \\@…, boxes) stays as it is.
+Only macros that the source itself defines (\\newcommand, \\def, \\let, \\DeclareMathOperator, \\newenvironment …) are
+expanded, with their arguments and in the order of the source. Uses are replaced as TeX would wherever they occur, also
+in formulas, which can then be read without the preamble. A macro that programs TeX (\\csname, \\@…, boxes) is not
+expanded.
 
-Everything is bounded by counts: macros, their arguments (nine, as TeX has it), the length of a body, how deep macros
-stand in macros, and the characters that all expansion may produce.
+All work is bounded by counts: the number of macros, of their arguments (nine, as in TeX), the length of a body, how
+deep macros are expanded inside macros, and the characters that the whole expansion may produce.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import NamedTuple
 
 from stages.extract.latex.words import KNOWN, LISTINGS, SIGNS
 
-#: macros taken, longest body, characters; how deep macros are expanded in macros and their arguments
+#: most macros, longest body in characters, and how deep macros are expanded inside bodies and arguments of macros
 MACROS, _BODY, _DEPTH = 2000, 4000, 12
-#: characters that expansion may read and write, beside so many times the text's, and what a use costs of them: about
-#: 1 µs a character
+#: Expansion may read and write _WORK characters and _TIMES the text's length; every use also costs _USE characters. A
+#: character takes about 1 µs.
 _WORK, _TIMES, _USE = 1 << 20, 1, 30
-#: longest verbatim piece inside a line, and longest URL, characters
+#: longest verbatim piece within a line and longest URL, characters
 _VERB, _URL = 400, 2000
 
-# -- what is no LaTeX --------------------------------------------------------------------------------------------------
+# -- comments and verbatim text ----------------------------------------------------------------------------------------
 _NEW_LISTING = re.compile(r"\\(?:lstnewenvironment|DefineVerbatimEnvironment|newtcblisting|newverbatim)[ \t]*"
                           r"\{([A-Za-z]{1,40})\}|\\newminted(?:\[([A-Za-z]{1,40})\])?\{([A-Za-z]{1,40})\}")
 _SHORT_VERB = re.compile(r"\\(?:MakeShortVerb|DefineShortVerb)\*?(?:\[[^\]\n]{0,80}\])?[ \t]*\{?\\([|\"!/+@<>;:?*])")
@@ -34,17 +35,17 @@ _LANGUAGE = re.compile(r"language[ \t]*=[ \t]*\{?(?:\[[^\]]{0,40}\])?[ \t]*([A-Z
 
 
 def set_aside(text: str, keep: Callable[[str], str]) -> str:
-    """The text without comments (also `comment` and \\iffalse), with what `keep` returns for listings, \\verb and
-    URLs: nothing in them is a command or a comment."""
+    """The text without comments (`%`, `comment`, \\iffalse). Listings, \\verb and URLs are replaced by what `keep`
+    returns for them, since nothing in them is a command or a comment."""
     names = {*LISTINGS, *(n for m in _NEW_LISTING.findall(text) for n in (m[0], m[1] or (m[2] and f"{m[2]}code")) if n)}
-    short = _SHORT_VERB.findall(text)[:4]                # |…| for \\verb|…|
+    short = _SHORT_VERB.findall(text)[:4]                # marks that write |…| for \verb|…|
     token = re.compile(
         (rf"([{''.join(map(re.escape, short))}])(?!\s)|" if short else r"(\Z(?!\Z))|") +
         r"\\begin[ \t]*\{(" + "|".join(sorted(names)) + r"|comment|filecontents)(\*?)\}"
         r"|\\(?:(verb\*?|Verb|lstinline|mintinline)|(url|path|nolinkurl|href)|(iffalse|ExplSyntaxOn))(?![A-Za-z])"
         r"|\\.|%[^\n]*(?:\n[ \t]*(?!\n))?", re.DOTALL)
     parts: list[str] = []
-    lost: set[str] = set()                              # ends that were looked for and are nowhere below
+    lost: set[str] = set()                              # ends that do not occur in the rest of the text
     at = 0
     while (m := token.search(text, at)) is not None:
         parts.append(text[at:m.start()])
@@ -62,7 +63,7 @@ def set_aside(text: str, keep: Callable[[str], str]) -> str:
             said, at = _verb(verb or "", text, at - bool(mark), keep) or (said, at)
         elif url:
             said, at = _url(url, text, at, keep) or (said, at)
-        elif false == "ExplSyntaxOn":                   # programs
+        elif false == "ExplSyntaxOn":                   # code that programs LaTeX3
             stop = text.find("\\ExplSyntaxOff", at)
             said, at = "", len(text) if stop < 0 else stop + 14
         elif false and "fi" not in lost:
@@ -88,7 +89,7 @@ def _listing(name: str, body: str, keep: Callable[[str], str]) -> str:
 
 
 def _verb(word: str, text: str, at: int, keep: Callable[[str], str]) -> tuple[str, int] | None:
-    """(what stands for \\verb|…|, where it ends)."""
+    """(replacement of \\verb|…|, position after it), or None if it is not well formed."""
     if word == "mintinline" and (m := re.compile(r"\{[A-Za-z0-9+#-]{1,30}\}").match(text, at)):
         at = m.end()
     if word in ("lstinline", "Verb", "mintinline") and (m := _OPTION.match(text, at)):
@@ -106,12 +107,12 @@ def _url(word: str, text: str, at: int, keep: Callable[[str], str]) -> tuple[str
     m = re.compile(rf"[ \t]*\{{([^{{}}\n]{{0,{_URL}}})\}}").match(text, at)
     if m is None:
         return None
-    # of \href the address goes, its text stays
+    # \href loses its address and keeps its text
     return ("" if word == "href" else keep(re.sub(r"\\([%#&_~{}$])", r"\1", m[1]).strip())), m.end()
 
 
 def _end_of_false(text: str, at: int) -> int:
-    """Behind the \\fi or \\else that ends \\iffalse, or -1."""
+    """Position after the \\fi or \\else that ends \\iffalse, or -1."""
     depth = 1
     while (m := _CONDITIONAL.search(text, at)) is not None:
         at = m.end()
@@ -123,7 +124,7 @@ def _end_of_false(text: str, at: int) -> int:
 
 # -- macros ------------------------------------------------------------------------------------------------------------
 def braces(text: str) -> dict[int, int]:
-    """Place of the closing brace of each opening one that has one; escaped braces are none."""
+    """{position of an opening brace: position of its closing one}. Escaped and unmatched braces are left out."""
     result: dict[int, int] = {}
     open_: list[int] = []
     for m in re.finditer(r"\\.|[{}]", text, re.DOTALL):
@@ -136,9 +137,9 @@ def braces(text: str) -> dict[int, int]:
 
 class _Macro(NamedTuple):
     arguments: int
-    default: str | None           # of the first argument, when that may be left out
+    default: str | None           # of the first argument, if that is optional
     body: str
-    end: str = ""                 # what \end of an environment becomes
+    end: str = ""                 # replacement of an environment's \end
 
 
 _NAME = r"(?:\{[ \t]*\\([A-Za-z@]{1,60}|[^A-Za-z\s])[ \t]*\}|\\([A-Za-z@]{1,60}|[^A-Za-z\s]))"
@@ -156,12 +157,12 @@ _DEFINES = {**dict.fromkeys(("newcommand", "renewcommand", "providecommand", "De
             **dict.fromkeys(("def", "gdef", "edef", "xdef", "define", "redefine"), "def"), "let": "let",
             "DeclareMathOperator": "operator", "DeclarePairedDelimiter": "delimiter",
             **dict.fromkeys(("newenvironment", "renewenvironment"), "environment")}
-#: what programs TeX: not to be had by replacing
+#: bodies that program TeX: such macros cannot be expanded by replacing text
 _PROGRAM = re.compile(r"\\(?:@|csname|expandafter|futurelet|if(?!f(?![A-Za-z])|thenelse)|(?:g|e|x)?def(?![A-Za-z])|"
                       r"(?:let|catcode|everypar|write|output|global|noexpand|the|number|loop|halign|vtop|vbox|vcenter|"
                       r"setbox|advance|begingroup|endgroup|bgroup|egroup|afterassignment|aftergroup|list|trivlist|"
                       r"futurenonspacelet|newcommand|renewcommand|newif|read|openout)(?![A-Za-z]))|##")
-#: what only draws a sign that has a name
+#: bodies that only draw a sign; if the sign has a name in SIGNS, that name is used
 _DRAWS = re.compile(r"\\(?:kern|lower|raise|hbox|mathellipsis|mkern|rlap|llap|ooalign)(?![A-Za-z])")
 _CONTROL = re.compile(r"\\(?:([A-Za-z@]+)|(.))", re.DOTALL)
 _IN_BRACES = re.compile(r"[ \t]*\{([A-Za-z]{1,40}\*?)\}")
@@ -172,7 +173,8 @@ _WORD_END = re.compile(r"\\[A-Za-z@]+$")
 
 
 class Expansion:
-    """`run` gives a text without the macros it defines."""
+    """Expands the macros a text defines. `run` returns the text without their definitions and with their uses
+    expanded."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -184,7 +186,7 @@ class Expansion:
         return self._expand(self.text, (), 0)
 
     def _expand(self, text: str, active: tuple[str, ...], depth: int) -> str:
-        """`text` with macros replaced, but for those that are being expanded (`active`)."""
+        """`text` with its macros expanded, except those in `active`, which are being expanded already."""
         if depth and ((not self.macros and not self.environments) or "\\" not in text):
             return text
         closing = braces(text)
@@ -216,7 +218,8 @@ class Expansion:
     # -- uses --------------------------------------------------------------------------------------------------------
     def _use(self, macro: _Macro, name: str, text: str, at: int, begin: int, end: int, closing: dict[int, int],
              active: tuple[str, ...], depth: int, out: list[str]) -> int:
-        """Write what stood before a use, and what becomes of it; where to go on, or -1: it stays."""
+        """Expand one use of a macro. Appends the text before it and its expansion to `out` and returns the position
+        after it; returns -1 and appends nothing if the use stays as it is."""
         if depth >= _DEPTH or self.work <= 0:
             return -1
         if (found := self._arguments(macro, text, end, closing)) is None:
@@ -233,13 +236,13 @@ class Expansion:
             out.append(" ")
         if not macro.arguments and text.startswith("{}", stop):
             stop += 2
-        # \half x → \frac12 x, and \R^n → \mathbb R^n: a word must not grow into what follows
+        # A command must not merge with the letters after it: \half x → \frac12 x, \R^n → \mathbb R^n.
         out.append(body + " " if text[stop:stop + 1].isalpha() and _WORD_END.search(body) else body)
         return stop
 
     def _arguments(self, macro: _Macro, text: str, at: int,
                    closing: dict[int, int]) -> tuple[list[str], int] | None:
-        """(the arguments of a use that begins at `at`, where they end), or None: they are not there."""
+        """(arguments of a use that begins at `at`, position after them), or None if some are missing."""
         given: list[str] = []
         if macro.default is not None:
             option = _OPTION.match(text, at)
@@ -253,19 +256,19 @@ class Expansion:
         return given, at
 
     def _argument(self, text: str, at: int, closing: dict[int, int]) -> tuple[str, int] | None:
-        """(the argument that follows: a group, a command or a character; where it ends)."""
+        """(next argument, position after it), or None. An argument is a group, a command or a character."""
         at = _behind_blanks(text, at)
         if text.startswith("{", at):
             if at not in closing:
                 return None
-            self.work -= closing[at] - at                   # read, whatever becomes of it
+            self.work -= closing[at] - at                   # counted even if the use then stays as it is
             return text[at + 1:closing[at]], closing[at] + 1
         m = _ARGUMENT.match(text, at)
         return (m[0], m.end()) if m else None
 
     # -- definitions -------------------------------------------------------------------------------------------------
     def _define(self, kind: str, text: str, at: int, closing: dict[int, int]) -> int:
-        """Take a definition; where it ends, or -1 when it is none."""
+        """Read a definition; returns the position after it, or -1 if it cannot be read."""
         if self.work <= 0:
             return -1
         if kind == "let":
@@ -296,7 +299,7 @@ class Expansion:
             n = len(parameters) // 2
             if parameters == "".join(f"#{i + 1}" for i in range(n)):
                 self._add(m[1], _Macro(n, None, inner))
-            else:                                           # arguments that end at a sign of one's own
+            else:                                           # arguments delimited by other signs
                 self.macros.pop(m[1], None)
         elif kind == "xparse":
             spec = m[3].replace(" ", "")
@@ -316,7 +319,8 @@ class Expansion:
         return end[1]
 
     def _add(self, name: str, macro: _Macro) -> None:
-        """Take a macro, unless it programs, or its name is one whose meaning we know better."""
+        """Store a macro, or remove an older one of its name if it programs TeX or exceeds a limit. Names whose meaning
+        is built in (KNOWN, and drawn SIGNS) are ignored."""
         body = macro.body
         if name in KNOWN or (name in SIGNS and _DRAWS.search(body)):
             return
@@ -328,13 +332,14 @@ class Expansion:
 
 
 def _behind_blanks(text: str, at: int) -> int:
-    """Where blanks and at most one line break end."""
+    """Position after blanks and at most one line break."""
     match = _BLANKS.match(text, at)
     return at if match is None else match.end()
 
 
 def _filled(body: str, given: list[str]) -> str:
-    """A body with its arguments; a word must not grow into them: \\mathbf#1 with x is \\mathbf x."""
+    """A body with its arguments filled in. A space keeps commands from merging with letters: \\mathbf#1 with x is
+    \\mathbf x."""
     if "#" not in body:
         return body
     out = ""

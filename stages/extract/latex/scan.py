@@ -1,5 +1,5 @@
-"""One pass over LaTeX without comments, its macros expanded: what of it is text (`stages.extract.latex.step` says
-what)."""
+"""Turns LaTeX without comments and with its macros expanded into text in one pass (`stages.extract.latex.step` says
+what is kept)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from stages.extract.latex.words import (
 )
 from stages.text.kept import MARKS, Kept
 
-#: longest formula between dollar signs, and longest optional argument, characters
+#: longest formula between dollar signs and longest optional argument, characters
 _INLINE, _OPTION = 4000, 400
 _TOKEN = re.compile(r"\\(?:(begin|end)[ \t]*\{([A-Za-z]{1,40}\*?)\}|([A-Za-z@]+)\*?|(.))|(\$\$?)|([{}&~])"
                     r"|(-{2,3}|``|''|[?!]`|,,)|(\n[ \t]*\n\s*)", re.DOTALL)
@@ -48,7 +48,8 @@ _GROUP = re.compile(r"\s{0,9}\{")
 _REST = re.compile(r"[ \t]*(?:\n[ \t]*(?!\n))?")
 _UNIT = r"-?[0-9.]{1,12}[ \t]?(?:true[ \t]?)?(?:pt|cm|mm|em|ex|in|bp|sp|pc|dd|cc|mu)(?![A-Za-z])"
 _STRETCH = r"(?:[ \t]{1,3}(?:plus|minus)[ \t]{0,3}-?[0-9.]{1,9}[ \t]?(?:fil{1,3}|pt|cm|mm|em|ex|in)(?![A-Za-z]))*"
-#: \vskip 2cm plus 1fil, \unitlength=1mm, and what a register is set to: \hsize 6in, \magnification=\magstep1, \count0=1
+#: lengths such as \vskip 2cm plus 1fil, assignments such as \unitlength=1mm, and values of registers such as \hsize
+#: 6in, \magnification=\magstep1, \count0=1
 _LENGTH = re.compile(rf"[ \t]{{0,9}}{_UNIT}{_STRETCH}")
 _ASSIGNED = re.compile(rf"[ \t]{{0,9}}=[ \t]{{0,9}}(?:{_UNIT}{_STRETCH}|-?[0-9]{{1,9}}(?=[ \t]{{0,9}}(?:\n|\\|\Z)))")
 _VALUE = re.compile(rf"[0-9]{{0,3}}[ \t]{{0,9}}(?:=?[ \t]{{0,9}}{_UNIT}{_STRETCH}|=[ \t]{{0,9}}(?:-?[0-9.]{{1,12}})?"
@@ -58,12 +59,12 @@ _FONT = re.compile(r"[ \t]*\\[A-Za-z@]{1,40}[ \t]*=?[ \t]*[A-Za-z0-9-]{1,40}(?:[
 _BOX = re.compile(rf"[ \t]*(?:to|spread)[ \t]*(?:{_UNIT}|-?[0-9.]{{0,9}}\\[A-Za-z]{{1,40}})")
 #: \\char92, \\char'134, \\char"5C
 _CHAR = re.compile("[ \\t]*(?:\"([0-9A-F]{1,4})|'([0-7]{1,6})|([0-9]{1,5})|`\\\\?([^\\s]))")
-#: stand-ins while the text is put together: something that is not to be touched, the end of a line, a list in a list
+#: stand-ins for the end of a line and for one level of a nested list, until the text is put together
 BREAK, INDENT = MARKS
 _NAMED, _FILE = re.compile(r"[ \t]*\\[A-Za-z@]{1,60}"), re.compile(r"[ \t]+[\w./+-]{1,100}")
 _TRIM = re.compile(r"[ \t]*\([lr\d.{}a-z]{1,20}\)")
 _SPACE = re.compile(r"\{\}|[ \t]+")
-#: where a source without \begin{document} begins and ends, and the places AMS-TeX ends something with a word
+#: where a source without \begin{document} begins and ends, and \end… words, by which AMS-TeX closes what has no braces
 _BEGINS = re.compile(r"\\(?:topmatter|document)(?![A-Za-z])")
 _ENDS = re.compile(r"\\(?:bye|enddocument|end)(?![A-Za-z])(?![ \t]*\{)")
 _MARK = re.compile(r"\\(end[a-z]{3,14})(?![A-Za-z])")
@@ -76,18 +77,18 @@ class Scan:
     def __init__(self, text: str, theorems: dict[str, str], captions: bool, kept: Kept) -> None:
         self.text, self.theorems, self.captions, self.kept = text, theorems, captions, kept
         self.closing = braces(text)
-        self.ends: dict[str, list[int]] = {}                    # environment → places of its \end
+        self.ends: dict[str, list[int]] = {}                    # environment → positions of its \end
         for m in re.finditer(r"\\end[ \t]*\{([A-Za-z]{1,40}\*?)\}", text):
             self.ends.setdefault(m[1], []).append(m.start())
         self.displays = {c: [m.start() for m in re.finditer(re.escape("\\" + c), text)] for c in "])"}
         self.out: list[str] = []
-        self.after: dict[int, str] = {}                         # place of a closing brace → what is put there
-        self.lists: list[tuple[bool, int]] = []                 # open lists: numbered?, items so far
-        self.marks: dict[str, list[int]] = {}                   # endproclaim … → its places
+        self.after: dict[int, str] = {}                         # position of a closing brace → text to put there
+        self.lists: list[tuple[bool, int]] = []                 # open lists: (numbered, items so far)
+        self.marks: dict[str, list[int]] = {}                   # AMS-TeX's end… word (endproclaim) → its positions
         for m in _MARK.finditer(text):
             self.marks.setdefault(m[1], []).append(m.start())
         self.tables = self.tabbing = 0
-        self.indent, self.lines = -1, 0                         # of pseudo-code, and lines of it; -1: there is none
+        self.indent, self.lines = -1, 0  # indent of pseudo-code (-1 outside it) and its lines so far
 
     def run(self) -> tuple[str, str]:
         text, at, stop = self.text, 0, len(self.text)
@@ -105,7 +106,7 @@ class Scan:
             at = max(m.end(), self._token(m))
         self.out.append(text[at:stop])
         text = _tidy("".join(self.out)).strip()
-        for _ in range(4):                                      # headings of what was left out: References
+        for _ in range(4):  # drop headings whose content was left out, such as References
             before, _, last = text.rpartition("\n\n")
             if before and last.startswith("#") and "\n" not in last:
                 text = before
@@ -119,12 +120,12 @@ class Scan:
             m = _AMS_TITLE.search(self.text)
             inner = m[1] if m else ""
         inner = re.sub(r"\\(?:thanks|footnote)\s*\{.*", "", inner, flags=re.DOTALL)
-        if not inner or "\\title" in inner:                     # of titles no titles are made: no recursion
+        if not inner or "\\title" in inner:  # a title that holds \title is dropped: no recursion
             return ""
         return " ".join(Scan(inner, {}, False, self.kept).run()[0].split())
 
     def _token(self, m: re.Match[str]) -> int:
-        """Deal with one token; returns where to go on."""
+        """Handle one token; returns the position to go on from."""
         verb, name, word, sign, dollar, brace, ligature, blank = m.groups()
         put = self.out.append
         if verb == "begin":
@@ -186,7 +187,7 @@ class Scan:
         return end
 
     def _accent(self, at: int, combining: str, bare: str = "") -> int:
-        """A letter with an accent; `bare` is the accent alone."""
+        """Write the accented letter at `at`; `bare` is written for an accent without a letter."""
         m = re.compile(r"[ \t]*(?:\{[ \t]*(\\?[A-Za-z]?)[ \t]*\}|(\\[ij](?![A-Za-z])|[A-Za-z]))").match(self.text, at)
         if m is None:
             return at
@@ -232,12 +233,12 @@ class Scan:
         return at
 
     def _statement(self, kind: str, option: re.Match[str] | None, at: int) -> int:
-        """Theorem. Theorem (Main). Proof of Theorem 1."""
+        """Write the head of a statement: `Theorem.`, `Theorem (Main).` or `Proof of Theorem 1.`"""
         note = option[1].strip() if option else ""
         if not note:
             self.out.append(f"\n\n{kind}. ")
             return self._blank(at)
-        if "\\begin" not in note and "[" not in note:           # nothing that makes statements: no recursion
+        if "\\begin" not in note and "[" not in note:           # a note with statements in it is not scanned
             note = " ".join(Scan(note, {}, False, self.kept).run()[0].split())
         self.out.append(f"\n\n{note if note.lower().startswith(kind.lower()) else f'{kind} ({note})'}. ")
         return self._blank(at)
@@ -256,12 +257,12 @@ class Scan:
 
     # -- commands ----------------------------------------------------------------------------------------------------
     def _group(self, at: int) -> int:
-        """Place of the brace of the argument that follows, or -1."""
+        """Position of the opening brace of the next argument, or -1."""
         m = _GROUP.match(self.text, at)
         return m.end() - 1 if m is not None and m.end() - 1 in self.closing else -1
 
     def _past(self, at: int, n: int) -> int:
-        """Behind the next `n` arguments."""
+        """Position after the next `n` arguments."""
         for _ in range(n):
             if (brace := self._group(at)) < 0:
                 break
@@ -317,7 +318,7 @@ class Scan:
                 labels = self.text[brace + 1:min(self.closing[brace], brace + _OPTION)].replace(",", " ").split()
                 put(f"[{', '.join(labels)}]")
             return self._past(at, 1)
-        elif word in UNITS and brace >= 0:                      # \ensuremath{x} is a formula, and so are quantities
+        elif word in UNITS and brace >= 0:                      # \ensuremath{x} and quantities are formulas
             end = self._past(at, UNITS[word])
             inner = self.text[brace + 1:end - 1] if UNITS[word] == 1 else self.text[m.start():end]
             put(inner if word == "num" else self.kept.keep(f"${inner}$"))
@@ -347,7 +348,7 @@ class Scan:
             put(WORDS[word])
         elif brace < 0 and (assigned := _ASSIGNED.match(self.text, at)) is not None:
             return assigned.end()
-        return at                                               # any other command: its arguments are text, it is not
+        return at                                               # other commands vanish, their arguments stay as text
 
     def _item(self, word: str, at: int) -> int:
         put, option = self.out.append, _OPTIONAL.match(self.text, at) or _QUOTED.match(self.text, at)
@@ -362,7 +363,8 @@ class Scan:
         return self._blank(option.end() if option else at)
 
     def _heading(self, word: str, at: int, brace: int) -> int:
-        """\\section{…}; of AMS-TeX \\heading … \\endheading, of plain TeX \\beginsection (a line)."""
+        """Begin a heading: \\section{…}, AMS-TeX's \\heading … \\endheading or plain TeX's \\beginsection (one
+        line)."""
         if brace >= 0:
             self.after[self.closing[brace]] = "\n\n"
         elif word != "beginsection" and not 0 <= self._next(self.marks.get(f"end{word}", []), at) - at < 2000:
@@ -371,7 +373,7 @@ class Scan:
         return at
 
     def _dropped(self, word: str, at: int) -> int:
-        """Behind a command that goes with its arguments."""
+        """Position after a command that is dropped with its arguments."""
         if word == "label":
             self._unspaced()
         elif word in ("vskip", "hskip", "kern"):
@@ -386,7 +388,7 @@ class Scan:
         return self._past(at, DROPPED[word])
 
     def _algorithm(self, word: str, at: int) -> int:
-        """A line of pseudo-code (algorithmic, algpseudocode)."""
+        """Write a line of pseudo-code (algorithmic, algpseudocode)."""
         put, (before, after, more) = self.out.append, ALGORITHM[word]
         self.indent = max(0, self.indent - (word in DEDENTS))
         self._unspaced(" ~\t\n")
@@ -404,12 +406,12 @@ class Scan:
         return at
 
     def _blank(self, at: int) -> int:
-        """Behind blanks and the end of the line; an empty line stays."""
+        """Position after blanks and one line break; a blank line is not consumed."""
         match = _REST.match(self.text, at)
         return at if match is None else match.end()
 
     def _unspaced(self, blanks: str = " ~\t") -> None:
-        """Take back the blanks in front of something."""
+        """Remove the blanks at the end of the output."""
         while self.out and len(self.out[-1]) < _OPTION and not self.out[-1].strip(blanks):
             self.out.pop()
         if self.out:
@@ -417,17 +419,18 @@ class Scan:
 
 
 def _columns(name: str) -> int | None:
-    """How many arguments a table begins with; None for what is none."""
+    """Number of arguments a table environment begins with; None for other environments."""
     bare = name.rstrip("*")
     return TABLES.get(name, TABLES.get(bare, 1 if bare.endswith(("tabular", "longtable")) else None))
 
 
 def _tidy(text: str) -> str:
-    """A line a paragraph, as TeX reads it, and one empty line between paragraphs; headings with nothing in them go."""
-    # each pattern finds runs that the one before made short: linear whatever the text is made of
+    """Put each paragraph on one line, as TeX reads it, with one empty line between paragraphs, and drop empty
+    headings."""
+    # each pattern meets only runs that the previous ones made short, so the time is linear whatever the text
     text = re.sub(r"\n{3,}", "\n\n", re.sub(r" ?\n ?", "\n", re.sub(r"[ \t]+", " ", text)))
     text = re.sub(r" +", " ", re.sub(r"(?<!\n)\n(?!\n)", " ", text))
     text = re.sub(f"[ \n]*{BREAK}[ {BREAK}]*", "\n", re.sub(f"{BREAK}[ {BREAK}]+", BREAK, text))
     text = re.sub(r"^#+ *$", "", text.replace(INDENT, "  "), flags=re.MULTILINE)
-    text = re.sub(r"^[ |]+\n", "", text, flags=re.MULTILINE)      # rows of pictures
+    text = re.sub(r"^[ |]+\n", "", text, flags=re.MULTILINE)      # rows of tables of pictures
     return re.sub(r"\n{3,}", "\n\n", re.sub(r" ?\n", "\n", text))

@@ -1,13 +1,14 @@
-"""LaTeX source → text with its formulas as they are written, in time linear in the source.
+"""LaTeX source → text with its formulas in LaTeX, in time linear in the length of the source.
 
-What a paper says stays: running text, formulas ($…$, \\[…\\] and display environments, verbatim but for labels and with
-the paper's own macros expanded), headings (Markdown's #), lists, theorems, captions, cells of tables, listings,
-pseudo-code, slides. What only sets it goes: comments, the preamble, bibliography, figures' and layout commands, labels
-(RedPajama's arXiv rules, and further: https://github.com/togethercomputer/RedPajama-Data/tree/rp_v1/data_prep/arxiv).
-References become their labels in brackets, so do citations. Plain TeX, AMS-TeX and LaTeX 2.09 are read, too.
+The content of a paper is kept: running text, formulas ($…$, \\[…\\] and display environments, verbatim except that
+labels are removed and the paper's own macros expanded), headings (Markdown's #), lists, theorems, captions, table
+cells, listings, pseudo-code, slides. Markup for typesetting is removed: comments, the preamble, the bibliography,
+graphics, layout commands, labels (RedPajama's arXiv rules and more:
+https://github.com/togethercomputer/RedPajama-Data/tree/rp_v1/data_prep/arxiv). References and citations become their
+labels in brackets. Plain TeX, AMS-TeX and LaTeX 2.09 are read, too.
 
-Nothing recurses: braces are matched once, ends of environments and formulas are looked up in lists. Expansion is
-bounded by counts (`stages.extract.latex.macros`).
+Nothing recurses without bound: braces are matched once, and the ends of environments and formulas are looked up in
+lists. Macro expansion is bounded by counts (`stages.extract.latex.macros`).
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from stages.text.encoding import decode
 from stages.text.kept import Kept, cleared
 
 _THEOREM = re.compile(r"\\newtheorem\*?\{([A-Za-z]{1,40}\*?)\}(?:\[[^\]\n]{0,60}\])?\{([^{}\n]{1,80})\}")
-#: the package german, and its shorthands
+#: detects the package german, and matches its shorthands
 _IS_GERMAN = re.compile(r"\\(?:usepackage|documentstyle|documentclass)[ \t]*"
                         r"(?:\[[^\]]{0,200}german[^\]]{0,200}\]|\{n?german\})")
 _SHORTHAND = re.compile("\"([aouAOUs`'<>=~-])")
 
 
 class Latex(Stage):
-    """Text of LaTeX source (`doc.text`, or `doc.raw`). `meta.title` is the paper's, where it gives one.
+    """Text of LaTeX source (`doc.text`, or else `doc.raw`), with its formulas in LaTeX.
 
-    Texts without any command are left alone. Dropped: `no_text`, when nothing but commands was there.
+    A title the paper gives goes to `meta.title`. Text without any command or formula is left alone. Reasons:
+    `too_large`, and `no_text` when the source holds nothing but commands.
     """
 
     name = "latex"
@@ -59,7 +61,7 @@ class Latex(Stage):
 
 def plain(source: str, *, captions: bool = True) -> tuple[str, str]:
     """(text of a LaTeX source, its title or "")."""
-    kept = Kept()                                               # formulas and listings, which are put back at the end
+    kept = Kept()                                               # formulas and listings, put back at the end
     text = set_aside(cleared(source.replace("\r\n", "\n").replace("\r", "\n")), kept.keep)
     theorems = dict(_THEOREM.findall(text)[:MACROS])
     if "{beamer}" in text or "\\begin{frame}" in text:
@@ -67,5 +69,5 @@ def plain(source: str, *, captions: bool = True) -> tuple[str, str]:
     if _IS_GERMAN.search(text, 0, 20_000):
         text = _SHORTHAND.sub(lambda m: GERMAN[m[1]], text)
     text, title = Scan(Expansion(text).run(), theorems, captions, kept).run()
-    # a formula may hold a \verb
+    # two levels, since a formula may hold a \verb
     return cleared(kept.restored(text, 2)).strip(), cleared(kept.restored(title, 2))

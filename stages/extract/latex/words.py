@@ -1,5 +1,5 @@
-"""What LaTeX commands and environments do, as far as text is concerned (LaTeX 2.09 and 2e, amsmath, natbib, hyperref,
-beamer, algorithms, AASTeX, AMS-TeX, plain TeX)."""
+"""What each LaTeX command and environment means for the text (LaTeX 2.09 and 2e, amsmath, natbib, hyperref, beamer,
+algorithms, AASTeX, AMS-TeX, plain TeX)."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ MATH = frozenset("""
 math displaymath equation align alignat flalign gather multline eqnarray xalignat xxalignat dmath IEEEeqnarray tikzcd
 numcases subnumcases empheq mathpar prooftree dgroup darray
 """.split())  # noqa: SIM905
-#: environments that go with all that is in them
+#: environments that are dropped with their content
 SKIPPED = frozenset("""
 thebibliography tikzpicture pspicture picture CCSXML keywords keyword IEEEkeywords asy forest references biblist bibdiv
 psfrags circuitikz axis chronology feynmandiagram fmffile
 """.split())  # noqa: SIM905
-#: environments whose content is no LaTeX
+#: environments whose content is not LaTeX
 LISTINGS = ("verbatim", "Verbatim", "BVerbatim", "LVerbatim", "lstlisting", "minted", "alltt", "verbatimtab",
             "spverbatim", "macrocode", "code")
-#: lists, and whether their items are numbered
+#: list environments, and whether their items are numbered
 LISTS = {**dict.fromkeys(("itemize", "description", "compactitem", "asparaitem", "inparaitem", "list", "trivlist",
                           "tablenotes", "desclist", "labeling"), False),
          **dict.fromkeys(("enumerate", "compactenum", "asparaenum", "inparaenum"), True)}
-#: tables, and how many arguments they begin with
+#: table environments, and the number of arguments they begin with
 TABLES = {"tabular": 1, "tabular*": 2, "tabularx": 2, "tabulary": 2, "longtable": 1, "array": 1, "supertabular": 1,
           "xtabular": 1, "mpsupertabular": 1, "longtabu": 1, "tabu": 1, "deluxetable": 1, "NiceTabular": 1, "tblr": 1}
-#: other environments that begin with arguments
+#: other environments that begin with arguments, and their number
 BOXES = {"minipage": 1, "wrapfigure": 2, "wraptable": 2, "multicols": 1, "adjustbox": 1, "subfigure": 1, "subtable": 1,
          "column": 1, "list": 2, "adjustwidth": 2, "spacing": 1, "textblock": 1, "mdframed": 0, "fixme": 1}
-#: statements, besides those that \newtheorem declares
+#: theorem-like environments, besides those that \newtheorem declares
 STATEMENTS = frozenset("""
 proof theorem lemma proposition corollary definition remark remarks example examples conjecture claim fact assumption
 observation axiom exercise problem solution question
 """.split())  # noqa: SIM905
-#: level of a heading
+#: heading commands, and their level
 HEADINGS = {"part": 1, "chapter": 1, "addchap": 1, "section": 2, "addsec": 2, "subsection": 3, "subsubsection": 4,
             "frametitle": 3, "head": 2, "heading": 2, "specialhead": 2, "subhead": 3, "subheading": 3,
             "subsubhead": 4, "beginsection": 2}
-#: boxes of slides, which begin with their title
+#: blocks of slides, which begin with their title in braces
 BLOCKS = frozenset({"block", "alertblock", "exampleblock"})
-#: what of slides may say on which of them it appears
+#: commands of slides followed by the numbers of the slides they apply to: \item<2->
 OVERLAID = re.compile(
     r"(\\(?:item|only|uncover|onslide|alert|visible|invisible|alt|action|structure|color|textbf|textit|emph|pause|column|"
     r"includegraphics)(?![A-Za-z])\*?|\\begin[ \t]*\{[A-Za-z]{1,40}\*?\}(?:\[[^\[\]\n]{0,100}\])?)<[^<>\n]{1,40}>")
-#: AMS-TeX: what begins without a brace, ends with a word of its own and goes, and what stays
+#: AMS-TeX commands that end with a word of their own when they have no braces. ENDED are dropped up to that word, PARTS
+#: are kept with a heading or none.
 ENDED = {w: f"end{w}" for w in ("author", "affil", "address", "curraddr", "email", "urladdr", "thanks", "date", "ref",
                                 "keywords", "subjclass", "toc", "dedicatory", "translator", "title")}
 PARTS = {"abstract": "## Abstract", **dict.fromkeys(("proclaim", "demo", "definition", "remark", "example"), "")}
 
-#: pseudo-code: what comes before and after the argument of a command, and how the lines after it are indented. A dedent
-#: comes before the line
+#: pseudo-code: the text before and after the argument of a command, and how much deeper the lines after it are
+#: indented; for DEDENTS the indent decreases before the line
 ALGORITHM: dict[str, tuple[str, str, int]] = {
     "state": ("", "", 0), "statex": ("", "", 0), "if": ("if ", " then", 1), "elsif": ("else if ", " then", 1),
     "else": ("else", "", 1), "endif": ("end if", "", 0), "for": ("for ", " do", 1), "forall": ("for all ", " do", 1),
@@ -58,7 +59,7 @@ ALGORITHM: dict[str, tuple[str, str, int]] = {
     "require": ("Require: ", "", 0), "ensure": ("Ensure: ", "", 0), "input": ("Input: ", "", 0),
     "output": ("Output: ", "", 0), "function": ("function ", "", 1), "endfunction": ("end function", "", 0),
     "procedure": ("procedure ", "", 1), "endprocedure": ("end procedure", "", 0)}
-#: those that end what an earlier one has begun
+#: pseudo-code commands that end an indented block
 DEDENTS = frozenset("elsif else endif endfor endwhile endloop until endfunction endprocedure".split())  # noqa: SIM905
 
 #: commands that refer to something by labels
@@ -67,7 +68,7 @@ ref eqref autoref cref Cref pageref nameref cite citep citet citealp citealt cit
 citeauthor parencite textcite autocite onlinecite Cite Citet
 """.split())  # noqa: SIM905
 
-#: commands that go with so many of their arguments
+#: commands that are dropped, and how many of their arguments with them
 DROPPED: dict[str, int] = {
     **dict.fromkeys("""
 label nocite includegraphics includesvg epsfig psfig input include bibliography bibliographystyle vspace hspace
@@ -100,7 +101,7 @@ newglossaryentry newacronym hyphenchar declaretheorem SetKw SetKwInOut SetKwFunc
     "DefineShortVerb": 1,
     "DeclareFontFamily": 3, "acmConference": 3, "DeclareMathSymbol": 4, "titlespacing": 4, "titleformat": 5,
 }
-#: registers of TeX, which are set by a number, a length or another register
+#: TeX registers, which are set to a number, a length or another register
 REGISTERS = frozenset("""
 magnification hsize vsize hoffset voffset baselineskip parskip parindent leftskip rightskip tolerance pretolerance
 hbadness
@@ -111,11 +112,11 @@ clubpenalty widowpenalty binoppenalty relpenalty brokenpenalty interlinepenalty 
 pdfoutput pdfpagewidth pdfpageheight secnumdepth tocdepth mathsurround delimitershortfall abovecaptionskip
 belowcaptionskip emergencystretch lineskip lineskiplimit footins skip dimen count penalty
 """.split())  # noqa: SIM905
-#: commands that make a name, which follows
+#: commands that define the name after them
 NAMING = frozenset("""
 newcount newdimen newskip newtoks newif newlength newsavebox newbox setlength addtolength settowidth newfam
 """.split())  # noqa: SIM905
-#: commands that go, and take nothing with them
+#: commands that are dropped; their arguments, if any, stay
 NOTHING = frozenset("""
 maketitle tableofcontents listoffigures listoftables centering raggedright raggedleft noindent indent newpage clearpage
 cleardoublepage pagebreak linebreak hline toprule midrule bottomrule bigskip medskip smallskip small footnotesize
@@ -132,7 +133,7 @@ listoftodos linenumbers sectionmark headrulewidth
 nonumber notag nobibliography clearemptydoublepage titlepage
 """.split())  # noqa: SIM905
 
-#: commands that are a sign or a word
+#: commands that stand for a sign or a word
 SIGNS: dict[str, str] = {
     "ldots": "…", "dots": "…", "textellipsis": "…", "LaTeX": "LaTeX", "TeX": "TeX", "LaTeXe": "LaTeX2e", "ss": "ß",
     "ae": "æ", "AE": "Æ", "oe": "œ", "OE": "Œ", "o": "ø", "O": "Ø", "aa": "å", "AA": "Å", "l": "ł", "L": "Ł", "i": "ı",
@@ -153,38 +154,38 @@ SIGNS: dict[str, str] = {
     "textpertenthousand": "‱", "textperthousand": "‰", "textnumero": "№", "textlangle": "⟨", "textrangle": "⟩",
     "BibTeX": "BibTeX", "XeTeX": "XeTeX", "XeLaTeX": "XeLaTeX", "LuaTeX": "LuaTeX", "LuaLaTeX": "LuaLaTeX",
     "pdfTeX": "pdfTeX", "pdfLaTeX": "pdfLaTeX", "AmS": "AMS", "AmSTeX": "AMS-TeX", "MF": "METAFONT",
-    # of classes that many papers take from their conference
+    # macros that many papers take from a conference's style file
     "eg": "e.g.", "ie": "i.e.", "etal": "et al.", "etc": "etc.", "cf": "cf.", "wrt": "w.r.t.", "vs": "vs.",
     "space": " ", "lbrack": "[", "rbrack": "]", "lq": "‘", "rq": "’", "dotfill": "…", "hrulefill": "",
     "nobreakspace": " ", "textvisiblespace": "␣", "hyp": "-", "colon": ":",
 }
-#: accents, by their sign or their word, as Unicode's combining characters
+#: accent commands (a sign or a word) → Unicode's combining characters
 ACCENTS: dict[str, str] = {
     "'": "\u0301", "`": "\u0300", "^": "\u0302", '"': "\u0308", "~": "\u0303", "=": "\u0304", ".": "\u0307",
     "u": "\u0306", "v": "\u030c", "H": "\u030b", "c": "\u0327", "d": "\u0323", "b": "\u0331", "r": "\u030a",
     "k": "\u0328", "t": "\u0361",
 }
 LIGATURES = {"---": "—", "--": "–", "``": "“", "''": "”", "?`": "¿", "!`": "¡", ",,": "„"}
-#: signs as they are where an accent has no letter, and those that stand for a blank
+#: what remains of an accent without a letter, and the signs that stand for a blank
 BARE = {"~": "~", "^": "^"}
 BLANKS = frozenset(",;:> \t\n")
 
-#: formulas by another name, and quantities (siunitx), and how many arguments they have
+#: commands whose content is a formula or a quantity (siunitx), and their number of arguments
 UNITS = {"ensuremath": 1, "num": 1, "si": 1, "unit": 1, "ang": 1, "SI": 2, "qty": 2, "numrange": 2, "SIrange": 3,
          "qtyrange": 3}
-#: what is a paragraph of its own
+#: commands whose argument becomes a paragraph of its own
 PARAGRAPHS = frozenset({"caption", "tablecaption", "subcaption", "centerline", "leftline", "rightline",
 "framesubtitle"})
-#: words of pseudo-code, and of algorithm2e
+#: words of pseudo-code (algorithmic, algorithm2e)
 WORDS = {"Return": "return ", "RETURN": "return ", "KwRet": "return ", "KwIn": "Input: ", "KwOut": "Output: ",
          "KwData": "Data: ", "KwResult": "Result: ", "Comment": " // ", "COMMENT": " // ", "tcp": " // ", "tcc": " // ",
          "And": " and ", "AND": " and ", "Or": " or ", "OR": " or ", "Not": "not ", "NOT": "not ", "To": " to ",
          "TO": " to ", "True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
-#: what `"` makes of a sign, of the package german
+#: shorthands of the package german: what `"` and a sign stand for
 GERMAN = {"a": "ä", "o": "ö", "u": "ü", "A": "Ä", "O": "Ö", "U": "Ü", "s": "ß", "`": "„", "'": "“", "<": "«", ">": "»",
           "=": "-", "~": "-", "-": ""}
 
-#: names whose meaning a source does not change for us
+#: names that a source cannot redefine here
 KNOWN = (frozenset(DROPPED) | NOTHING | REGISTERS | REFERENCES | MATH | SKIPPED | STATEMENTS | frozenset(LISTINGS) |
 frozenset(LISTS)
          | frozenset(TABLES) | frozenset(HEADINGS) | frozenset("""
