@@ -1,7 +1,7 @@
-"""The characters of a PDF page as pieces: stretches of one line without a wide gap, with their boxes.
+"""Groups the characters of a PDF page into pieces: stretches of one line without a wide gap, with their boxes.
 
-Coordinates are integers, `UNIT` to the point, y downwards, turned so that the page's main direction of writing is
-upright: PDFium's floats are cut to this grid before any rule looks at them.
+Coordinates are integers, `UNIT` to the point, with y downwards, turned so that the page's main direction of writing is
+upright. PDFium's floats are rounded to this grid before any rule reads them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from stages.extract.pdf.glyphs import accents, is_rtl_code, logical
 from stages.text.compiled import njit
 
 UNIT = 64
-#: farthest a coordinate may lie, units: a hostile file may place a character anywhere
+#: largest coordinate, units: a hostile file may place a character anywhere
 _FAR = 1 << 24
-#: PDFium's marks for a hyphen at the end of a line that goes on in the next, in text: HYPHEN
+#: what PDFium returns for a hyphen at the end of a line that continues in the next
 HYPHEN = "\x02"
 
 
 class Piece(NamedTuple):
-    """`text` in logical order, words separated by one space. Units."""
+    """A piece: its text in logical order with single spaces between words, and its box in units."""
 
     left: int
     top: int
     right: int
     bottom: int
     text: str
-    mono: int             # width of every character of a fixed-pitch font, units; 0: proportional
+    mono: int             # width of every character if the font has a fixed pitch, units; else 0
     rtl: bool             # most letters are written from right to left
 
 
@@ -36,14 +36,14 @@ class PageChars(NamedTuple):
     pieces: list[Piece]
     width: int            # of the page, as turned, units
     height: int
-    chars: int            # characters that are no space
-    spaces: int           # characters that are, PDFium's own included
-    garbled: int          # U+FFFD, private, control: what a font without a usable encoding leaves
-    across: int           # characters left out because they are written across the page's main direction
+    chars: int            # characters that are not spaces
+    spaces: int           # spaces, including those PDFium inserted
+    garbled: int          # U+FFFD, private and control characters, as a font without a usable encoding yields
+    across: int           # characters left out because they run across the page's main direction
 
 
 def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -> PageChars:
-    """Pieces of a loaded text page (a pypdfium2 handle) in the order of its content; `page`: its box in points."""
+    """Pieces of a loaded text page (a pypdfium2 handle) in the order of its content. `page` is its box in points."""
     from stages.extract.pdf.native import read
 
     code, made, angle, loose, tight = read(layer, count)
@@ -56,7 +56,7 @@ def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -
     if main == 0:
         accents(code, made, inked, loose, tight)
         if _downwards(code, inked & kept, loose):
-            main, kept = 1, turn <= 1                   # words in Latin script stand turned in lines that run down
+            main, kept = 1, turn <= 1                   # Latin words in vertical lines are turned
     code[inked & ~kept] = 0
     inked &= kept
     box, width, height = _boxes(loose, tight, turn, main, page)
@@ -98,14 +98,15 @@ def _boxes(loose: np.ndarray, tight: np.ndarray, turn: np.ndarray, main: int,
            page: tuple[float, float, float, float]) -> tuple[np.ndarray, int, int]:
     """((n, 4) int64 left, top, right, bottom; width; height) on the turned page, whose upper left corner is (0, 0).
 
-    A box has the font's height and the advance as its width where they hold the ink; else it is the ink's.
+    A character's box is the font's height by the character's advance where that encloses its ink; otherwise it is the
+    box of the ink.
     """
     ink = np.stack([tight[:, 0], tight[:, 3], tight[:, 1], tight[:, 2]], 1)         # left, top, right, bottom; y up
     box = loose.astype(np.float64)
     tall, inky = box[:, 1] - box[:, 3], ink[:, 1] - ink[:, 3]
     wrong = ~((tall > 0) & (box[:, 2] >= box[:, 0]) & (tall <= 6 * np.maximum(inky, 2.0))
               & (box[:, 3] <= ink[:, 1]) & (box[:, 1] >= ink[:, 3]))
-    wrong |= turn % 2 == 1                                          # the loose box of turned text is not its font's
+    wrong |= turn % 2 == 1  # PDFium's loose box of turned text is not the font's box
     box[wrong] = ink[wrong]
     grid = np.nan_to_num(np.vstack([box, page]), nan=0.0, posinf=_FAR, neginf=-_FAR)
     grid = np.clip(np.rint(grid * UNIT), -_FAR, _FAR).astype(np.int64)
@@ -119,7 +120,7 @@ def _boxes(loose: np.ndarray, tight: np.ndarray, turn: np.ndarray, main: int,
 
 
 def _text(code: np.ndarray) -> str:
-    """A string with one character each code; the second half of a surrogate pair becomes NUL."""
+    """A string with one character for each code. The second half of a surrogate pair becomes NUL."""
     joined = code.copy()
     joined[joined == 0xFFFE] = 2
     high = np.flatnonzero((code[:-1] >= 0xD800) & (code[:-1] < 0xDC00) & (code[1:] >= 0xDC00) & (code[1:] < 0xE000))
@@ -142,10 +143,11 @@ def is_rtl(text: str) -> bool:
 
 @njit(cache=True, nogil=True)
 def _pieces(code, made, inked, box):
-    """Cuts the characters into pieces: (start, end) of each, its box, and the width of its characters if all have one.
+    """Group the characters into pieces. Returns (start, end) of each piece, its box, and the width of its characters if
+    all are equally wide (else 0).
 
-    A piece ends where a line does, where the next character does not stand beside the one before it (less than 40 % of
-    the smaller's height in common), where it stands further off than a character is high, or runs back over the piece.
+    A piece ends at the end of a line, before a character that shares less of its height with the previous one, than 40
+    % of the smaller height, before a gap wider than a character is high, and where the text jumps back over the piece.
     """
     n = code.shape[0]
     starts = np.zeros(n + 1, np.int64)
@@ -196,7 +198,7 @@ def _pieces(code, made, inked, box):
     if open_:
         ends[count] = n
         count += 1
-    # the line's height is that of most characters, where most have one: a footnote's mark does not raise it
+    # A piece takes the height that most of its characters share, so that a footnote mark does not raise it.
     for k in range(count):
         votes, total, same, top, bottom = 0, 0, 0, 0, 0
         for i in range(starts[k], ends[k]):

@@ -1,8 +1,8 @@
-"""Pages whose letters are others than those that are drawn: a font whose map to Unicode is shifted.
+"""Detects pages whose text has other letters than the page shows, because a font's map to Unicode is shifted.
 
-Such a page looks right and reads `Sgd bnlonrhshnm ne` for "The composition of". Its words have the shapes of words, so
-only the letters tell: pairs of letters of any language in Latin script are likelier as they stand than with every
-letter moved by the same number of places, and those of a shifted text are not.
+Such a page looks right but reads `Sgd bnlonrhshnm ne` for "The composition of". Its words have the shapes of words, so
+only the frequencies of letters reveal it. In real text in Latin script, pairs of letters are likelier as they are than
+with every letter moved by the same number of places; in shifted text they are not.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: -4 log2 of the share of each pair of letters, a to z by a to z, in base 64: the mean of 50 languages in Latin script
-#: (75 sentences each, accents taken off)
+#: -4 log2 of the frequency of each pair of letters, a to z by a to z, as digits in base 64: the mean of 50 languages in
+#: Latin script (75 sentences each, without accents)
 _TABLE = """
     XXXUbcXZVaUQTMdZkPSRYZdjZb SmsuV/zjXquexqYx/dmtZrn/gz WzmrYz+VWqhipmYvxiofdvuymn SpvdQtqfTqohphXs+chmZml/je
     ZbaWZfYeXeWSVOhdqORSeciigb azwscjvrbuxkwqay+eske/vzmz UjqpWuigYlnhrkYuucjkawjuhy TutqVwwzWpofnlWuwiqfZnk/ly
@@ -25,29 +25,30 @@ _TABLE = """
 """
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz+/"
 _COST = np.array([_DIGITS.index(c) for c in "".join(_TABLE.split())], np.int32).reshape(26, 26)
-#: the same for letters moved by 0 to 25 places
+#: the same costs for letters moved by 0 to 25 places
 _MOVED = np.stack([np.roll(_COST, (-k, -k), (0, 1)).ravel() for k in range(26)])
-#: pairs of letters that a page, and a stretch of a line, needs to be judged
+#: fewest pairs of letters by which a page, and a stretch of a line, is judged
 _PAGE, _STRETCH = 80, 16
-#: quarter bits a pair by which another place of the letters must be likelier: 36,000 pieces of 300 and 1,500 characters
-#: of real text in some 400 languages, code and lists stay below 3.5, shifted ones have 5 and more
+#: A shift must be this many quarter bits per pair likelier than the text as it is. 36,000 pieces of 300 and 1,500
+#: characters of real text in some 400 languages, code and lists stay below 3.5; shifted ones reach 5 and more.
 _LIKELIER = 4
-#: quarter bits in all by which a stretch must be likelier. Stretches of half of `_PAGE` pairs tell where the letters
-#: went, half the gain a pair which others went there
+#: A stretch must gain at least this many quarter bits in all. Stretches with half of `_PAGE` pairs together determine
+#: the shift; half the gain per pair then decides which other stretches have it.
 _SURE = 100
-#: share of a page's pairs that shifted stretches must have, percent
+#: percentage of a page's pairs that shifted stretches must hold
 _SHARE = 10
-#: most quarter bits a pair of a language, and fewest different pairs of it: keys in base 64 have 40 and more, a table
-#: repeats the same few names
+#: most quarter bits per pair of a language (keys in base 64 have 40 and more), and fewest different pairs (a table
+#: repeats the same few names)
 _LANGUAGE, _DIFFERENT = 37, 45
 _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "đ": "d", "ł": "l", "æ": "ae", "œ": "oe", "ı": "i", "ð": "d",
                           "þ": "th"})
 
 
 def shifted(stretches: Sequence[str]) -> bool:
-    """Whether the letters of a page are shifted: all of them, or, where one font is, those of a tenth of its stretches.
+    """Whether the letters of a page are shifted, all of them or, where only one font is, stretches with a tenth of its
+    pairs.
 
-    Stretches are parts of lines. Letters of other scripts, digits and signs do not count.
+    `stretches` are parts of lines. Letters of other scripts, digits and signs do not count.
     """
     pairs, owner = _pairs("\n".join(stretches))
     if len(pairs) < _PAGE:
@@ -70,12 +71,12 @@ def shifted(stretches: Sequence[str]) -> bool:
 
 
 def _reads(cost: np.ndarray, pairs: np.ndarray) -> bool:
-    """Whether letters that were moved read like a language: neither random ones nor a few that come again and again."""
+    """Whether text, moved back, reads like a language: its letters are neither random nor a few that repeat."""
     return int(cost.sum()) <= _LANGUAGE * len(pairs) and len(np.unique(pairs)) >= _DIFFERENT
 
 
 def _pairs(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """(pairs of letters that follow each other, as 26 times the first plus the second; the line that each is in)"""
+    """(pairs of adjacent letters, as 26 times the first plus the second; the number of the line of each)"""
     text = text.lower()
     if not text.isascii():
         text = unicodedata.normalize("NFD", text.translate(_LETTERS))

@@ -1,7 +1,8 @@
-"""Running heads, feet and page numbers of a document: what stands at the edges of its pages and is no part of the text.
+"""Finds running heads, feet and page numbers of a document: text at the edges of its pages that is not part of the
+body.
 
-What repeats, or counts the pages, goes. Text that does neither stays, however it is set: a head left in costs a line,
-a line of text taken out breaks a sentence.
+Text that repeats or counts the pages is removed. Other text stays, however it is set: a head left in costs a line,
+while a removed line of text breaks a sentence.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ _NUMBER = re.compile(r"[-–—\s(\[|]*(?:(?:page|seite|p\.|pg\.?) ?)?(?:\d{1,5}
                      r"(?:\s?(?:/|of|von|de)\s?\d{1,5})?[-–—\s)\]|.]*", re.IGNORECASE)
 _ROMAN = re.compile(r"(?=.)c{0,3}(xc|xl|l?x{0,3})(ix|iv|v?i{0,3})", re.IGNORECASE)
 _VALUES = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
-#: what hosts print on pages they hand out
+#: notices that hosts print on pages they deliver
 _STAMP = re.compile(r"downloaded (?:from|by|on)|download date|this content downloaded|digitized by", re.IGNORECASE)
-#: what a foot of a single page has, and a last line of text seldom: an address, a copyright, a volume, bars
+#: signs of the foot of a page that the last line of a text seldom has: an address, a copyright, a volume, bars
 _FOOT = re.compile(r"https?:|www\.|©|\bdoi\b|\bvol(?:ume|\.)? ?\d|\bissn\b| \| | • ", re.IGNORECASE)
-#: share of the page's height at its top and bottom in which running heads and feet stand
+#: running heads and feet lie within this share of the page's height from its top or bottom
 _EDGE = 0.13
-#: and in which they do where margins are wide: page numbers that count, and what repeats on half of the pages
+#: Pages with wide margins have them within this share; there only page numbers that count and text repeated on half of
+#: the pages are removed.
 _DEEP = 0.22
-#: how far apart in height two lines of one place may stand, units: 4 points
+#: lines less than this far apart in height are at the same place on their pages, units: 4 points
 _NEAR = 256
 
 
@@ -34,24 +36,25 @@ class _Row(NamedTuple):
     top: bool             # at the top of its page
     lines: list[Line]
     text: str             # of all its lines
-    key: str              # that with # for numbers that may count
-    height: int           # place on the page, in steps of _NEAR
+    key: str              # the text with # for numbers that may count
+    height: int           # height on the page, in steps of _NEAR
     numbers: list[tuple[bool, int]]       # (roman, value) at its ends
     deep: bool            # further from the edge than _EDGE
-    short: bool           # set in the usual size or a smaller one, in no more than 110 characters
-    apart: bool           # short, and a gap of more than two lines to the next row
-    sparse: bool          # short, with white of a sixth of the page's height within it
+    short: bool           # in the usual size or a smaller one, at most 110 characters
+    apart: bool           # short, and more than two lines from the next row
+    sparse: bool          # short, with a gap of a sixth of the page's height within it
 
 
 def furniture(pages: list[Page]) -> list[set[int]]:
-    """id() of the lines of every page that are heads, feet and page numbers.
+    """id() of the lines that are heads, feet and page numbers, one set per page.
 
-    Of the three outermost rows near an edge a row goes when its text, numbers aside, stands at that height on at least
-    three pages and a quarter of them (FinePDFs: 25 %), or on two while most pages have such a row at that height. From
-    the outermost inwards go page numbers, short rows that begin or end with the number the page must have (it is as far
-    from the page's place in the file as on a tenth of the pages) and stamps of hosts. In a document of less than four
-    pages, where nothing can repeat or count, also a short row with a number at an end and white within, and a last
-    one set apart by more than two lines that has the signs of a foot.
+    Only the three outermost rows near each edge are judged. A row is removed when its text, numbers aside, occurs at
+    that height on at least three pages and a quarter of all (FinePDFs: 25 %), or on two pages when at least half of all
+    pages have a repeated row or a number there. Then, from the outermost row inwards until one stays, three kinds are
+    removed: page numbers; short rows that begin or end with the page's number (a number at the same distance from the
+    page's index on at least three pages and, if arabic, a tenth of all); notices of hosts. In a document of fewer than
+    four pages, where nothing can repeat or count, so are a short row with a number at an end and a wide gap within, and
+    a last row that has the signs of a foot and is more than two lines from the text.
     """
     edges = [_edge(page) for page in pages]
     places: Counter[tuple[bool, str, int]] = Counter()
@@ -92,7 +95,8 @@ def furniture(pages: list[Page]) -> list[set[int]]:
 
 
 def _key(text: str) -> str:
-    """A row with # for its first and its last two numbers, roman ones too: pages count, data are all different."""
+    """A row with # for its first and its last two numbers and for roman ones. Rows of more than two numbers and no
+    letters stay as they are, since they are data."""
     found = list(_DIGITS.finditer(text))
     if len(found) > 2 and not any(map(str.isalpha, text)):
         return text
@@ -102,7 +106,7 @@ def _key(text: str) -> str:
 
 
 def _numbers(text: str) -> list[tuple[bool, int]]:
-    """(roman, value) of the numbers a row begins and ends with."""
+    """(roman, value) of the numbers at the beginning and end of a row."""
     words, out = text.split(), []
     for word in {words[0], words[-1]} if words else ():
         word = word.strip("-–—()[]|.,:•/").lower()
@@ -115,7 +119,7 @@ def _numbers(text: str) -> list[tuple[bool, int]]:
 
 
 def _edge(page: Page) -> list[_Row]:
-    """Up to three outermost rows near each edge, from the outside inwards; none of a table, nor beyond it."""
+    """Up to three outermost rows near each edge, from the outside inwards. Rows of tables are left out."""
     lines = sorted((line for block in page.blocks for line in block), key=lambda line: line.top + line.bottom)
     if not page.height or len(lines) < 3:
         return []

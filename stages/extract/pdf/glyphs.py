@@ -1,5 +1,5 @@
-"""From glyphs as they are drawn to characters as they are written: accents set apart from their letters, right-to-left
-lines in the order they are read."""
+"""Turns glyphs as they are drawn into characters as they are written: joins accents to their letters and puts
+right-to-left lines in reading order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-#: spacing accents (OT1 fonts of TeX draw them, then the letter) and what they are over, or under, a letter
+#: spacing accents, which TeX's OT1 fonts draw before the letter → the combining accents
 _ACCENTS = {0x60: "\u0300", 0xB4: "\u0301", 0x2CA: "\u0301", 0x2CB: "\u0300", 0x5E: "\u0302", 0x2C6: "\u0302",
             0x7E: "\u0303", 0x2DC: "\u0303", 0xAF: "\u0304", 0x2C9: "\u0304", 0x2D8: "\u0306", 0x2D9: "\u0307",
             0xA8: "\u0308", 0xB0: "\u030a", 0x2DA: "\u030a", 0x2DD: "\u030b", 0x2C7: "\u030c", 0xB8: "\u0327",
@@ -17,19 +17,21 @@ _BELOW = ("\u0327", "\u0328")
 _IS_ACCENT = np.zeros(0x300, np.bool_)
 _IS_ACCENT[list(_ACCENTS)] = True
 _DOTLESS = {"ı": "i", "ȷ": "j"}
-#: accents of a page whose letters are looked for all over it
+#: most accents of a page whose letters are searched for on the whole page
 _FAR = 500
-#: of white: seen before a mark, so that the places of the letters have to tell
+#: marks white seen before a combining mark: only the positions of the letters decide whether it is a space
 _ABOUT = 3
 _ALEF, _LAM = "اأإآٱ", "ل"
 _MIRRORED = str.maketrans("()[]{}<>«»", ")(][}{><»«")
 
 
 def accents(code: np.ndarray, made: np.ndarray, inked: np.ndarray, loose: np.ndarray, tight: np.ndarray) -> None:
-    """A spacing accent over (or under) a letter becomes one character with it; spaces PDFium saw between them go.
+    """Join each spacing accent to the letter it stands over (or under), in place, and remove the spaces PDFium inserted
+    between them.
 
-    `loose`, `tight` as `pdf_native.read` gives them. The accent's middle is that of the letter but for a third of its
-    width; the accent stands above the letter's middle and no further off than the letter is high.
+    `loose` and `tight` are as `stages.extract.pdf.native.read` returns them. The middle of the accent must be within a
+    third of the letter's width of the letter's middle. The accent must lie above the letter's middle (below it for
+    cedilla and ogonek), no further away than the letter is high.
     """
     far = 0
     for i in np.flatnonzero((code < 0x300) & _IS_ACCENT[np.minimum(code, 0x2FF)] & inked).tolist():
@@ -38,7 +40,7 @@ def accents(code: np.ndarray, made: np.ndarray, inked: np.ndarray, loose: np.nda
         after = [k for k in range(i + 1, min(len(code), i + 7)) if inked[k]][:3]
         base = next((k for k in (*after[:1], *before, *after[1:]) if _carries(k, i, mark, loose, tight)
                      and _composed(code[k], mark)), -1)
-        if base < 0 and far < _FAR:                                 # a raised accent is a text of its own for PDFium
+        if base < 0 and far < _FAR:  # PDFium places a raised accent elsewhere in the text
             far += 1
             close = np.flatnonzero(inked & _carries(slice(None), i, mark, loose, tight))
             base = next((k for k in close[:3].tolist() if _composed(code[k], mark)), -1)
@@ -52,14 +54,14 @@ def accents(code: np.ndarray, made: np.ndarray, inked: np.ndarray, loose: np.nda
 
 
 def _composed(code: int, mark: str) -> int:
-    """A letter with an accent, 0 if there is none."""
+    """Code of the letter with the accent; 0 if Unicode has none."""
     letter = chr(code) if code < 0xD800 else " "
     whole = unicodedata.normalize("NFC", _DOTLESS.get(letter, letter) + mark)
     return ord(whole) if letter.isalpha() and len(whole) == 1 else 0
 
 
 def _carries(k: Any, i: int, mark: str, loose: np.ndarray, tight: np.ndarray) -> Any:
-    """Whether accent `i` stands where character `k` (or each of several) would have it."""
+    """Whether accent `i` lies where character `k` (or each of several) would carry it."""
     left, right, bottom, top = loose[k, 0], loose[k, 2], tight[k, 2], tight[k, 3]
     near = (abs((tight[i, 0] + tight[i, 1]) / 2 - (left + right) / 2) <= (right - left) / 3) & (top > bottom)
     if mark in _BELOW:
@@ -68,7 +70,7 @@ def _carries(k: Any, i: int, mark: str, loose: np.ndarray, tight: np.ndarray) ->
 
 
 def _apart(a: int, b: int, inked: np.ndarray, loose: np.ndarray, high: float) -> bool:
-    """Whether white stands between two characters of a line, or they are of two."""
+    """Whether two characters are separated by white or stand on different lines."""
     if not (inked[a] and inked[b]):
         return False
     beside = min(loose[a, 1], loose[b, 1]) > max(loose[a, 3], loose[b, 3])
@@ -81,14 +83,15 @@ def is_rtl_code(code: np.ndarray) -> np.ndarray:
 
 
 def logical(text: str, made: list[bool], box: list[list[int]]) -> str:
-    """A piece with letters written from right to left, in the order it is read.
+    """The text of a piece with right-to-left letters, in reading order.
 
-    PDFium turns most of them, from the order they are drawn in: not where it takes the line for one that runs to the
-    right, and it turns the letters of a ligature (which have one box) with the others. `box`: left, top, right, bottom,
-    of each character; those without ink are spaces, PDFium's own (`made`) or not. Where letters run to the right as
-    they come, they are put in order by the main rules of the bidirectional algorithm (Unicode, annex 9), backwards.
+    PDFium usually reorders such letters itself, but not where it takes the line for left-to-right, and it also reverses
+    the letters of a ligature, which share one box. `box` is left, top, right, bottom of each character. Characters
+    without ink are spaces, inserted by PDFium where `made`. Where successive letters run to the right, the piece is
+    still in drawing order; the main rules of the bidirectional algorithm (Unicode, annex 9) are then applied in
+    reverse.
     """
-    parts: list[list] = []                    # text, left, right, white before it (1 PDFium's own, 2 in the file), box
+    parts: list[list] = []                    # text, left, right, space before it (1 PDFium's own, 2 in the file), box
     white, early = 0, ""
     for k, c in enumerate(text):
         left, _, right, _ = box[k]
@@ -124,8 +127,8 @@ def logical(text: str, made: list[bool], box: list[list[int]]) -> str:
 
 
 def _white(a: list, b: list, letters: bool, drawn: bool) -> bool:
-    """Whether a space stands between two parts. PDFium is believed but for letters in the `drawn` order, and where it
-    saw a space before a mark that stands on the letter after it."""
+    """Whether a space stands between two parts. PDFium's spaces are trusted except between letters in drawing order
+    (`drawn`) and before a mark that belongs to the letter after it; there the gap decides."""
     gap, high = max(b[1] - a[2], a[1] - b[2]), b[4][3] - b[4][1]
     if letters and (b[3] == _ABOUT or (drawn and b[3] < 2)):
         return 8 * gap > high
@@ -133,13 +136,13 @@ def _white(a: list, b: list, letters: bool, drawn: bool) -> bool:
 
 
 def _kind(text: str) -> str:
-    """R letter written to the left, L to the right, N digit, - anything else."""
+    """The direction of a text's first character: R right to left, L left to right, N digit, - anything else."""
     kind = unicodedata.bidirectional(text[0])
     return "R" if kind in ("R", "AL") else "L" if kind == "L" else "N" if kind in ("EN", "AN") else "-"
 
 
 def _turned(parts: list[str]) -> list[str]:
-    """Parts as they stand from left to right, in the order they are read."""
+    """Parts given from left to right, in reading order."""
     kinds = [_kind(part) for part in parts]
     if kinds.count("R") >= kinds.count("L"):
         return _reversed_but_numbers(parts, kinds)
@@ -157,7 +160,7 @@ def _turned(parts: list[str]) -> list[str]:
 
 
 def _reversed_but_numbers(parts: list[str], kinds: list[str]) -> list[str]:
-    """All of it turned, but for words and numbers that run to the right."""
+    """All parts reversed, except words and numbers that run to the right."""
     out: list[str] = []
     at = len(parts) - 1
     while at >= 0:

@@ -1,8 +1,9 @@
-"""Reading order of a page: columns, then lines from top to bottom; tables as rows of cells.
+"""Finds the reading order of a page: columns, then lines from top to bottom; tables become rows of cells.
 
-A page is cut like an XY tree (Nagy and Seth 1984), but along *gutters*: white strips that no piece crosses over the
-longest run of lines (after Breuel 2002, "Two geometric algorithms for layout analysis"). What stands left and right of
-a gutter is read as columns when it looks like text, and by lines when it looks like a table. All numbers are integers.
+A page is cut like an XY tree (Nagy and Seth 1984), but along *gutters*: white strips that no piece crosses over a long
+run of lines (after Breuel 2002, "Two geometric algorithms for layout analysis"). The parts left and right of a gutter
+are read one after the other when they look like text, and line by line when they look like a table. All numbers are
+integers.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from stages.text.compiled import njit
 
 #: fewest lines on either side of a gutter
 _LINES = 3
-#: characters a line of a column has at least on average, where the lines of both columns stand side by side
+#: fewest characters per piece, on average, of columns whose lines stand side by side
 _TEXT = 18
-#: deepest nesting of columns and most pieces of a page that are laid out; beyond, content order stays
+#: deepest nesting of columns, and most pieces of a page that is laid out; beyond, the order of the content is kept
 _DEPTH, _PIECES = 8, 5_000
 ITEM = re.compile(r"(?:[•◦▪‣·∙●○■□–—*-]|\(?\d{1,3}[.)]|\(?[a-zA-Z][.)]|\d{1,3}(?:\.\d{1,3})+\.?|\[\d{1,3}\]|\d{1,3})$")
 
@@ -29,7 +30,7 @@ LEADER = re.compile(r"(?: ?[.․·…_]){5,}")
 
 
 class Line(NamedTuple):
-    """A line of text, or of a table (`cells`). Units."""
+    """A line of text or, with `cells`, of a table. Its box is in units."""
 
     left: int
     top: int
@@ -39,7 +40,7 @@ class Line(NamedTuple):
     mono: int
     rtl: bool
     cells: tuple[str, ...] = ()
-    gap: int = 0          # widest white within it
+    gap: int = 0          # widest gap within it
 
 
 Block = list[Line]
@@ -47,11 +48,11 @@ Block = list[Line]
 
 class Page(NamedTuple):
     blocks: list[Block]
-    height: int           # units; 0: lines without places
+    height: int           # units; 0: the lines have no positions
 
 
 def blocks_of(page: PageChars) -> list[Block]:
-    """The page's lines in reading order, a block a column (or a part of one)."""
+    """The page's lines in reading order, one block per column (or part of a column)."""
     pieces = page.pieces
     if len(pieces) > _PIECES:
         return [[Line(*p) for p in pieces]]
@@ -63,7 +64,7 @@ def blocks_of(page: PageChars) -> list[Block]:
 
 
 def _initials(pieces: list[Piece]) -> list[Piece]:
-    """Initials two lines high and more are put in front of the first of the lines they stand beside."""
+    """Put drop initials (letters nearly two lines high or more) in front of the first line beside them."""
     heights = sorted(p.bottom - p.top for p in pieces)
     usual = heights[len(heights) // 2] if heights else 0
     large = [p for p in pieces if len(p.text) == 1 and p.text.isalpha() and 5 * (p.bottom - p.top) > 9 * usual]
@@ -78,7 +79,8 @@ def _initials(pieces: list[Piece]) -> list[Piece]:
 
 
 def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
-    """Pieces that stand side by side (half the smaller height in common with the row's first ones), left to right."""
+    """Pieces grouped into rows of those side by side (half the smaller height shared with the row's tallest), left to
+    right."""
     rows: list[tuple[int, int, list[Piece]]] = []
     for piece in sorted(pieces, key=lambda p: (p.top + p.bottom, p.left)):
         middle, best = piece.top + piece.bottom, None
@@ -101,7 +103,7 @@ def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
 
 
 def _cut(rows: list[list[Piece]], rtl: bool, out: list[list[list[Piece]]], depth: int) -> None:
-    """Appends `rows` to `out`, cut into columns; a list of rows each."""
+    """Append `rows` to `out`, cut into columns, each of them a list of rows."""
     if not rows:
         return
     if len(rows) >= _LINES and depth < _DEPTH:
@@ -123,9 +125,9 @@ def _cut(rows: list[list[Piece]], rtl: bool, out: list[list[list[Piece]]], depth
 
 
 def _columns(rows: list[list[Piece]], at: int) -> bool:
-    """Whether what stands left and right of `at` is two columns of text rather than cells of one table: long lines, or
-    lines that seldom stand side by side, or twelve and more that stand higher or lower than those beside them by what
-    differs from line to line."""
+    """Whether the parts left and right of `at` are two columns of text and not cells of one table. They are columns
+    when their lines are long, when their lines seldom stand side by side, or when both have at least twelve lines and
+    the difference in height between neighbouring lines varies."""
     lines, pieces, chars, together, steps = [0, 0], [0, 0], [0, 0], 0, []
     for row in rows:
         beside = [p for p in row if p.left < at][-1:] + [p for p in row if p.left >= at][:1]
@@ -147,10 +149,10 @@ def _columns(rows: list[list[Piece]], at: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _gutters(boxes, row, rows, wide, lines):
-    """White strips at least `wide` wide, best first: (g, 3) int64 of x, first row, last row.
+    """White strips at least `wide` wide, best first: (g, 3) int64 of x, first row, last row. At most 8.
 
-    Tried right of every piece. The rows of a strip are the longest run that no piece crosses, cut to those with
-    text on both sides within it; it is as good as the fewer lines of its two sides. At most 8.
+    A strip is tried at the right edge of every piece. Of the runs of rows that no piece crosses, the one with most
+    lines counts, where a run has as many lines as the side with fewer of them.
     """
     n = boxes.shape[0]
     found = np.zeros((n, 4), np.int64)
@@ -224,13 +226,13 @@ def _lines(rows: list[list[Piece]], rtl: bool) -> Block:
 
 
 def _box(row: list[Piece]) -> tuple[int, int, int, int]:
-    """As wide as all of them, as high as the longest."""
+    """A box as wide as all pieces and as high as the one with the longest text."""
     longest = max(row, key=lambda p: len(p.text))
     return min(p.left for p in row), longest.top, max(p.right for p in row), longest.bottom
 
 
 def _joined(row: list[Piece], rtl: bool) -> Line:
-    """The pieces of a row as one line. In fixed pitch as many spaces as there is room for."""
+    """The pieces of a row as one line. In a fixed-pitch font, gaps become as many spaces as fit."""
     mono = _pitch(row)
     if mono:
         text, right = "", row[0].left
@@ -248,7 +250,7 @@ def _joined(row: list[Piece], rtl: bool) -> Line:
 
 
 def _read_leftwards(row: list[Piece]) -> list[Piece]:
-    """From right to left, but words in Latin script beside each other from left to right."""
+    """The pieces from right to left, with adjacent words in Latin script from left to right."""
     out: list[Piece] = []
     words = 0
     for p in row[::-1]:
@@ -258,14 +260,15 @@ def _read_leftwards(row: list[Piece]) -> list[Piece]:
 
 
 def _pitch(row: list[Piece]) -> int:
-    """Width of a character where the row is set in a fixed pitch, else 0. Digits are as wide as each other in most."""
+    """Width of a character if the row is set in a fixed-pitch font, else 0. Digits do not count, since most fonts have
+    them equally wide."""
     pitch = max((p.mono for p in row if p.mono and len({c for c in p.text if not c.isdigit()}) >= 4), default=0)
     return pitch if pitch and all(abs(p.mono - pitch) <= 3 for p in row) else 0
 
 
 def _run(rows: list[list[Piece]], at: int) -> int:
-    """End of the rows from `at` on that might be one table: two pieces or more in each, between them at most one row of
-    a single piece, none in fixed pitch, no gap of more than two and a half lines."""
+    """End of the rows from `at` on that might be one table: rows of two or more pieces, with at most one row of a
+    single piece between two of them, none in a fixed-pitch font, no gap of more than two and a half lines."""
     end, since = at, 0
     for k in range(at, len(rows)):
         row = rows[k]
@@ -279,11 +282,11 @@ def _run(rows: list[list[Piece]], at: int) -> int:
 
 
 def _edges(rows: list[list[Piece]]) -> list[int]:
-    """Left edges of the columns of a table, none if the rows are no table.
+    """Left edges of the columns of a table; empty if the rows are not a table.
 
-    Columns are stretches that cells cover, apart from each other by strips (at least half a line's height wide) that no
-    more than one row in six reaches into. A table has two columns, three rows (and a third of them) that fill two of
-    them, and more in its first column than the marks of a list or the numbers of lines of code.
+    Columns are stretches covered by cells. They are separated by strips at least half a line's height wide that at most
+    one row in six reaches into. In a table at least three rows, and a third of all, fill two columns, and the first
+    column holds more than list marks or line numbers of code.
     """
     full = [row for row in rows if len(row) >= 2]
     if len(full) < 3 or all(ITEM.match(row[0].text) for row in full):
@@ -305,7 +308,7 @@ def _edges(rows: list[list[Piece]]) -> list[int]:
             closed, inside = x, False
     if not 2 <= len(edges) <= 60:
         return []
-    # what few rows cover left of a column's first full coverage belongs to it, up to half way to the column before
+    # a column also takes in the few pieces that begin at most two lines' heights left of it
     for k in range(1, len(edges)):
         near = [p.left for row in full for p in row if edges[k] - 4 * wide <= p.left < edges[k]]
         edges[k] = min([*near, edges[k]])
@@ -321,7 +324,7 @@ def _column(edges: list[int], piece: Piece) -> int:
 
 
 def _table_lines(rows: list[list[Piece]], edges: list[int], rtl: bool) -> Block:
-    """A line with cells for each row; a row that fills only other columns than the first goes on with the one above."""
+    """Lines with cells, one per row. A row with a single cell outside the first column continues the row above."""
     out: Block = []
     for row in rows:
         inside: list[list[Piece]] = [[] for _ in edges]

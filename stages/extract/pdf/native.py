@@ -1,7 +1,7 @@
-"""PDFium's functions on characters, called from compiled code by their addresses. Imported at the first page.
+"""Calls PDFium's functions on characters from compiled code, by their addresses. Imported at the first page.
 
-Asking PDFium four facts a character from Python costs four times what loading the page does. Addresses are arguments,
-so that numba can keep the compiled kernel on disk.
+Calling PDFium from Python for four values per character takes four times as long as loading the page. Addresses are
+arguments, so that numba can cache the compiled kernel on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _I32, _F32 = ir.IntType(32), ir.FloatType()
 
 
 def _call(builder: Any, values: Any, result: Any, kinds: str) -> Any:
-    """C call of the function at `values[0]` with the rest, of `kinds` p (pointer) or i (int)."""
+    """C call of the function at address `values[0]` with the other values as arguments, each a p (pointer) or i (int)
+    in `kinds`."""
     given = [builder.inttoptr(v, cgutils.voidptr_t) if kind == "p" else v for kind, v in zip(kinds, values[1:])]
     function = ir.FunctionType(result, [v.type for v in given])
     return builder.call(builder.inttoptr(values[0], function.as_pointer()), given)
@@ -30,21 +31,21 @@ def _call(builder: Any, values: Any, result: Any, kinds: str) -> Any:
 
 @intrinsic
 def _integer(typing: Any, address: Any, page: Any, index: Any) -> Any:
-    """int f(page, index)"""
+    """Calls `int f(page, index)`."""
     return types.int32(types.intp, types.intp, types.int32), lambda context, builder, signature, values: _call(
         builder, values, _I32, "pi")
 
 
 @intrinsic
 def _real(typing: Any, address: Any, page: Any, index: Any) -> Any:
-    """float f(page, index)"""
+    """Calls `float f(page, index)`."""
     return types.float32(types.intp, types.intp, types.int32), lambda context, builder, signature, values: _call(
         builder, values, _F32, "pi")
 
 
 @intrinsic
 def _rectangle(typing: Any, address: Any, page: Any, index: Any, out: Any) -> Any:
-    """int f(page, index, out*)"""
+    """Calls `int f(page, index, out*)`."""
     return types.int32(types.intp, types.intp, types.int32, types.intp), \
         lambda context, builder, signature, values: _call(builder, values, _I32, "pip")
 
@@ -56,8 +57,8 @@ _ADDRESSES = np.array([ctypes.cast(getattr(pdfium_c, name), ctypes.c_void_p).val
 
 @njit(cache=True, nogil=True)
 def _read(addresses, page, code, made, angle, loose, tight):
-    """Fills the arrays, one entry a character. `loose`: left, top, right, bottom (FS_RECTF), the advance of the
-    character by the height of its font; `tight`: left, right, bottom, top of its ink."""
+    """Fill the arrays, one entry per character. `loose` is left, top, right, bottom (FS_RECTF) of the character's
+    advance by its font's height; `tight` is left, right, bottom, top of its ink."""
     for i in range(code.shape[0]):
         code[i] = np.uint32(_integer(addresses[0], page, np.int32(i)))  # type: ignore[call-arg]
         made[i] = _integer(addresses[1], page, np.int32(i)) == 1
@@ -69,7 +70,7 @@ def _read(addresses, page, code, made, angle, loose, tight):
 
 @intrinsic
 def _rectangle4(typing: Any, address: Any, page: Any, index: Any, out: Any) -> Any:
-    """int f(page, index, double*, double*, double*, double*)"""
+    """Calls `int f(page, index, double*, double*, double*, double*)`."""
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         where = [builder.add(values[3], ir.Constant(values[3].type, 8 * k)) for k in range(4)]
         return _call(builder, [*values[:3], *where], _I32, "pipppp")
@@ -78,8 +79,9 @@ def _rectangle4(typing: Any, address: Any, page: Any, index: Any, out: Any) -> A
 
 
 def read(page: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """code (n,) uint32, made (n,) bool, angle (n,) float32 radians, loose (n, 4) float32, tight (n, 4) float64 of the
-    first `count` characters of a loaded text page (a ctypes handle)."""
+    """(code (n,) uint32, made (n,) bool, angle (n,) float32 radians, loose (n, 4) float32, tight (n, 4) float64) of the
+    first `count` characters of a loaded text page (a ctypes handle). `made` marks characters that PDFium inserted;
+    `_read` explains the boxes."""
     code, made, angle = np.zeros(count, np.uint32), np.zeros(count, np.bool_), np.zeros(count, np.float32)
     loose, tight = np.zeros((count, 4), np.float32), np.zeros((count, 4), np.float64)
     _read(_ADDRESSES, ctypes.cast(page, ctypes.c_void_p).value, code, made, angle, loose, tight)

@@ -1,9 +1,9 @@
-"""Text of a page's picture by an OCR engine: tesseract by its command, or rapidocr in a process of its own.
+"""Reads the text of a page's picture by an OCR engine: the command tesseract, or rapidocr in a process of its own.
 
-For every page a process of its own draws the picture and then becomes the engine. The kernel enforces its budget of CPU
-time and memory, so that a hostile picture harms no other page; it has one thread, and ends with its parent. Whether a
-page gives text is decided by counts alone (pixels here, pages in `pdf`), never by time.
-Raises ProcessDied when the process is killed; the engine of the run decides whether the document is to blame.
+A process per page draws the picture and then becomes the engine. The kernel enforces its limits of CPU time and memory,
+so that a hostile picture harms no other page. The process has one thread and ends with its parent. Whether a page is
+read is decided by counts alone (pixels here, pages in the step `pdf`), never by time. Raises ProcessDied when the
+process is killed; the engine of the run then decides whether the document is to blame.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from stages.scoring.models import MissingModel
 from stages.stage import ProcessDied
 from stages.text.compiled import njit
 
-#: pictures are drawn at DPI dots to the inch
+#: dots to the inch at which pictures are drawn
 DPI = 200
-#: distributions whose versions decide about an engine's output
+#: distributions whose versions affect an engine's output
 LIBRARIES = {"none": (), "tesseract": (), "rapidocr": ("onnxruntime", "opencv-python", "rapidocr_onnxruntime")}
-#: what an engine is started as
+#: programs that an engine starts
 PROGRAMS: dict[str, tuple[str, ...]] = {"none": (), "tesseract": ("tesseract",), "rapidocr": (sys.executable,)}
-#: shared libraries of tesseract that do: recognition, and what makes black and white of grey
+#: shared libraries of tesseract that affect its output: recognition, and the conversion of grey to black and white
 _PARTS = ("libtesseract", "liblept")
-#: most letters of a picture that is read: tesseract takes a CPU-ms for each (4.1 s for 6,300, 17.8 s for 17,800), more
-#: for those of 4 points; rapidocr four
+#: most letters of a picture that is read. tesseract takes a CPU-ms per letter (4.1 s for 6,300, 17.8 s for 17,800),
+#: more for letters of 4 points; rapidocr takes four.
 GLYPHS = {"tesseract": 12_000, "rapidocr": 4_000}
-#: exit statuses of a process that found nothing to read on its picture, or too much
+#: exit statuses of a process whose picture is blank, and of one whose picture has too many letters
 _BLANK, _DENSE = 119, 118
-#: characters of scripts that put no space between words
+#: characters of scripts without spaces between words
 _WIDE = re.compile("[\u2e80-\u9fff\ua000-\uabff\uf900-\uffef]")
 
 
 class MissingEngine(MissingModel):
-    """An OCR engine or a language of it that has to be installed first; the message names the key and says how."""
+    """An OCR engine, or a language of it, is not installed. The message names the key and says how to install it."""
 
 
 class Engine(NamedTuple):
-    command: tuple[str, ...]          # reads a PGM picture, writes words as tesseract's TSV
-    files: dict[str, str]             # that decide about its output, by what they are
+    command: tuple[str, ...]          # reads a PGM picture and writes words as tesseract's TSV
+    files: dict[str, str]             # those that affect its output: name → path
     glyphs: int = GLYPHS["tesseract"]
 
 
@@ -71,7 +71,7 @@ class Word(NamedTuple):
 
 
 def engine(name: str, languages: str) -> Engine:
-    """The engine `tesseract` (with its languages, "eng+deu") or `rapidocr`, as it is at hand.
+    """The installed engine `tesseract` (with its languages, "eng+deu") or `rapidocr`.
 
     Raises:
         MissingEngine: it is not, or a language of it is not.
@@ -92,7 +92,7 @@ def _rapidocr() -> Engine:
 
 
 def languages_of_tesseract() -> tuple[str, str, set[str]]:
-    """(the program, the folder of its models, names of the languages that are in it). Raises MissingEngine."""
+    """(the program, the folder of its models, the names of the languages in it). Raises MissingEngine."""
     binary = shutil.which("tesseract")
     if binary is None:
         raise MissingEngine("pdf: `ocr: tesseract` is not at hand: apt install tesseract-ocr on every node, or use "
@@ -121,8 +121,9 @@ def _tesseract(languages: str) -> Engine:
 
 
 def _parts(binary: str) -> dict[str, str]:
-    """The shared libraries of a program that decide about its output: the program itself is hardly more than `main`."""
-    # what ldd does, which is a script and would need a shell
+    """Paths of the shared libraries of a program that affect its output; the program itself is hardly more than
+    `main`."""
+    # does what ldd does, which is a script and would need a shell
     told = subprocess.run([binary], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}).stdout
     result = {Path(path).name.split(".so")[0]: os.path.realpath(path) for path in re.findall(r"=> (/\S+)", told)}
@@ -130,8 +131,9 @@ def _parts(binary: str) -> dict[str, str]:
 
 
 def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_mb: int) -> list[Word] | None:
-    """Words of a picture (height, width) uint8, black on white, in the order the engine reads them; None when there is
-    nothing on it. One with more than `engine.glyphs` letters is not read. `draw` makes it, in the engine's process.
+    """Words of a picture (height, width) uint8, black on white, in the order the engine reads them; None for a blank
+    picture, none for one with more than `engine.glyphs` letters, which is not read. The picture is made by `draw` in
+    the engine's process.
 
     Raises:
         ProcessDied: drawing and reading took more than `cpu_s` seconds of CPU time or crashed (of more than `memory_mb`
@@ -155,13 +157,14 @@ def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_
 
 
 def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, parent: int) -> None:
-    """In the new process, before it becomes the engine: sets its limits and puts the picture on its standard input."""
+    """Runs in the new process before it becomes the engine: sets its limits and puts the picture on its standard
+    input."""
     process.die_with_parent(parent)
-    faulthandler.disable()                                               # it would write into our parent's log
+    faulthandler.disable()                                               # it would write into the parent's log
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
         process.no_core()
-        process.limit_data(process.data_bytes() + memory)                # until then it has what its parent has
+        process.limit_data(process.data_bytes() + memory)  # until the engine starts, the parent's memory counts, too
         image = draw()
         if not inked(image):
             os._exit(_BLANK)
@@ -181,18 +184,19 @@ def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, 
 
 
 def inked(image: np.ndarray) -> bool:
-    """Whether there is anything on it: more than one dark dot in 50,000."""
+    """Whether anything is on the picture: more than one dark dot in 50,000."""
     return 50_000 * int((image < 128).sum()) > image.size
 
 
 @njit(cache=True, nogil=True)
 def glyphs(image):
-    """Connected dark areas of a picture (height, width) uint8 that are as high as letters, 4 to 200 pixels."""
+    """Number of connected dark areas of a picture (height, width) uint8 that are as high as letters, 4 to 200
+    pixels."""
     height, width = image.shape
     parent = np.zeros(1024, np.int64)
     top = np.zeros(1024, np.int64)
     low = np.zeros(1024, np.int64)
-    starts = np.zeros((2, width // 2 + 1), np.int64)                    # of the runs of this row and the one before
+    starts = np.zeros((2, width // 2 + 1), np.int64)  # of the runs of dark pixels in this row and the one before
     ends = np.zeros((2, width // 2 + 1), np.int64)
     names = np.zeros((2, width // 2 + 1), np.int64)
     made, before = 0, 0
@@ -210,7 +214,7 @@ def glyphs(image):
             while k < before and ends[was, k] < begin:
                 k += 1
             q = k
-            while q < before and starts[was, q] <= x:                    # touches it, at a corner too
+            while q < before and starts[was, q] <= x:                    # touches it, if only at a corner
                 root = names[was, q]
                 while parent[root] != root:
                     parent[root] = parent[parent[root]]
@@ -245,7 +249,7 @@ def glyphs(image):
 
 
 def _words(table: str) -> list[Word]:
-    """Words (level 5) of tesseract's TSV: level page block par line word left top width height conf text."""
+    """Words (level 5) from tesseract's TSV: level page block par line word left top width height conf text."""
     out = []
     for row in table.split("\n"):
         cells = row.rstrip("\r").split("\t")
@@ -257,10 +261,10 @@ def _words(table: str) -> list[Word]:
 
 
 def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageChars, int]:
-    """(a page as the text layer would give it, confidence 0 to 99: the mean over letters and digits).
+    """(page in the form of a text layer's, confidence 0 to 99). The confidence is the mean over letters and digits.
 
-    `width`, `height` in pixels. The page is turned so that lines run to the right: their words tell where they run.
-    Heights of lines are made equal where they differ by what letters happen to reach above and below.
+    `width` and `height` are in pixels. The page is turned so that its lines, whose direction the words show, run to the
+    right. Lines whose heights differ only by the ascenders and descenders that occur get the usual height.
     """
     turn = _turn(words)
     turned = [_turned(word, turn, width, height) for word in words]
@@ -288,7 +292,7 @@ def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageC
         pieces.append(Piece(left * 72 * UNIT // dpi, top * 72 * UNIT // dpi, right * 72 * UNIT // dpi,
                             bottom * 72 * UNIT // dpi, text, 0, is_rtl(text)))
     chars = sum(len(w.text) for w in words)
-    # nobody is sure of leaders
+    # OCR confidence is low for dot leaders, so only letters and digits count
     letters = [sum(map(str.isalnum, w.text)) for w in words]
     sure = sum(n * w.confidence for n, w in zip(letters, words)) // max(1, sum(letters))
     size = (width * 72 * UNIT // dpi, height * 72 * UNIT // dpi)
@@ -296,7 +300,7 @@ def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageC
 
 
 def _turn(words: list[Word]) -> int:
-    """Quarter turns, clockwise, of the picture's text: 0 upright, 1 lines run downwards, 2 to the left, 3 upwards."""
+    """Quarter turns, clockwise, of the text: 0 upright, 1 lines run downwards, 2 to the left, 3 upwards."""
     votes: Counter[int] = Counter()
     for a, b in pairwise(words):
         if a.line == b.line and not (is_rtl(a.text) or is_rtl(b.text)):

@@ -1,5 +1,5 @@
-"""rapidocr (PP-OCRv4 in ONNX) as a command: a PGM picture on standard input, its lines as tesseract's TSV on standard
-output. Run by `stages.extract.pdf.ocr`, as a script, for one picture."""
+"""Command that reads a PGM picture on standard input by rapidocr (PP-OCRv4 in ONNX) and writes its lines as tesseract's
+TSV to standard output. `stages.extract.pdf.ocr` runs it as a script, once per picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A page of a PDF as a picture, and the pictures that lie on it. Bounded by counts of pixels, before any is decoded."""
+"""Draws a page of a PDF and measures the pictures on it. Pixels are counted and limited before any picture is
+decoded."""
 
 from __future__ import annotations
 
@@ -12,18 +13,19 @@ import pypdfium2.raw as pdfium_c
 
 from stages.extract.pdf.ocr import DPI
 
-#: most pixels of a page's picture, and most along a side (leptonica takes 32,767): larger pages are drawn at less
+#: most pixels of a page's picture, and most along one side (leptonica takes 32,767); larger pages are drawn at fewer
+#: dots to the inch
 PIXELS, ALONG = 10_000_000, 32_000
-#: most pixels of all pictures on a page that is drawn (A4 at 800 dpi): of JPEG 2000 a pixel takes 15 bytes
+#: most pixels of all pictures on a page that is drawn (A4 at 800 dpi): a pixel of JPEG 2000 takes 15 bytes
 DECODED = 60_000_000
 #: longest side of a page, points (ISO 32000-1, annex C: 14,400)
 _SIDE = 14_400
-#: objects of a page, and levels of forms, that are looked at for pictures
+#: most objects of a page, and most levels of forms, that are searched for pictures
 _OBJECTS, _LEVELS = 10_000, 3
 
 
 def dots(page: pdfium.PdfPage) -> int:
-    """Dots to the inch at which a page is drawn; 0 for one that is larger than PDF allows."""
+    """Dots to the inch at which a page is drawn; 0 for a page larger than PDF allows."""
     width, height = page.get_size()
     if not (0 < width <= _SIDE and 0 < height <= _SIDE):
         return 0
@@ -32,19 +34,19 @@ def dots(page: pdfium.PdfPage) -> int:
 
 
 def size(page: pdfium.PdfPage, dpi: int) -> tuple[int, int]:
-    """Width and height of its picture, pixels."""
+    """Width and height of a page's picture, pixels."""
     width, height = page.get_size()
     return math.ceil(width * dpi / 72), math.ceil(height * dpi / 72)
 
 
 def draw(page: pdfium.PdfPage, dpi: int, turn: int = 0) -> np.ndarray:
-    """The page as it is shown, turned by `turn` (0 or 180) degrees: (height, width) uint8, 255 is white."""
+    """The page as it is shown, turned by `turn` (0 or 180) degrees: (height, width) uint8, white is 255."""
     return page.render(scale=dpi / 72, rotation=turn, grayscale=True).to_numpy()
 
 
 def pictures(page: pdfium.PdfPage) -> tuple[bool, int]:
-    """(whether one covers half of the page, pixels of all of them, as declared). Those in forms count, too, as often as
-    they are shown."""
+    """(whether one picture covers half of the page, declared pixels of all pictures). Pictures in forms count each time
+    the form is shown."""
     left, bottom, right, top = page.get_bbox()
     sides = [ctypes.c_float() for _ in range(4)]
     covers, total, room = False, 0, _OBJECTS
@@ -61,7 +63,7 @@ def pictures(page: pdfium.PdfPage) -> tuple[bool, int]:
 
 
 def _pixels(thing: Any, room: int, levels: int) -> tuple[int, int]:
-    """(pixels of a picture, or of those in a form; how many more objects may be looked at)"""
+    """(pixels of a picture or of the pictures in a form, number of objects that may still be searched)"""
     kind, room = pdfium_c.FPDFPageObj_GetType(thing), room - 1
     if kind == pdfium_c.FPDF_PAGEOBJ_IMAGE:
         wide, high = ctypes.c_uint(), ctypes.c_uint()

@@ -1,6 +1,6 @@
-"""How much a page's text can be trusted, from that text alone: no dictionary, no model, no look at the picture.
+"""Estimates how far a page's text can be trusted, from that text alone: without a dictionary, a model or the picture.
 
-Which pages OCR reads is decided by what the cheap way made of them, not by whether they look like scans: a router that
+Which pages OCR reads is decided by the text that was extracted, not by whether a page looks like a scan. A router that
 judged by looks left 28.7 % of a crawl with degraded text (Marin, "pdf-extraction-routing").
 """
 
@@ -14,22 +14,22 @@ from typing import NamedTuple
 
 from stages.extract.pdf.chars import PageChars
 
-#: confidence below which a page is degraded
+#: a page of lower confidence is degraded
 DEGRADED = 50
 #: fewest characters that make a text layer
 FEW = 16
-#: words a page needs before its words say anything about it
+#: fewest words by which a page is judged
 _WORDS = 20
 _EDGES = re.compile(r"^[^\w]+|[^\w]+$")
 _LETTERS = re.compile(r"[^\W\d_]+(?:['’·-][^\W\d_]+)*\.?")
 _VOWEL = re.compile("[aeiouyà-æè-ïò-öø-ýāăąēĕėęěĩīĭįıōŏőœũūŭůűųạ-ỹ]", re.IGNORECASE)
-#: combining marks, and what joins letters without being one
+#: Unicode categories of combining marks, and of format characters that join letters
 _ATTACHED = ("Mn", "Mc", "Me", "Cf")
 _LATIN = re.compile("[a-zÀ-ɏḀ-ỿ]+", re.IGNORECASE)
 
 
 class Quality(NamedTuple):
-    chars: int            # that are no space
+    chars: int            # characters that are not spaces
     spaces: int
     garbled: int          # U+FFFD, private, control
     words: int            # that could be judged
@@ -38,16 +38,16 @@ class Quality(NamedTuple):
 
 
 def quality_of(page: PageChars) -> Quality:
-    """Signals of a page's text layer. A word is judged when it has two letters or more; it looks like one when it is
-    letters throughout (hyphens and apostrophes inside), in lower case, capitals or with a capital at the beginning or
-    after one (McDonald, iPhone), no longer than 30, and, in Latin script from four letters on, has a vowel. Combining
-    marks, of which words of Indic scripts are full, belong to their letters.
+    """Signals of a page's text layer. A word is judged when it has two letters or more. It looks like a word when it
+    consists of letters (with hyphens and apostrophes inside), is in lower case, in capitals or has a capital at the
+    beginning or after one (McDonald, iPhone), has at most 30 characters and, if it is four or more Latin letters, has a
+    vowel. Combining marks, frequent in Indic scripts, belong to their letters.
 
-    Confidence, in integers: 99 for text without garbled characters of whose words six in ten look like words; a tenth
-    of garbled characters leaves nothing. Four tenths of it are left where less than 3 % are spaces though the script
-    has them, where letters stand apart, where less than 22 % of Latin letters are vowels (languages have 33 to 50 %; a
-    font whose encoding is lost leaves "7KLV LV QRW"), and where more than half of the Latin letters are not of ASCII
-    (languages: Vietnamese with 28 % has most; Cyrillic, Greek or Arabic in 8 bits leaves "Ïðèâåò").
+    Confidence, in integers, is 99 for text without garbled characters in which at least six in ten words look like
+    words. It falls to 0 at a tenth of garbled characters. It is cut to four tenths in four cases: fewer than 3 % of
+    characters are spaces though the script uses them; letters stand apart; fewer than 22 % of Latin letters are vowels
+    (languages have 33 to 50 %; a font whose encoding is lost leaves "7KLV LV QRW"); or more than half of the Latin
+    letters are not ASCII (Vietnamese has most, 28 %; Cyrillic, Greek or Arabic in 8 bits leaves "Ïðèâåò").
     """
     words = good = wide = single = letters = vowels = beyond = 0
     for piece in page.pieces:
@@ -79,8 +79,8 @@ _NONE, _SINGLE, _WIDE, _WORD, _LIKE = range(5)
 
 @lru_cache(maxsize=1 << 16)
 def _judged(chunk: str) -> tuple[int, int, int, int]:
-    """(kind of a chunk between spaces, `_NONE` … `_LIKE`; its Latin letters; vowels and non-ASCII letters among
-    them)"""
+    """(kind of a chunk between spaces, `_NONE` … `_LIKE`; its Latin letters; its vowels; its Latin letters outside
+    ASCII)"""
     if not chunk.isascii():
         if _is_wide(chunk):
             return _WIDE, 0, 0, 0
@@ -100,7 +100,7 @@ def _judged(chunk: str) -> tuple[int, int, int, int]:
 
 
 def _is_wide(chunk: str) -> bool:
-    """Whether most of it is of a script that puts no space between words."""
+    """Whether more than half of a chunk is in scripts without spaces between words."""
     wide = sum("\u0e00" <= c <= "\u0eff" or "\u1000" <= c <= "\u109f" or "\u1780" <= c <= "\u17ff"
                or "\u2e80" <= c <= "\u9fff" or "\uf900" <= c <= "\ufaff" or "\uff66" <= c <= "\uff9f" for c in chunk)
     return 2 * wide > len(chunk)

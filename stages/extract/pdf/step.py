@@ -1,4 +1,4 @@
-"""Text of a PDF: the text layer by the places of its characters, and OCR where that came to nothing."""
+"""Extracts the text of a PDF: from the text layer by the positions of its characters, and by OCR where that fails."""
 
 from __future__ import annotations
 
@@ -28,74 +28,76 @@ _CONTROL = re.compile("[\x00-\x1f\x7f\ufffe\uffff]")
 _STREAM = re.compile(rb"stream\r?\n")
 _TWICE = re.compile(rb"/Fl(?:ateDecode)?\s*/Fl(?:ateDecode)?\b")
 _PASSWORD = (pdfium_c.FPDF_ERR_PASSWORD, pdfium_c.FPDF_ERR_SECURITY)
-#: confidence below which what OCR reads is nothing: a photograph, another script than its languages have (measured:
-#: pages of Cyrillic by `eng` 41 to 56, of Latin by `rus` 24 to 36; in their language from 61, contents with leaders)
+#: OCR text of this confidence or less is discarded: it comes from a photograph, or from a script that the OCR languages
+#: lack (measured: pages of Cyrillic by `eng` 41 to 56, of Latin by `rus` 24 to 36; in their own language from 61,
+#: tables of contents with leaders)
 _SURE = 58
-#: letters of `meta.pdf_routes`
+#: letters of `meta.pdf_routes` → names of the routes in the report
 ROUTES = {"t": "text_layer", "o": "ocr", "e": "empty", "s": "no_text", "x": "unreadable", "c": "cipher"}
-#: those of pages that nothing could read though something is on them
+#: routes of pages that nothing could read though something is on them
 UNREAD = "sxc"
-#: characters of a page that may stand on its head
+#: a page with fewer characters that OCR is unsure of may be upside down
 _LITTLE = 500
-#: characters below which a text layer over a picture of half the page is a stamp on it
+#: a text layer with fewer characters, over a picture of half the page, is only a stamp on it
 _STAMP = 200
 
-#: what a font that is not in the file is like must not depend on which fonts this machine has: PDFium's own stand in
+#: The look of fonts that are not in the file must not depend on the fonts of this machine, so PDFium's own are used.
 _NO_FONTS = pdfium_c.FPDF_SYSFONTINFO(version=1)
 pdfium_c.FPDF_SetSystemFontInfo(_NO_FONTS)
 
 
 class _Read(NamedTuple):
-    """A page as it goes into the text. `route`: t text layer, o OCR, e nothing is on it, s no text, and none by OCR,
-    c letters that are not those drawn, and none by OCR."""
+    """A page as it enters the text. `route`: t text layer, o OCR, e empty, s no text and OCR found none, c letters
+    differ from those drawn and OCR did not help."""
 
     page: Page
     quality: Quality
     route: str
-    tried: bool = False   # OCR was
+    tried: bool = False   # by OCR
 
 
 class Pdf(Stage):
     """The text of a PDF, from its text layer and, where that fails, by OCR.
 
     Takes `raw`, makes `text`. Reasons: `not_pdf`, `pdf_too_large` (bytes stored or inflated), `pdf_encrypted`,
-    `pdf_damaged`, `pdf_too_many_pages`, `pdf_too_many_chars`, `pdf_no_text` (scanned, mostly: a case for OCR),
-    `pdf_cipher` (its fonts give other letters than they draw, on every page that has text).
+    `pdf_damaged`, `pdf_too_many_pages`, `pdf_too_many_chars`, `pdf_no_text` (mostly scans, which need OCR),
+    `pdf_cipher` (no page gave text, and the fonts of some map to other letters than they draw).
 
-    The text layer is read by the places of its characters: columns one after the other, tables as rows of cells between
-    bars, code in fixed pitch with its indents, running heads, feet and page numbers left out, words cut at line ends
-    mended, lines joined to paragraphs, ligatures spelled out. Text across the page's main direction is left out.
+    The text layer is read by the positions of its characters: columns one after the other, tables as rows of cells
+    between bars, fixed-pitch code with its indents. Running heads, feet and page numbers are left out, words cut at
+    line ends mended, lines joined to paragraphs, ligatures spelled out. Text across the page's main direction is left
+    out.
 
-    `ocr: tesseract` or `rapidocr` reads, by outcome, the pages whose text layer is missing (less than 16 characters,
-    less than 200 over a picture of half the page), degraded (confidence below 50) or of shifted letters, and keeps what
-    it is surer of. At most `ocr_pages` a document; pages are not read whose pictures have too many pixels, or more
-    letters than a budget is enough for. A page that exceeds its CPU
-    seconds or memory, which are not those of the worker, sends the document to quarantine. An engine or language that
-    is not installed ends the run before it begins.
+    `ocr: tesseract` or `rapidocr` reads the pages whose text layer is missing (fewer than 16 characters, or fewer than
+    200 over a picture of half the page), degraded (confidence below 50) or of shifted letters. Its text is used when
+    its confidence exceeds 58 and is higher than the text layer's or, where that is missing, when it is more than twice
+    as long. OCR reads at most `ocr_pages` of a document, and no page whose pictures have too many pixels or whose
+    letters exceed a budget. A page that exceeds its own limits of CPU seconds or memory sends the document to
+    quarantine. An engine or language that is not installed stops the run before it begins.
 
-    A page of shifted letters (`pdf_cipher.shifted`) that OCR does not read gives no text.
+    A page of shifted letters (`stages.extract.pdf.cipher`) that OCR does not read gives no text.
 
-    Kept in meta, a character a page: `pdf_routes` (t text layer, o OCR, e empty, s no text though something is on it,
-    x does not load, c shifted letters) and `pdf_confidence` (0 to 9). Signals: `pdf_pages`; `pdf_chars_per_page`,
+    Kept in meta, one character per page: `pdf_routes` (t text layer, o OCR, e empty, s no text though something is on
+    it, x does not load, c shifted letters) and `pdf_confidence` (0 to 9). Signals: `pdf_pages`; `pdf_chars_per_page`,
     mean; `pdf_garbled`, the share of characters that are U+FFFD, private or control (a broken font encoding);
-    `pdf_spaces`, the share that are spaces; `pdf_wordlike`, the share of words that look like words (1 where there
-    are none); `pdf_confidence`, mean, 0 to 1; `pdf_ocr`, the share of pages read by OCR; `pdf_unread`, the share of
-    pages that nothing could read though something is on them (s, x, c). PDFium may crash on a damaged file; the
-    engine then quarantines it.
+    `pdf_spaces`, the share that are spaces; `pdf_wordlike`, the share of words that look like words (1 where there are
+    none); `pdf_confidence`, mean, 0 to 1; `pdf_ocr`, the share of pages read by OCR; `pdf_unread`, the share of pages
+    that nothing could read though something is on them (s, x, c). PDFium may crash on a damaged file; the engine then
+    quarantines it.
     """
 
     name = "pdf"
     version = 4
     cost_ms, leaves = 2.5, 0.05
-    #: every rule here is in integers, but PDFium decides in floating point where words and lines end, and draws pages
-    #: in it, and OCR is a neural network: the output may depend on the machine
+    #: Every rule here is in integers, but PDFium finds words and lines and draws pages in floating point, and OCR is a
+    #: neural network: the output may depend on the machine.
     exact = False
     libraries: tuple[str, ...] = ("pypdfium2",)
     extracts = True
     memory_mb = 800
     signals: tuple[str, ...] = ("pdf_pages", "pdf_chars_per_page", "pdf_garbled", "pdf_spaces",
                                 "pdf_wordlike", "pdf_confidence", "pdf_ocr", "pdf_unread")
-    scores: ClassVar[tuple[str, ...]] = ()              # pages are what the report shows: `counts`
+    scores: ClassVar[tuple[str, ...]] = ()              # the report shows pages instead (`counts`)
 
     class Config(StageConfig):
         max_bytes: int = signal(128 << 20, "largest file, bytes", gt=0)
@@ -106,7 +108,8 @@ class Pdf(Stage):
         ocr_languages: str = signal("eng", "tesseract's names of languages, joined by +: deu+eng, script/Cyrillic",
                                     pattern=r"^(script/)?[A-Za-z]\w*(\+(script/)?[A-Za-z]\w*)*$")
         ocr_pages: int = signal(50, "most pages of a document read by OCR", gt=0)
-        # four times what a page of as many letters as are read (`ocr.GLYPHS`) takes; beside other work it takes twice
+        # four times what a page with the most letters read (`ocr.GLYPHS`) takes; on a busy machine it takes twice as
+        # long
         ocr_cpu_s: int = signal(60, "CPU seconds of OCR a page may take, drawing included", gt=0)
         ocr_memory_mb: int = signal(1_200, "memory OCR of a page may take, MB, drawing included", gt=0)
 
@@ -124,7 +127,7 @@ class Pdf(Stage):
         return engine(self.config.ocr, self.config.ocr_languages)
 
     def resource_files(self) -> dict[str, str]:
-        """The engine's program, its libraries and models. Raises MissingEngine."""
+        """The engine's program, libraries and models. Raises MissingEngine."""
         return dict(self._engine.files) if self._engine else {}
 
     def problems(self) -> dict[str, str]:
@@ -133,7 +136,7 @@ class Pdf(Stage):
         return {}
 
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
-        """With OCR also over the engine's program, libraries and models."""
+        """With OCR the key also covers the engine's program, libraries and models."""
         files = sorted((name, file_sha256(path)) for name, path in self.resource_files().items())
         found = super().key(roles)
         if not files or "resource" not in roles:
@@ -141,7 +144,8 @@ class Pdf(Stage):
         return hashlib.blake2b(repr((found, files)).encode(), digest_size=16).hexdigest()
 
     def setup(self) -> None:
-        """Sees that the engine reads: one that does not here would cost every scan, and none is to blame."""
+        """Check that the engine works. Otherwise every scanned document would be quarantined for a fault of this
+        machine."""
         for field, message in self.problems().items():
             raise ValueError(f"pdf: {field}: {message}")
         if self._engine:
@@ -195,8 +199,8 @@ class Pdf(Stage):
         return self._finish(doc, file, reads)
 
     def _read(self, page: pdfium.PdfPage, cap: int, tries: int) -> _Read | None:
-        """One page: its text layer, or OCR where that is missing or degraded, fewer than `ocr_pages` were tried, and it
-        reads more surely."""
+        """One page: its text layer, or OCR if the text layer is missing or degraded, fewer than `ocr_pages` pages were
+        tried and OCR reads it better."""
         layer = page.get_textpage()
         try:
             chars = pieces_of(layer.raw, min(max(layer.count_chars(), 0), cap + 1), page.get_bbox())
@@ -227,8 +231,8 @@ class Pdf(Stage):
         return _Read(Page(blocks_of(chars), chars.height), quality, route, tried)
 
     def _see(self, engine: Engine, page: pdfium.PdfPage, dpi: int) -> tuple[PageChars, int] | None:
-        """What OCR reads of a page, and how surely (0 to 99); None of a blank one. A page of little text that it is not
-        sure of may stand on its head: engines tell that only from more."""
+        """(page as OCR reads it, confidence 0 to 99), or None for a blank page. A page of little text with low
+        confidence is also read upside down, since engines detect the orientation only of longer text."""
         best: tuple[PageChars, int] | None = None
         for turn in (0, 180):
             words = words_of(engine, partial(draw, page, dpi, turn), self.config.ocr_cpu_s, self.config.ocr_memory_mb)
@@ -262,8 +266,8 @@ class Pdf(Stage):
         return None if doc.text else "pdf_cipher" if "c" in routes else "pdf_no_text"
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """{docs, unread: documents with pages that nothing could read though something is on them, pages: {route: n},
-        confidence: {tenth: pages with text}}."""
+        """{docs: 1, unread: 1 if pages with something on them could not be read, pages: {route: n}, confidence: {tenth:
+        pages with text}}."""
         routes = doc.meta.get("pdf_routes")
         if not isinstance(routes, str):
             return None
@@ -273,7 +277,7 @@ class Pdf(Stage):
 
 
 def title_of(file: pdfium.PdfDocument) -> str:
-    """The title the file gives itself, at most 500 characters; "" without. Halves of surrogate pairs go."""
+    """The title in the file's metadata, at most 500 characters; "" without. Halves of surrogate pairs are removed."""
     size = pdfium_c.FPDF_GetMetaText(file.raw, b"Title", None, 0)
     buffer = ctypes.create_string_buffer(size)
     pdfium_c.FPDF_GetMetaText(file.raw, b"Title", buffer, size)
@@ -281,16 +285,17 @@ def title_of(file: pdfium.PdfDocument) -> str:
 
 
 def _specimen() -> np.ndarray:
-    """A picture with something on it."""
+    """A picture with a dark area."""
     image = np.full((100, 100), 255, np.uint8)
     image[40:60, 20:80] = 0
     return image
 
 
 def inflates_beyond(data: bytes, cap: int) -> bool:
-    """Whether the Flate streams of a PDF inflate to more than `cap` bytes in all, found by inflating them into nothing.
+    """Whether the Flate streams of a PDF inflate to more than `cap` bytes in all. They are inflated and discarded to
+    find out.
 
-    Deflate shrinks at most 1,032 to 1, so most files need no look. A stream deflated twice is a bomb by itself.
+    Deflate shrinks at most 1,032 to 1, so most files need no check. A stream deflated twice always counts as too large.
     """
     if _TWICE.search(data):
         return True

@@ -1,4 +1,5 @@
-"""Pages of lines to one text: heads and feet go, lines become paragraphs, words cut at line ends are mended."""
+"""Turns pages of lines into one text: removes heads and feet, joins lines to paragraphs and mends words cut at line
+ends."""
 
 from __future__ import annotations
 
@@ -14,30 +15,30 @@ from stages.extract.pdf.layout import ITEM, LEADER, Block, Line, Page
 _LETTERS: dict[str, str | int] = {
     "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\xa0": " ", "\u2002": " ",
     "\u2003": " ", "\u2009": " ", "\u200b": "", "\xad": HYPHEN, "\ufeff": "",
-    # punctuation of lines that run down, upright
+    # punctuation in its form for vertical lines → its upright form
     **dict(zip("︐︑︒︓︔︕︖︙︱︵︶︹︺︻︼︽︾︿﹀﹁﹂﹃﹄", "，、。：；！？…—（）〔〕【】《》〈〉「」『』"))}
 _SPELLED = str.maketrans(_LETTERS)
-#: white that the shape of full-width punctuation leaves
+#: finds the spaces that come from the white inside full-width punctuation
 _OPEN, _SHUT, _IDEOGRAPH = "「『（【〈《〔", "、。，：；！？）」』】〉》〕", "\u3040-\u9fff"
 _AIR = re.compile(f"(?<=[{_SHUT}]) (?=[{_IDEOGRAPH}{_OPEN}])|(?<=[{_IDEOGRAPH}]) (?=[{_SHUT}{_OPEN}])")
-#: letters in the form that they have at one place of a word, and ligatures (Arabic); what Calibri's "ti", "tt" and "ft"
-#: are called in many files; a word in Latin script right before a letter written to the left
+#: Arabic and Hebrew letters in positional forms, and ligatures; codes that many files give Calibri's "ti", "tt" and
+#: "ft"; the border between a Latin letter and a right-to-left letter
 _FORMS = re.compile("[\ufb1d-\ufdff\ufe70-\ufefc]+")
 _CALIBRI = re.compile("(?<=[a-zA-Z])[ƟƩ]|[ƟƩ](?=[a-zA-Z])|(?<=[a-z])Ō(?=[a-z]|$| )")
 _SPLIT = re.compile("(?<=[a-zA-Z])(?=[\u05d0-\u05ea\u0620-\u064a\u0671-\u06d3])")
 _CONTROL = re.compile("[\x00\x01\x03-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
 _TAIL, _HEAD, _LONGEST = re.compile(r"\w+$"), re.compile(r"\w+"), 60
 _WORD, _CUT = re.compile(r"\w+(?:-\w+)*"), re.compile(rf"[\w-]*{HYPHEN} ?\w*")
-#: what stands between the halves of "pre- and post-war"
+#: words between the halves of "pre- and post-war"
 _AND = frozenset({"and", "or", "und", "oder", "bzw", "sowie", "och", "eller"})
-#: an entry of a table of contents, its leaders made short
+#: an entry of a table of contents, its leaders shortened
 _ENTRY = re.compile(r" \.\.\. ?[\divxlc]+$")
 _ENDS = (".", "!", "?", ":", ";", "。", "！", "？", "：", "؟", "।")
 
 
 def text_of(pages: list[Page]) -> str:
-    """The text: a paragraph, line of a table or line of code in each line, a blank line where a wide gap, another size
-    or a table begins or ends, and between columns and pages unless a sentence runs on."""
+    """The text of a document. Each paragraph, line of a table and line of code is one line. A blank line stands where a
+    wide gap, another size or a table begins or ends, and between columns and pages unless a sentence runs on."""
     pages = [Page([[_clean(line) for line in block] for block in page.blocks], page.height) for page in pages]
     out: list[str] = []
     for page, drop in zip(pages, furniture(pages)):
@@ -64,7 +65,7 @@ def _clean(line: Line) -> Line:
 
 # -- lines to paragraphs ---------------------------------------------------------------------------------------------
 def _paragraphs(lines: Block) -> list[str]:
-    """Lines of a block joined to paragraphs; an empty string stands for a blank line."""
+    """Lines of a block joined to paragraphs. An empty string stands for a blank line."""
     if not lines:
         return []
     plain = [line for line in lines if not line.cells]
@@ -95,7 +96,7 @@ def _paragraphs(lines: Block) -> list[str]:
 
 
 def _right_edge(lines: Block) -> tuple[int, bool]:
-    """(where lines end, whether several do): the furthest edge that two lines share, else the furthest."""
+    """(where lines end, whether several end there): the furthest edge that two lines share, else the furthest."""
     ends = sorted(((line.right, line.bottom - line.top) for line in lines), reverse=True)
     for (a, high), (b, _) in pairwise(ends):
         if a - b <= high // 10:
@@ -112,7 +113,8 @@ def _same_size(a: Line, b: Line) -> bool:
 
 
 def _runs_on(a: Line, b: Line, start: Line, pitch: int, left: int, right: int, flush: bool) -> bool:
-    """Whether `b` goes on with the paragraph that `a` ends and `start` began: its first word had no room after `a`."""
+    """Whether `b` continues the paragraph that began with `start` and so far ends with `a`, because its first word had
+    no room after `a`."""
     if a.text.endswith(HYPHEN):
         return True
     if _ENTRY.search(a.text):
@@ -126,7 +128,8 @@ def _runs_on(a: Line, b: Line, start: Line, pitch: int, left: int, right: int, f
     first = b.text.split(" ", 1)[0]
     item = bool(ITEM.match(start.text.split(" ", 1)[0]))
     if ITEM.match(first) and " " in b.text and not (first[0].isalpha() and len(first) == 1) and not (
-            # "as in Refs. 1 and / 4. By default": a full line that ends no sentence, and no list has begun
+            # "as in Refs. 1 and / 4. By default": a full line that ends no sentence, in a paragraph that is not a list
+            # item
             first[-1] == "." and not item and flush and room < high // 2 and a.text[-1].islower()):
         return False
     if not b.rtl and b.left > a.left + high * 3 // 4 and not (item and a is start):
@@ -140,7 +143,7 @@ def _runs_on(a: Line, b: Line, start: Line, pitch: int, left: int, right: int, f
 
 
 def _wide(char: str) -> bool:
-    """Scripts written without spaces between words."""
+    """Whether a character is of a script without spaces between words."""
     return "\u2e80" <= char <= "\u9fff" or "\uac00" > char >= "\ua000" or "\uf900" <= char <= "\uffef"
 
 
@@ -153,7 +156,7 @@ def _join(text: str, more: str) -> str:
 
 
 def _append(out: list[str], block: list[str]) -> None:
-    """Puts a block behind the others: behind a blank line, or in the same paragraph where a sentence runs on."""
+    """Append a block: after a blank line, or to the last paragraph if its sentence runs on."""
     if not block:
         return
     if out and out[-1] and not block[0].startswith(("|", " ")) and not out[-1].startswith("|") and (
@@ -166,12 +169,12 @@ def _append(out: list[str], block: list[str]) -> None:
 
 
 def _mend(text: str) -> str:
-    """Words cut at line ends put together, as the rest of the document spells them: with a hyphen, or as one word.
+    """Join words cut at line ends, with a hyphen or without one, as the rest of the document spells them.
 
-    Where it has neither, the hyphen stays beside a digit, before a capital and after capitals (USB-Tastatur), before
-    "and" (pre- and post-war: with its space), after a short word that already follows one (up-to-date), and between two
-    words of three letters that both occur by themselves, twice at least. Of 5,560 cuts in 26 manuals in 13 languages
-    1.7 % end wrong; by spelling alone, 4.8 %.
+    If it has neither spelling, the hyphen stays beside a digit, before a capital, after capitals (USB-Tastatur), before
+    "and" (pre- and post-war: with its space), after a short word that already follows a hyphen (up-to-date), and
+    between two words of at least three letters that each occur on their own at least twice. Of 5,560 cuts in 26 manuals
+    in 13 languages 1.7 % end wrong; by spelling alone, 4.8 %.
     """
     first, *rest = text.split(HYPHEN)
     if not rest:
