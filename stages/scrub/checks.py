@@ -1,4 +1,4 @@
-"""Check digits and dates: what tells an assigned number from any number. Digits come as strings of 0-9."""
+"""Check digits and dates, which distinguish assigned numbers from arbitrary ones. Digits are strings of 0-9."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 _DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-#: what ends the words near a value: a value that was replaced before, and the border of a placeholder
+#: where the search for words before a value ends: at a value already replaced (NUL) or a placeholder's < or >
 _BORDER = re.compile(r"[<>\0]")
-#: the beginning of an IBAN: the groups after it are no numbers of their own, whatever they look like
+#: the beginning of an IBAN: the groups after it are not numbers of their own
 _ACCOUNT = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}[0-9]{2}(?:[ -][A-Za-z0-9]{4}){0,8}[ -]$")
 _DOUBLED = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
 
@@ -21,12 +21,12 @@ while len(_P) < 8:
 
 
 def luhn(digits: str) -> bool:
-    """ISO/IEC 7812-1, annex B: every second digit from the right is doubled."""
+    """Whether the Luhn check holds (ISO/IEC 7812-1, annex B): every second digit from the right is doubled."""
     return (sum(map(int, digits[::-2])) + sum(_DOUBLED[int(d)] for d in digits[-2::-2])) % 10 == 0
 
 
 def mod97(value: str) -> int:
-    """ISO/IEC 7064 MOD 97-10 of digits and letters, A = 10 … Z = 35."""
+    """Remainder of ISO/IEC 7064 MOD 97-10 of digits and letters, A = 10 … Z = 35; 1 if the check holds."""
     return int("".join(str(int(c, 36)) for c in value)) % 97
 
 
@@ -38,7 +38,7 @@ def verhoeff(digits: str) -> bool:
 
 
 def mod11_10(digits: str) -> bool:
-    """ISO/IEC 7064 MOD 11,10 (hybrid), the last digit being the check digit."""
+    """Whether the check of ISO/IEC 7064 MOD 11,10 (hybrid) holds; the last digit is the check digit."""
     product = 10
     for digit in digits[:-1]:
         product = ((int(digit) + product) % 10 or 10) * 2 % 11
@@ -46,7 +46,7 @@ def mod11_10(digits: str) -> bool:
 
 
 def mod11_2(value: str) -> bool:
-    """ISO/IEC 7064 MOD 11-2; the last character may be X (10)."""
+    """Whether the check of ISO/IEC 7064 MOD 11-2 holds; the last character may be X (10)."""
     total = 0
     for digit in value[:-1]:
         total = (total + int(digit)) * 2 % 11
@@ -55,17 +55,17 @@ def mod11_2(value: str) -> bool:
 
 
 def weighted(digits: str, weights: Sequence[int]) -> int:
-    """Sum of the digits times their weights, from the left, as far as there are weights."""
+    """Sum of the digits times their weights, from the left, up to the last weight."""
     return sum(int(digit) * weight for digit, weight in zip(digits, weights))
 
 
 def ean(digits: str) -> bool:
-    """GS1 check digit: weights 3 and 1 from the right."""
+    """Whether the GS1 check digit is right: weights 1 and 3 from the right."""
     return (sum(map(int, digits[::-2])) + 3 * sum(map(int, digits[-2::-2]))) % 10 == 0
 
 
 def date(year: int, month: int, day: int) -> bool:
-    """Whether there is such a day; a year below 100 may be of any century."""
+    """Whether the date exists. A year below 100 may be of any century."""
     if not (1 <= month <= 12 and 1 <= day <= _DAYS[month - 1]):
         return False
     if (month, day) != (2, 29) or year % 4:
@@ -86,7 +86,7 @@ def yyyymmdd(digits: str) -> bool:
 
 
 def said_before(text: str, start: int, words: re.Pattern[str], window: int = 64) -> bool:
-    """Whether one of `words` stands in the `window` characters before `start`, nothing replaced between."""
+    """Whether one of `words` occurs in the `window` characters before `start`, with nothing replaced in between."""
     near = text[max(0, start - window):start]
     if "<" in near or ">" in near or "\0" in near:
         near = _BORDER.split(near)[-1]
@@ -94,14 +94,14 @@ def said_before(text: str, start: int, words: re.Pattern[str], window: int = 64)
 
 
 def in_address(text: str, start: int) -> bool:
-    """Whether `start` is inside a URL: digits there are nearly always the number of a page."""
+    """Whether `start` is inside a URL, where digits are nearly always the number of a page."""
     word = text[max(0, start - 256):start].split()
     return bool(word) and start > 0 and not text[start - 1].isspace() and ("://" in word[-1] or "www." in word[-1])
 
 
 def stands_alone(text: str, start: int, end: int) -> bool:
-    """Whether text[start:end], digits or letters at both ends, is not a piece of something longer: a word, a decimal or
-    dotted number, a path, a code joined by hyphens. A full stop or a hyphen of the sentence may follow."""
+    """Whether text[start:end], with digits or letters at both ends, is not part of something longer: a word, a decimal
+    or dotted number, a path, a code joined by hyphens. A full stop or hyphen of the sentence may follow."""
     before, after = text[max(0, start - 2):start], text[end:end + 2]
     if before and (before[-1].isalnum() or before[-1] in "_$€£\\" or (
             before[-1] in "-./,+'&%~^*" and before[0].isalnum())):

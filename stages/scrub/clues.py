@@ -1,11 +1,11 @@
-"""Where in a text personal data may stand at all: runs of digits, and long runs without white space.
+"""Finds the stretches of a text that may hold personal data: runs of digits, and long runs without white space.
 
-All values but addresses of the network hold one of the two, and most texts hold few. They are found once for all
-finders, which then look at these stretches alone: what they find is what they would find in the whole text, for their
-values lie in one stretch as a whole, and their conditions look at the text around it.
+Every value except e-mail and IP addresses lies in such a stretch, and most texts have few of them. They are found once
+for all finders, which then search only them. A finder misses nothing by this: its values lie whole in one stretch, and
+its conditions may read the text around.
 
-The text is looked at as one byte a character. Those outside ASCII count as `?`, which may stand between the digits of a
-number, since one of them may (U+00A0).
+Texts of medium length are searched as arrays of one byte per character. Characters outside ASCII count as `?`, which
+may stand between the digits of a number because one of them (U+00A0) may.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import cached_property
 
 import numpy as np
 
-#: what may stand between two digits of a number, a character a gap; `?`: any that is not ASCII
+#: characters that may stand between two digits of a number, one at a time; `?` is any character outside ASCII
 _BETWEEN = " .-/+?"
-#: what keys, tokens and secret values are written with
+#: characters of keys, tokens and secret values
 _OF_CODES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+/=.~!@#$%^&*:-"
-#: fewest characters of a run of these that counts (a token of Slack), and digits of a number
+#: fewest characters of a run of _OF_CODES (a token of Slack), and fewest digits of a number
 SHORTEST_CODE, FEWEST_DIGITS = 15, 6
 
 _DIGIT, _GAP, _LETTER, _CODE = 1, 2, 4, 8
@@ -34,14 +34,15 @@ _DATED = re.compile(r"[0-9](?=[0-9][A-Za-z][0-9]{2})")
 _CHECKED = re.compile(r"[A-Za-z]{2}[0-9]{2}")
 _WORD = re.compile(rf"[0-9A-Za-z]{{{SHORTEST_CODE},}}")
 
-#: text[start:end]
+#: (start, end) of a stretch: text[start:end]
 Span = tuple[int, int]
 
 
 class Clues:
-    """A text and the stretches of it that are worth a look, each kind found when it is first asked for."""
+    """A text and its stretches that finders search. Each kind of stretch is found when it is first requested."""
 
-    #: characters: of shorter texts patterns are faster than arrays, of longer ones they take less memory
+    #: texts from SHORT to below LONG characters use arrays: patterns are faster on shorter texts and need less memory
+    #: on longer ones
     SHORT, LONG = 600, 1 << 19
 
     def __init__(self, text: str) -> None:
@@ -50,22 +51,23 @@ class Clues:
 
     @property
     def none(self) -> bool:
-        """Whether there are neither digits, nor codes, nor private keys: seen at once in a title, say."""
+        """Whether a short text has neither digits nor codes nor private keys. False for all longer texts, which are not
+        searched."""
         return len(self.text) < self.SHORT and not _ANY.search(self.text)
 
     @cached_property
     def _kinds(self) -> np.ndarray:
-        """What each character is: bits, uint8."""
+        """The classes of each character, as bits of a uint8."""
         return np.frombuffer(self.text.encode("ascii", "replace").translate(_CLASSES), np.uint8)
 
     @cached_property
     def _digits(self) -> np.ndarray:
-        """Places of the digits 0 to 9."""
+        """Positions of the digits 0 to 9."""
         return np.flatnonzero((self._kinds & _DIGIT).view(np.bool_))
 
     @cached_property
     def _numbers(self) -> list[tuple[int, Span]]:
-        """(digits, place) of each number."""
+        """(number of digits, span) of every number that may have FEWEST_DIGITS digits."""
         if self._plain:
             spans = [m.span() for m in _NUMBER.finditer(self.text) if m.end() - m.start() >= FEWEST_DIGITS]
             counts = [len(_NOT_DIGITS.sub("", self.text[start:end])) for start, end in spans]
@@ -83,18 +85,18 @@ class Clues:
         return list(zip(counts, spans))
 
     def numbers(self, least: int) -> list[Span]:
-        """Runs of digits, parted by single characters of _BETWEEN or none, of `least` digits (not below
-        FEWEST_DIGITS)."""
+        """Runs of at least `least` digits (not below FEWEST_DIGITS), adjacent or separated by single characters of
+        _BETWEEN."""
         return [span for count, span in self._numbers if count >= least]
 
     @cached_property
     def near_numbers(self) -> list[Span]:
-        """Numbers of FEWEST_DIGITS with what is around them."""
+        """Numbers of at least FEWEST_DIGITS digits with the text around them."""
         return self._around(self.numbers(FEWEST_DIGITS))
 
     @cached_property
     def near_dates(self) -> list[Span]:
-        """Two digits, a Latin letter and two digits, with what is around them."""
+        """Two digits, a Latin letter and two digits, with the text around them."""
         if self._plain:
             return self._around([m.span() for m in _DATED.finditer(self.text)])
         at, kinds = self._digits, self._kinds
@@ -104,7 +106,7 @@ class Clues:
         return self._around([(start, start + 5) for start in at.tolist()])
 
     def _around(self, spans: list[Span]) -> list[Span]:
-        """Places in order with 16 characters on either side; those that meet are one."""
+        """Spans, given in order, widened by 16 characters on either side; those that then meet are merged."""
         result: list[Span] = []
         for start, end in spans:
             start, end = max(0, start - 16), min(end + 16, len(self.text))
@@ -115,7 +117,7 @@ class Clues:
         return result
 
     def checked(self) -> list[int]:
-        """Places of two digits with two Latin letters before them, as IBANs begin."""
+        """Positions of two digits after two Latin letters, as at the beginning of an IBAN."""
         if self._plain:
             return [m.end() - 2 for m in _CHECKED.finditer(self.text)]
         at, kinds = self._digits, self._kinds
@@ -124,7 +126,7 @@ class Clues:
 
     @cached_property
     def codes(self) -> list[Span]:
-        """Runs of SHORTEST_CODE of the characters that keys and secret values are written with."""
+        """Runs of at least SHORTEST_CODE characters of _OF_CODES."""
         if self._plain:
             return [m.span() for m in _CODES.finditer(self.text)]
         ends = np.concatenate(([-1], np.flatnonzero((self._kinds & _CODE) == 0), [len(self.text)]))
@@ -133,5 +135,5 @@ class Clues:
 
     @cached_property
     def words(self) -> list[Span]:
-        """Runs of SHORTEST_CODE Latin letters and digits."""
+        """Runs of at least SHORTEST_CODE Latin letters and digits."""
         return [m.span() for span in self.codes for m in _WORD.finditer(self.text, *span)]

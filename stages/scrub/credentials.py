@@ -1,10 +1,10 @@
-"""API keys, tokens and private keys.
+"""Finds API keys, tokens and private keys.
 
-Rules as in gitleaks (config/gitleaks.toml, MIT) and in the services' own documentation of the prefixes they made to be
-found. What is published as an example stays: values that contain EXAMPLE (AWS' AKIAIOSFODNN7EXAMPLE), and values of
-fewer than eight different characters (`xxxxxxxx`), which gitleaks' entropy leaves out, too.
-Every rule has a literal, and is tried in texts whose codes (`Clues.codes`) hold it: all its values are runs of those
-characters, and none is shorter than SHORTEST_CODE.
+The rules follow gitleaks (config/gitleaks.toml, MIT) and the services' own documentation of the prefixes that make
+their keys recognisable. Published examples stay: values that contain EXAMPLE (AWS' AKIAIOSFODNN7EXAMPLE) and values of
+fewer than eight different characters (`xxxxxxxx`), which gitleaks also leaves out by their entropy. Every rule names
+literals and is tried only when the codes of a text (`Clues.codes`) hold one of them; all its values are runs of the
+same characters, of at least SHORTEST_CODE.
 """
 
 from __future__ import annotations
@@ -70,29 +70,29 @@ _RULES = (
     _rule("age", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}", "AGE-SECRET-KEY-1"),
     _rule("alibaba", r"LTAI[A-Za-z0-9]{20}", "LTAI"),
 )
-#: what a text has at least that holds a key: a run of letters, digits and some signs this long
+#: every text with a key has a run of letters, digits and some signs of this length
 _HINT = re.compile(r"[A-Za-z0-9_+/.=~-]{20}")
 _PEM = re.compile(r"-----BEGIN (?:[A-Z0-9]{2,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_END = re.compile(r"-----END (?:[A-Z0-9]{2,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
-#: longest private key looked at, characters: RSA of 16384 bits has 13,000; what is cut off has no end
+#: longest private key, characters: RSA of 16384 bits has 13,000. A key cut short has no end line.
 _PEM_LONGEST = 20_000
 _PEM_BODY = re.compile(r"[A-Za-z0-9+/=\\\s:,.-]*")
-#: name = value, where the name says that the value is a secret (gitleaks: generic-api-key); the value is quoted, or
-#: stands in capitals-and-underscores as in an environment file
+#: name = value, where the name says that the value is secret (gitleaks: generic-api-key). The value is quoted or, as in
+#: an environment file, bare.
 _NAME = re.compile(
     r"(?:api_?-?key|apikey|secret_?-?(?:access_?-?)?key|client_?-?secret|app_?-?secret|access_?-?token|auth_?-?token|"
     r"secret_?-?token|private_?-?token|passwd|password|encryption_?-?key|signing_?-?key|account_?-?key)"
     r"[\"']?[ \t]{0,4}[:=]?$", re.IGNORECASE)
 _ASSIGNED = re.compile(r"[=:>][ \t]{0,4}(?:([\"'`])([A-Za-z0-9_+/=.~!@#$%^&*-]{16,200})\1|"
                        r"([A-Za-z0-9_+/=~-]{24,200})(?=[\s,;]|$))")
-#: characters of a match of it before the value
+#: most characters of a match of _ASSIGNED before its value
 _BEFORE = 6
 _NAME_HINTS = ("key", "secret", "token", "passw")
 _LETTERS, _NUMERALS = re.compile("[A-Za-z]"), re.compile("[0-9]")
 
 
 def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """(start, end, whose) of keys and tokens, in no order; they may overlap."""
+    """(start, end, service) of keys and tokens, in no order; they may overlap."""
     text, codes = clues.text, clues.codes
     if "PRIVATE KEY" in text:
         yield from _private_keys(text)
@@ -110,10 +110,10 @@ def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _named(text: str, codes: list[Span]) -> Iterator[tuple[int, int, str]]:
-    """Values that are assigned to a name which says that they are secret."""
+    """Secret values assigned to a name that says so, such as `api_key`."""
     done, said = 0, None
     for start, end in codes:
-        # the sign, blanks and a quote before it; the other quote behind it
+        # a match may begin before the run, with the sign, blanks and a quote, and end after it, with the other quote
         for match in _ASSIGNED.finditer(text, max(done, start - _BEFORE), end + 1):
             done = match.end()
             group = 2 if match[2] is not None else 3
@@ -128,12 +128,13 @@ def _named(text: str, codes: list[Span]) -> Iterator[tuple[int, int, str]]:
 
 
 def _secret(value: str) -> bool:
-    """Not an example, nor a row of one character."""
+    """Whether a value is neither an example nor made of few different characters."""
     return "EXAMPLE" not in value.upper() and len(set(value)) >= 8
 
 
 def _private_keys(text: str) -> Iterator[tuple[int, int, str]]:
-    """PEM and PGP blocks (RFC 7468, RFC 9580), to their end line; without one, as far as a key may go."""
+    """PEM and PGP blocks (RFC 7468, RFC 9580), up to their end line or, without one, as far as the characters of a key
+    go."""
     place = 0
     while begun := _PEM.search(text, place):
         limit = begun.end() + _PEM_LONGEST

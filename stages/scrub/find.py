@@ -1,9 +1,9 @@
-"""What personal data a text holds, and where: the finders of all kinds, one after the other.
+"""Finds personal data in a text by the finders of all kinds, one after the other.
 
-A finder looks at a text in which everything found before is blotted out by NULs, which none of them takes for anything,
-and at the stretches of it that hold what its values are made of (`stages.scrub.clues`).
-E-mail and IP addresses come first, once (datatrove's dialect). The others are asked again as long as they find
-something: where one value is gone, another may stand alone. So a text that was scrubbed holds nothing more to find.
+A finder gets a text in which everything found before is replaced by NULs, which no finder takes for part of a value. It
+searches only the stretches that can hold its values (`stages.scrub.clues`). E-mail and IP addresses come first and once
+(datatrove's dialect). The other finders are repeated as long as they find something, since removing one value may leave
+another standing alone. A scrubbed text therefore holds nothing more to find.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple
 from stages.scrub.clues import Clues
 
 Finder = Callable[[Clues], Iterable[tuple[int, int, str]]]
-#: how often the finders are asked about one text: after that many a hostile one is left as it is
+#: most rounds of the other finders on one text; what a hostile text holds beyond stays
 ROUNDS = 5
 
 
 class Match(NamedTuple):
-    """A value of personal data: text[start:end], in characters; `kind` as the config calls it, `rule` what it is of
-    that kind (the country of an id, the service of a key; "" where there is nothing to say)."""
+    """A value of personal data, text[start:end] in characters. `kind` is named as in the config; `rule` tells more (the
+    country of an id, the service of a key) or is ""."""
 
     start: int
     end: int
@@ -29,7 +29,7 @@ class Match(NamedTuple):
 
 
 def find(text: str, once: Iterable[tuple[str, Finder]], others: Iterable[tuple[str, Finder]]) -> list[Match]:
-    """The values in `text`, in order; they do not overlap."""
+    """The values found in `text`, in order, without overlaps. `once` are asked once, `others` repeatedly."""
     result: list[Match] = []
     clues = Clues(text)
     for kind, finder in once:
@@ -51,7 +51,7 @@ def find(text: str, once: Iterable[tuple[str, Finder]], others: Iterable[tuple[s
 
 
 def apart(found: list[Match], more: list[Match]) -> list[Match]:
-    """`found`, and of `more` what overlaps none of it, in order. Neither overlaps itself."""
+    """`found` and those of `more` that overlap none of it, in order. Neither list may contain overlaps."""
     kept, at = list(found), 0
     for match in more:
         while at < len(found) and found[at].end <= match.start:
@@ -62,7 +62,7 @@ def apart(found: list[Match], more: list[Match]) -> list[Match]:
 
 
 def _apart(found: list[Match]) -> list[Match]:
-    """In order, without what overlaps one that begins earlier, or is longer."""
+    """The matches in order, without those that overlap one that begins earlier, or at the same place and is longer."""
     kept: list[Match] = []
     for match in sorted(found, key=lambda m: (m.start, -m.end, m.rule)):
         if not kept or match.start >= kept[-1].end:

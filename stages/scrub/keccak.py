@@ -1,4 +1,5 @@
-"""Keccak-256 as Ethereum uses it: the padding of the submission, not that of SHA-3 (FIPS 202), which hashlib has."""
+"""Keccak-256 as Ethereum uses it, with the padding of the original submission. hashlib has only SHA-3 (FIPS 202), which
+pads differently."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ _RATE = 136
 
 
 def _constants() -> tuple[list[int], list[tuple[int, int, int]]]:
-    """Round constants (the LFSR of FIPS 202, 3.2.5), and lane → (its source, turned by, place) of rho and pi."""
+    """Round constants (the LFSR of FIPS 202, 3.2.5), and (source lane, bits of rotation, target lane) for rho and
+    pi."""
     rounds, state = [], 1
     for _ in range(24):
         constant = 0
@@ -27,7 +29,7 @@ _ROUNDS, _MOVES = _constants()
 
 
 def keccak256(data: bytes) -> bytes:
-    """32 bytes."""
+    """The Keccak-256 hash of `data`, 32 bytes."""
     padded = bytearray(data + b"\x01" + b"\0" * (-(len(data) + 1) % _RATE))
     padded[-1] |= 0x80
     block = bytes(padded)

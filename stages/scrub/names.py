@@ -1,9 +1,9 @@
-"""Names of persons and postal addresses, found by a model trained elsewhere: no rule can find them.
+"""Finds names of persons and postal addresses by a model trained elsewhere, since no rule can find them.
 
-The model is a folder on this machine, read and never run: nothing comes from the network, no code of the model's own.
-It is a spaCy pipeline (as `nlp.to_disk` writes it: an entity recogniser or ruler), or a Hugging Face model of token
-classification (as `save_pretrained` writes it: config.json, model.safetensors, tokenizer.json). What its labels mean is
-in `LABELS`; places that are no addresses (GPE, LOC, CITY …) and organisations are not personal data.
+The model is a folder on this machine that is only read: nothing comes from the network, and no code of the model runs.
+It is a spaCy pipeline (as `nlp.to_disk` writes it: an entity recogniser or ruler) or a Hugging Face model of token
+classification (as `save_pretrained` writes it: config.json, model.safetensors, tokenizer.json). `LABELS` says what its
+labels mean. Places that are not addresses (GPE, LOC, CITY …) and organisations are not personal data.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ LABELS: dict[str, frozenset[str]] = {
                             "BUILDINGNUMBER", "BUILDING", "SECONDARYADDRESS", "SECADDRESS", "ZIP", "ZIPCODE",
                             "POSTCODE", "POSTALCODE", "PRIVATEADDRESS")),
 }
-#: characters that a spaCy pipeline is given at a time: its memory grows with them
+#: characters given to a spaCy pipeline at a time, since its memory grows with them
 _PIECE = 20_000
-#: tokens at the borders of a window that are told by the next one, which sees what stands around them
+#: Tokens at the border of a window that take their label from the neighbouring window, which sees more text around
+#: them.
 _BORDER = 16
-#: what may stand between two pieces of one value: first name and surname, house number and street
+#: text that may separate two pieces of one value: first name and surname, house number and street
 _BETWEEN = re.compile(r"[ ,.\u00a0\n'’-]{0,3}")
 _PREFIX = re.compile(r"[BIELSU][-_](?=.)")
 
-#: (start, end, label) in a text, in order
+#: a function: text → (start, end, label) in order
 Entities = Callable[[str], Iterable[tuple[int, int, str]]]
 
 
 class Tagger:
-    """A model, ready to be asked for some kinds of LABELS."""
+    """A loaded model that finds some kinds of LABELS."""
 
     def __init__(self, folder: str | Path, kinds: Iterable[str]) -> None:
-        """Raises ValueError when the folder holds no such model, or one without labels of a kind."""
+        """Load the model. Raises ValueError when the folder holds no such model, or one without labels for a kind."""
         for message in problems(folder, kinds):
             raise ValueError(message)
         self._kind = {label: kind for kind in kinds for label in LABELS[kind]}
         self._entities: Entities = (_spacy if _is_spacy(Path(folder)) else _transformer)(Path(folder))
 
     def find(self, text: str) -> Iterator[tuple[int, int, str, str]]:
-        """(start, end, kind, label) in order, apart: pieces of a value with nothing between them are one."""
+        """(start, end, kind, label) in order, without overlaps. Adjacent pieces of one value are merged."""
         last: tuple[int, int, str, str] | None = None
         for start, end, label in self._entities(text):
             kind = self._kind.get(plain(label))
@@ -72,23 +73,24 @@ class Tagger:
 
 
 def plain(label: str) -> str:
-    """A label as LABELS has it: `B-GIVEN_NAME` is GIVENNAME."""
+    """A label as LABELS writes it: `B-GIVEN_NAME` is GIVENNAME."""
     return _PREFIX.sub("", label.upper(), count=1).replace("_", "").replace("-", "").replace(" ", "")
 
 
 def libraries(folder: str | Path) -> tuple[str, ...]:
-    """Distributions whose versions decide what the model says."""
+    """Distributions whose versions affect the model's output."""
     return ("spacy", "thinc") if _is_spacy(Path(folder)) else ("safetensors", "tokenizers", "torch", "transformers")
 
 
 def memory_mb(folder: str | Path) -> int:
-    """What a worker needs for the model, megabytes."""
+    """Memory a worker needs for the model, MB."""
     size = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file()) >> 20
     return (400 if _is_spacy(Path(folder)) else 1200) + 3 * size
 
 
 def problems(folder: str | Path, kinds: Iterable[str]) -> list[str]:
-    """What is wrong with a folder as a model that finds `kinds`, and what to do. Nothing is loaded for it."""
+    """What is wrong with a folder as a model that finds `kinds`, and what to do; [] when it fits. The model is not
+    loaded."""
     path = Path(folder)
     if _is_spacy(path):
         missing, extra = [name for name in ("spacy",) if find_spec(name) is None], "pipeline"
@@ -123,7 +125,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _spacy(folder: Path) -> Entities:
     import spacy
 
-    # what tells parts of speech and sentences takes no part in finding names (`tok2vec` does)
+    # parts that tag words and split sentences are not needed to find names (`tok2vec` is)
     nlp = spacy.load(folder, exclude=["tagger", "parser", "senter", "lemmatizer", "attribute_ruler", "morphologizer"])
 
     def entities(text: str) -> Iterator[tuple[int, int, str]]:
@@ -135,7 +137,7 @@ def _spacy(folder: Path) -> Entities:
 
 
 def _pieces(text: str, longest: int) -> Iterator[tuple[int, str]]:
-    """(offset, piece) of pieces of at most `longest` characters, cut at the end of a line or else at white space."""
+    """(offset, piece) of pieces of at most `longest` characters, cut after a line break or else after a space."""
     at = 0
     while at < len(text):
         end = min(at + longest, len(text))
@@ -155,7 +157,7 @@ def _transformer(folder: Path) -> Entities:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    torch.set_num_threads(1)                             # one worker a core; and sums are added up in one order
+    torch.set_num_threads(1)                             # one worker per core, and a fixed order of summation
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, **local)
     model, info = AutoModelForTokenClassification.from_pretrained(folder, use_safetensors=True,
@@ -182,7 +184,7 @@ def _transformer(folder: Path) -> Entities:
             yield begun
 
     def tokens(text: str) -> Iterator[tuple[int, int, str]]:
-        """Each token once, with the label of the window in which it stands farther from a border."""
+        """Each token once, with its label from the window in which it is farther from a border."""
         windows = tokenizer(text, truncation=True, max_length=longest, stride=2 * _BORDER, verbose=False,
                             return_overflowing_tokens=True, return_offsets_mapping=True,
                             return_special_tokens_mask=True)

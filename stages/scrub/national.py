@@ -1,8 +1,8 @@
-"""National identity numbers, found by their form, their check digits and dates, and the words before them.
+"""Finds national identity numbers by their form, their check digits and dates, and the words before them.
 
-What counts where (the rules themselves are in `national_rules`): an unmistakable form (`BE 85.07.30-033.28`), or one
-with a check as strong as a date and two digits, counts anywhere; a bare run of digits with one check digit, or a form
-that thousands or telephone numbers share, only with a word for it in the country's languages shortly before.
+The rules are in `national_rules`. An unmistakable form (`BE 85.07.30-033.28`), or a form with a check as strong as a
+date and two digits, counts anywhere. A bare run of digits with one check digit, or a form shared with telephone numbers
+or thousands, counts only shortly after a word for such numbers in the country's languages.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ from stages.scrub.checks import in_address, said_before, stands_alone
 from stages.scrub.clues import FEWEST_DIGITS, Clues
 from stages.scrub.national_rules import RULES, Rule
 
-#: what stands near numbers that are worth several rules' look
+#: patterns shared by several rules; their rules are tried only in stretches where the pattern matches
 GATES = {"digits letter": re.compile(r"[0-9]{6,17}(?:[-+]|[ -]?[A-Za-z])"),
          "letter digits": re.compile(r"[0-9]{6}(?:(?<=[A-Za-z][0-9]{6})|(?<=[A-Za-z]-[0-9]{6}))"),
          "dotted": re.compile(r"\.[0-9]{3}\.[0-9]{3}-?[0-9A-Za-z]"),
          "date": re.compile(r"[0-9]{2}[A-Z][0-9]{2} [A-Z]")}
-#: of which clues they are asked, where not of `near_numbers`
+#: gate → attribute of Clues with the stretches to search; other gates search `near_numbers`
 _NEAR = {"date": "near_dates", "word": "words"}
 
 
-#: digits in groups parted by one character; a blank parts numbers, too, so those runs are looked at in pieces
+#: digits in groups separated by one character. A blank also separates numbers, so runs with blanks are searched group
+#: by group.
 _RUN = re.compile(r"[0-9]+(?:[ .\-/+\u00a0][0-9]+)*")
 _WORD = re.compile(r"[0-9]+(?:[.\-/+][0-9]+)*")
 _SIZES = re.compile(r"[0-9]+")
 _NOT_VALUE = str.maketrans("", "", " .-/+\u00a0")
-#: long runs are looked at in pieces of so many characters, which overlap by more than any number has
+#: Long runs are searched in pieces of _PIECE characters. They overlap by more characters than any number has.
 _PIECE, _OVERLAP = 400, 64
-#: the most groups parted by blanks ("1 85 05 78 006 084 36")
+#: most groups of a number separated by blanks ("1 85 05 78 006 084 36")
 _MOST_GROUPS = 7
 
 
 class Finder:
-    """The rules of some countries, ready to use."""
+    """The rules of some countries, compiled."""
 
     def __init__(self, rules: Sequence[Rule], anywhere: bool = False) -> None:
-        """`anywhere`: weak forms need no word."""
+        """With `anywhere`, weak forms need no word before them."""
         self.forms: dict[str, list[tuple[Rule, re.Pattern[str] | None]]] = {}
-        #: gate → (pattern, rule, words) of what is sought there
+        #: gate → (pattern, rule, words) of the rules behind it
         self.letters: dict[str, list[tuple[re.Pattern[str], Rule, re.Pattern[str] | None]]] = {}
         for rule in rules:
             words = re.compile(rf"(?<![^\W\d_])(?:{rule.words})(?![^\W\d_])", re.IGNORECASE) \
@@ -54,13 +55,13 @@ class Finder:
                 self.letters.setdefault(rule.gate, []).append((re.compile(rule.letters), rule, None))
             if rule.weak_letters:
                 self.letters.setdefault(rule.gate, []).append((re.compile(rule.weak_letters), rule, words))
-        #: how forms with blanks begin, up to any group
+        #: the beginnings of all forms with blanks, up to each group
         self.begun = {" ".join(groups[:n]) for form in self.forms if len(groups := form.split(" ")) > 1
                       for n in range(1, len(groups) + 1)}
         self.fewest = max(min((sum(map(int, _SIZES.findall(form))) for form in self.forms), default=0), FEWEST_DIGITS)
 
     def find(self, clues: Clues) -> Iterator[tuple[int, int, str]]:
-        """(start, end, country) in no order; they may overlap."""
+        """(start, end, country) of identity numbers, in no order; they may overlap."""
         text = clues.text
         for gate, rules in self.letters.items():
             places = getattr(clues, _NEAR.get(gate, "near_numbers"))
@@ -85,7 +86,7 @@ class Finder:
             if last - first >= 8:
                 yield from self._as(text, first, last, _SIZES.sub(_size, text[first:last]))
             form = str(last - first)
-            if plain[i] and form in self.begun:         # groups parted by blanks
+            if plain[i] and form in self.begun:         # groups separated by blanks
                 for j in range(i + 1, min(i + _MOST_GROUPS, len(words))):
                     if not plain[j] and "-" not in text[words[j][0]:words[j][1]]:
                         break
@@ -113,12 +114,12 @@ def _size(found: re.Match[str]) -> str:
 
 
 def _goes_on(words: list[tuple[int, int]], i: int, j: int) -> bool:
-    """Whether groups i to j are a piece of a longer row: the next or the one before has the size of its neighbour."""
+    """Whether groups i to j belong to a longer row, because the group before or after has the size of its neighbour."""
     sizes = [b - a for a, b in words]
     return (i > 0 and sizes[i - 1] == sizes[i]) or (j + 1 < len(sizes) and sizes[j + 1] == sizes[j])
 
 
 @lru_cache(maxsize=16)
 def finder(countries: tuple[str, ...], anywhere: bool = False) -> Finder:
-    """Of the countries, two small letters each; "all" means all there are."""
+    """The Finder of some countries, each two lower-case letters; "all" stands for every country."""
     return Finder([rule for rule in RULES if "all" in countries or rule.country in countries], anywhere)

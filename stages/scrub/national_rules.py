@@ -1,6 +1,6 @@
-"""National identity numbers country by country: who gives them out, their form, and what makes one valid.
+"""The form and the checks of national identity numbers, country by country, with their issuers.
 
-Sources are the issuing authorities' own rules, named beside each. `Rule` says what the fields mean.
+Sources are the issuing authorities' own rules, named in each docstring. `Rule` explains the fields.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from stages.scrub.checks import (
 
 
 class Rule(NamedTuple):
-    """How the numbers of a country look. `forms` count anywhere, `weak` forms only after one of `words`: sizes of the
-    groups and what parts them ("3-2-4", "2 3 3 3"); 'A' is a capital letter in `letters`, which is a pattern of whole
-    values. `valid` gets digits and letters alone, in capitals."""
+    """The numbers of a country. `forms` count anywhere, `weak` forms only after one of `words`. A form lists the sizes
+    of the groups with what separates them ("3-2-4", "2 3 3 3"). `letters` and `weak_letters` are patterns of whole
+    values that contain letters. `valid` gets only digits and letters, in capitals."""
 
     country: str
     valid: Callable[[str], bool]
@@ -34,10 +34,10 @@ class Rule(NamedTuple):
     words: str = ""
     letters: str = ""
     weak_letters: str = ""
-    #: what a text must hold for `letters` to be tried
+    #: `letters` and `weak_letters` are tried only in texts that hold one of these
     hints: tuple[str, ...] = ()
-    #: where they are sought: "word", in long words; else near six digits ("date": near two digits, a letter and two
-    #: digits) where GATES, if it has the name, finds something
+    #: where patterns are searched: "word" in long words, "date" near two digits, a letter and two digits, others near
+    #: six digits; a gate named in GATES also needs a match of that pattern
     gate: str = ""
 
 
@@ -58,13 +58,13 @@ def _nino(v: str) -> bool:
 
 
 def _nhs(v: str) -> bool:
-    """NHS number (NHS Data Dictionary): weights 10 to 2, modulus 11, 10 is not given out."""
+    """NHS number (NHS Data Dictionary): weights 10 to 2, modulus 11; a check digit of 10 is not assigned."""
     return (11 - weighted(v, range(10, 1, -1)) % 11) % 11 == int(v[9])
 
 
 def _de(v: str) -> bool:
-    """Steuer-Identifikationsnummer (BZSt): ISO 7064 MOD 11,10; of the first ten digits one stands there twice or three
-    times (then not all together), the others at most once; none begins with 0."""
+    """Steuer-Identifikationsnummer (BZSt): ISO 7064 MOD 11,10. Of the first ten digits one occurs two or three times
+    (never three in a row), the others at most once; the first is not 0."""
     often = sorted((v[:10].count(d) for d in set(v[:10])), reverse=True)
     if v[0] == "0" or often[0] not in (2, 3) or (len(often) > 1 and often[1] > 1):
         return False
@@ -81,7 +81,7 @@ def _fr(v: str) -> bool:
 
 
 def _fr_dated(v: str) -> bool:
-    """As digits alone: sex 1 or 2, a month of the calendar."""
+    """For NIRs written as digits alone: sex 1 or 2, and a month of the calendar."""
     return v[0] in "12" and 1 <= int(v[3:5]) <= 12 and _fr(v)
 
 
@@ -106,26 +106,26 @@ def _es(v: str) -> bool:
 
 
 def _pt(v: str) -> bool:
-    """NIF (Autoridade Tributária): weights 9 to 2, modulus 11; persons have 1, 2, 3 or 45 in front."""
+    """NIF (Autoridade Tributária): weights 9 to 2, modulus 11; numbers of persons begin with 1, 2, 3 or 45."""
     check = 11 - weighted(v, range(9, 1, -1)) % 11
     return (v[0] in "123" or v[:2] == "45") and (0 if check > 9 else check) == int(v[8])
 
 
 def _nl(v: str) -> bool:
-    """Burgerservicenummer (RvIG): the eleven test, the last digit counts -1."""
+    """Burgerservicenummer (RvIG): the eleven test, in which the last digit has weight -1."""
     return v[:2] != "00" and weighted(v, (9, 8, 7, 6, 5, 4, 3, 2, -1)) % 11 == 0
 
 
 def _be(v: str) -> bool:
-    """Rijksregisternummer (KB 3 April 1984): date, order, 97 - n mod 97, with a 2 in front for those born since 2000.
-    BIS numbers have 20 or 40 added to the month."""
+    """Rijksregisternummer (KB 3 April 1984): date, serial number, 97 - n mod 97, with a 2 in front for those born since
+    2000. BIS numbers have 20 or 40 added to the month."""
     month = int(v[2:4]) % 20
     born = v[4:6] == "00" or month == 0 or date(int(v[:2]), month, int(v[4:6]))
     return born and int(v[2:4]) < 53 and int(v[9:]) in (97 - int(v[:9]) % 97, 97 - int("2" + v[:9]) % 97)
 
 
 def _be_dated(v: str) -> bool:
-    """As digits alone: of those whose date of birth is known, without BIS numbers."""
+    """For numbers written as digits alone: the date of birth is known, and BIS numbers do not count."""
     return yymmdd(v) and _be(v)
 
 
@@ -185,7 +185,7 @@ def _mx(v: str) -> bool:
 
 
 def _in(v: str) -> bool:
-    """Aadhaar (UIDAI): Verhoeff; does not begin with 0 or 1; no palindrome. Rows of years are none."""
+    """Aadhaar (UIDAI): Verhoeff; does not begin with 0 or 1, is no palindrome. Rows of years are rejected."""
     years = all(1800 <= int(v[i:i + 4]) < 2100 for i in (0, 4, 8))
     return v[0] not in "01" and v != v[::-1] and not years and verhoeff(v)
 
@@ -202,7 +202,7 @@ def _kr(v: str) -> bool:
 
 
 def _kr_dated(v: str) -> bool:
-    """Given out since October 2020: without check digit."""
+    """Resident registration number issued since October 2020: no check digit."""
     return yymmdd(v) and v[6] in "12345678"
 
 

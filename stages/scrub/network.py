@@ -1,4 +1,4 @@
-"""E-mail and IP addresses, as datatrove 0.10.1 finds them (`PIIFormatter`), in time proportional to the text."""
+"""Finds e-mail and IP addresses as datatrove 0.10.1 does (`PIIFormatter`), in time proportional to the text."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from stages.scrub.clues import Clues
 
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
-#: datatrove's pattern in two halves, each tried once for an @: backwards (`_local`) and forwards from it
+#: datatrove's pattern in two halves, each tried once per @: the domain forwards, the local part backwards (`_local`)
 _DOMAIN = re.compile(rf"@(?:(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
                      rf"|\[(?:{_OCTET}\.){{3}}(?:{_OCTET}|[A-Za-z0-9-]*[A-Za-z0-9]:)])")
 _LOCAL_START = re.compile(rf"\b{_ATOM}")
 _ATOMS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+/=?^_`{|}~-")
-#: an address has at most 320 characters (RFC 3696, erratum 1690): so far its domain is looked for
+#: an address has at most 320 characters (RFC 3696, erratum 1690), so the domain is searched no further
 _EMAIL_LONGEST = 320
 _IPV4 = re.compile(rf"(?:{_OCTET}\.){{3}}{_OCTET}")
-#: what each of the two holds; begun by a character that few texts have many of
+#: every IPv4 or IPv6 address matches its hint, which begins with a character that few texts have often
 _IPV4_HINT = re.compile(r"\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]")
 _IPV6_HINT = re.compile(r":[0-9A-Fa-f]{0,4}:")
 _IPV6 = re.compile(r"(?<![0-9A-Fa-f:.])(?:[0-9A-Fa-f]{1,4}:|:(?=:)){2,7}:?(?:[0-9A-Fa-f]{1,4})?"
@@ -28,10 +28,10 @@ _HEX_RUN = re.compile(r"[0-9A-Fa-f:]*")
 
 
 def emails(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "email") of the addresses: what datatrove's pattern finds, without its quadratic search.
+    """(start, end, "email") of e-mail addresses, the same as datatrove's pattern finds, without its quadratic search.
 
-    An address holds one @, which no local part contains: from each @ the domain is matched forwards, then the local
-    part is sought backwards, no further than the @ before. So no character is looked at more than twice.
+    An address holds one @, which no local part contains. From each @ the domain is matched forwards, then the local
+    part is searched backwards to the previous address or @ at most, so no character is read more than twice.
     """
     text, done = clues.text, 0
     at = text.find("@")
@@ -47,19 +47,19 @@ def emails(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _local(text: str, start: int, at: int) -> int:
-    """Where the longest local part that ends before `at` begins, at or after `start`; -1: there is none."""
+    """Where the longest local part that ends before `at` begins, not before `start`; -1 if there is none."""
     if at <= start or text[at - 1] not in _ATOMS:
         return -1
     first = at - 1
     while first > start and ((c := text[first - 1]) in _ATOMS or (c == "." and text[first] != ".")):
         first -= 1
-    # it begins at a boundary between a letter, digit or _ (of any script) and something else
+    # it begins at a border between a letter, digit or _ (of any script) and something else
     begin = _LOCAL_START.search(text, first, at)
     return begin.start() if begin else -1
 
 
 def ipv4(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "ipv4") of IPv4 addresses."""
+    """(start, end, "ipv4") of IPv4 addresses. `public_only` leaves out private and reserved ones."""
     if not _IPV4_HINT.search(clues.text):
         return
     for match in _IPV4.finditer(clues.text):
@@ -68,14 +68,14 @@ def ipv4(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str
 
 
 def ipv6(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "ipv6") of IPv6 addresses."""
+    """(start, end, "ipv6") of IPv6 addresses. `public_only` leaves out private and reserved ones."""
     text, done = clues.text, 0
     while hint := _IPV6_HINT.search(text, done):
         start = hint.start()
         while start > done and text[start - 1] in _HEX:
             start -= 1
         done = _HEX_RUN.match(text, hint.start()).end()                     # type: ignore[union-attr]
-        for match in _IPV6.finditer(text, start, done + 2):                 # what may follow it has two characters
+        for match in _IPV6.finditer(text, start, done + 2):                 # the pattern looks two characters ahead
             if _is_address(match.group(), public_only):
                 yield *match.span(), "ipv6"
 

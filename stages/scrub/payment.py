@@ -1,15 +1,15 @@
-"""Payment cards and bank accounts.
+"""Finds numbers of payment cards and bank accounts.
 
 Cards: ISO/IEC 7812-1 (Luhn), issuer ranges and lengths as the schemes publish them: Visa 4 (13, 16, 19 digits),
-Mastercard 51-55 and 2221-2720 (16), American Express 34, 37 (15), Diners Club 300-305, 36, 38, 39 (14;
-some also 16-19), Discover 6011, 644-649, 65 (16, 19), JCB 3528-3589 (16, 19) and its old 1800, 2131 (15), UnionPay
-62, 81 (16-19), Maestro 50, 56-58, 6304, 6390, 6759, 676 (12-19), Mir 2200-2204 (16-19), RuPay 60, 65, 81, 82, 508 (16),
-Troy 9792 (16), Elo and Hipercard inside those. Digits stand in one run, or in the groups that are printed on cards,
-parted by blanks or hyphens. A run of 12 or 13 digits needs a word about cards before it:
-that many numbers of articles and orders have. So does a number outside the issuer ranges that begins with 2 to 6.
+Mastercard 51-55 and 2221-2720 (16), American Express 34, 37 (15), Diners Club 300-305, 36, 38, 39 (14; some also
+16-19), Discover 6011, 644-649, 65 (16, 19), JCB 3528-3589 (16, 19) and its old 1800, 2131 (15), UnionPay 62, 81
+(16-19), Maestro 50, 56-58, 6304, 6390, 6759, 676 (12-19), Mir 2200-2204 (16-19), RuPay 60, 65, 81, 82, 508 (16), Troy
+9792 (16), Elo and Hipercard inside those. Digits form one run, or the groups printed on cards, separated by blanks or
+hyphens. A number of 12 or 13 digits needs a word about cards before it, since article and order numbers are as long. So
+does a number outside the issuer ranges that begins with 2 to 6.
 
-IBAN: ISO 13616; lengths by country from the SWIFT registry, check digits 02 to 98 by MOD 97-10; together, or in groups
-of four parted by blanks or hyphens, in capitals or small letters.
+IBAN: ISO 13616; lengths by country from the SWIFT registry, check digits 02 to 98 by MOD 97-10; written together or in
+groups of four separated by blanks or hyphens, in capitals or small letters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from stages.scrub.checks import in_address, luhn, mod97, said_before, stands_alone
 from stages.scrub.clues import Clues
 
-#: first digits (from, to) → lengths; the first that fits counts
+#: (first digits from, to, lengths); the first range that fits decides
 _ISSUERS: tuple[tuple[int, int, frozenset[int]], ...] = tuple(
     (low, high, frozenset(lengths)) for low, high, lengths in (
     (4, 4, (13, 16, 19)), (51, 55, (16,)), (2221, 2720, (16,)), (34, 34, (15,)), (37, 37, (15,)),
@@ -34,14 +34,14 @@ _ISSUERS: tuple[tuple[int, int, frozenset[int]], ...] = tuple(
 #: one run of digits, or groups as on cards with one kind of separator
 _SHAPE = re.compile(r"[0-9]{4}(?:([ -])(?:[0-9]{4}\1[0-9]{4}\1[0-9]{4}(?:\1[0-9]{1,3})?|[0-9]{6}\1[0-9]{4,5}|"
                     r"[0-9]{4}\1[0-9]{4}\1[0-9]{3}|[0-9]{4}\1[0-9]{4,5})(?![0-9])|[0-9]{8,15}(?![0-9]))")
-#: digits of the shortest
+#: fewest digits of a card number
 _FEWEST = 12
 _DIGITS = re.compile("[0-9]+")
 _CARD_WORDS = re.compile(
     r"\b(?:cards?|cc|visa|master ?card|maestro|amex|american express|diners|discover|jcb|unionpay|credit|debit|"
     r"kreditkarten?|karten?(?:nummer|nr)?|cartes?|tarjetas?|carta|cart[ãa]o|karta|kart[ıi]?|kaart|kort|карт[аыу])(?![a-z])",
     re.IGNORECASE)
-#: numbers the schemes and payment services publish for tests, and our own fakes: no card has them
+#: numbers that schemes and payment services publish for tests, and our own fakes: no real card has them
 _TEST_CARDS = frozenset((
     "4111111111111111", "4242424242424242", "5555555555554444", "378282246310005", "371449635398431",
     "6011111111111117", "3056930009020004", "30569309025904", "3530111333300000", "4012888888881881",
@@ -67,14 +67,14 @@ def _cards(text: str, place: int, last: int) -> Iterator[tuple[int, int, str]]:
 
 
 def _number(digits: str) -> bool:
-    """Whether it may be the number of a real card: not below 2 (ISO/IEC 7812: airlines, others), right by its check
-    digit."""
+    """Whether a card may have this number. It begins with 2 to 6 (others are airlines and so on, ISO/IEC 7812) or lies
+    in an issuer's range, and its check digit is right."""
     return (digits[0] in "23456" or _issued(digits)) and luhn(digits) and digits not in _TEST_CARDS and \
         len(set(digits)) > 2
 
 
 def _issued(digits: str) -> bool:
-    """Whether an issuer gives out numbers like this one."""
+    """Whether an issuer assigns numbers like this one."""
     for low, high, lengths in _ISSUERS:
         if low <= int(digits[:len(str(low))]) <= high:
             return len(digits) in lengths
@@ -82,8 +82,8 @@ def _issued(digits: str) -> bool:
 
 
 def _plausible(text: str, start: int, end: int, digits: str, separator: str | None) -> bool:
-    """Groups are no piece of a longer row of fours, a bare run is no part of a URL; few digits, and what no known
-    issuer gives out, have a word about cards before them."""
+    """Whether the surroundings fit a card number: groups do not continue a longer row of fours, and a bare run is not
+    in a URL. A short number, and one that no known issuer assigns, needs a word about cards before it."""
     if separator is None:
         if in_address(text, start):
             return False
@@ -104,7 +104,7 @@ IBAN_LENGTHS = {
     "PT": 25, "QA": 29, "RO": 24, "RS": 22, "RU": 33, "SA": 24, "SC": 31, "SD": 18, "SE": 24, "SI": 19, "SK": 24,
     "SM": 27, "SO": 23, "ST": 25, "SV": 28, "TL": 23, "TN": 24, "TR": 26, "UA": 29, "VA": 22, "VG": 24, "XK": 20,
     "YE": 30}
-#: check digits with a country before them
+#: check digits after a country code
 _IBAN_CHECK = re.compile(r"[0-9]{2}(?<=[A-Za-z]{2}[0-9]{2})(?<![A-Za-z0-9_][A-Za-z]{2}[0-9]{2})(?=[ -]?[A-Za-z0-9])")
 _BBAN = re.compile(r"[A-Za-z0-9]{1,40}")
 
@@ -125,7 +125,7 @@ def ibans(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _iban_end(text: str, start: int, length: int) -> int:
-    """Where an IBAN of `length` characters that begins at `start` ends; 0: there is none."""
+    """Where the IBAN of `length` characters that begins at `start` ends; 0 if there is none."""
     solid = _BBAN.match(text, start)
     assert solid is not None
     if solid.end() - start >= 5:

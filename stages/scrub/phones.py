@@ -1,12 +1,12 @@
-"""Telephone numbers.
+"""Finds telephone numbers.
 
-International form: a country calling code of ITU-T E.164 after `+` (or after `00`, in groups), and as many digits as
-numbers of that country have; groups may be parted by blanks, dots, hyphens, slashes and brackets, a trunk zero may
-stand in brackets, an extension may follow. Needs no library. Numbers reserved for fiction (NANPA 555-0100 to 0199,
+International form: a country calling code of ITU-T E.164 after `+` (or, in groups, after `00`) and as many digits as
+numbers of that country have. Groups may be separated by blanks, dots, hyphens, slashes and brackets, a trunk zero may
+stand in brackets, an extension may follow. This needs no library. Numbers reserved for fiction (NANPA 555-0100 to 0199,
 Ofcom 07700 900000 to 900999) belong to nobody and stay.
 
-Local form: only where a region is given, since what is a telephone number in one country is an article number in the
-next; whether one is valid there is asked of `phonenumbers` (Google's libphonenumber), which takes 50 µs a candidate.
+Local form: only when a region is given, since one country's telephone number is another's article number.
+`phonenumbers` (Google's libphonenumber) decides whether a candidate is valid there, which takes 50 µs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DECIMAL = re.compile(r"[0-9]+\.[0-9]+")
 _TRUNK = re.compile(r"\( ?0 ?\)")
 _DIGITS = re.compile(r"[0-9]+")
 _NOT_DIGIT = re.compile(r"[^0-9]")
-#: calling code → digits of a national number, fewest and most (ITU-T E.164 list of assigned codes and the national
-#: numbering plans that ITU publishes); three-digit codes that are not named have 7 to 9
+#: calling code → fewest and most digits of a national number (ITU-T E.164 list of assigned codes and the national
+#: numbering plans that ITU publishes); three-digit codes not listed have 7 to 9
 _LENGTHS = {
     "1": (10, 10), "7": (10, 10), "20": (8, 10), "27": (9, 9), "30": (10, 10), "31": (9, 9), "32": (8, 9), "33": (9, 9),
     "34": (9, 9), "36": (8, 9), "39": (6, 11), "40": (9, 9), "41": (9, 9), "43": (5, 13), "44": (9, 10), "45": (8, 8),
@@ -46,7 +46,7 @@ _LENGTHS = {
     "800": (8, 8), "979": (9, 9), "870": (9, 12), "881": (8, 10), "882": (7, 12), "883": (7, 12), "878": (10, 12),
     "686": (5, 8), "850": (8, 10), "856": (8, 10), "597": (6, 7), "595": (7, 9),
     "670": (7, 8), "967": (7, 9), "963": (8, 9), "593": (8, 9), "232": (8, 8), "389": (8, 8)}
-#: three-digit codes that are assigned: all of a hundred but those named
+#: three-digit codes that are not assigned
 _UNASSIGNED = frozenset((
     "210", "214", "215", "217", "219", "259", "271", "272", "273", "274", "275", "276", "277", "278", "279", "280",
     "281", "282", "283", "284", "285", "286", "287", "288", "289", "292", "293", "294", "295", "296", "384", "388",
@@ -70,7 +70,7 @@ def international(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def with_plus(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Those that begin with a plus, which mean nothing else."""
+    """(start, end, "") of numbers that begin with a plus, which cannot be anything else."""
     if "+" in clues.text:
         yield from _international(clues.text, _PLUS, 1)
 
@@ -86,7 +86,7 @@ def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator
         if before and (before[-1].isalnum() or before[-1] in "_+$" or (before[-1] in "-/." and before[0].isalnum())
                        or (before[-1] == "," and before[0].isdigit())):
             if prefix == 2:
-                place = match.end()          # zeros inside a number: nothing of it begins one
+                place = match.end()          # zeros inside a number, where no number begins
             continue
         end = _end(text, start, match.end(), prefix)
         if end:
@@ -95,15 +95,15 @@ def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator
 
 
 def _end(text: str, start: int, most: int, prefix: int) -> int:
-    """Where the number that begins at `start` ends, `most` at the furthest; 0: it is none. Where a group of digits goes
-    on the number does not end."""
+    """Where the number that begins at `start` ends, at `most` or before; 0 if there is none. It never ends inside a
+    group of digits."""
     ends = [m.end() for m in _DIGITS.finditer(text, start, most)]
     for end in reversed(ends):
         if end < len(text) and (text[end].isalnum() or text[end] == "_") and not _EXTENSION.match(text, end):
             continue
         said = text[start + prefix:end]
         if prefix == 2 and said.isdigit() and not said_before(text, start, _WORDS):
-            return 0                         # a run of digits that begins with two zeros is any number
+            return 0                         # a bare run of digits that begins with two zeros can be any number
         if _DECIMAL.fullmatch(said):
             return 0
         trunk = _TRUNK.search(said)
@@ -115,12 +115,12 @@ def _end(text: str, start: int, most: int, prefix: int) -> int:
 
 
 def _brackets(text: str, start: int, end: int) -> int:
-    """How many more open than close."""
+    """Opening brackets minus closing ones."""
     return text.count("(", start, end) - text.count(")", start, end)
 
 
 def _possible(digits: str) -> bool:
-    """Whether this number can be assigned; the country calling code comes first."""
+    """Whether a number, with its country calling code in front, can be assigned."""
     code = digits[0] if digits[0] in "17" else digits[:2] if digits[:2] in _TWO_DIGITS else digits[:3]
     if code in _UNASSIGNED or (code not in _LENGTHS and len(code) < 3):
         return False
@@ -141,12 +141,12 @@ _LOCAL = re.compile(rf"[0-9](?:{_SEPARATOR}{{0,2}}[0-9]){{6,13}}")
 
 
 def local(clues: Clues, region: str) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "") of numbers as they are written inside `region` (two letters, ISO 3166). In groups, or with the
-    trunk prefix 0 in front, or after a word for telephone."""
+    """(start, end, "") of numbers as they are written inside `region` (two letters, ISO 3166). They are in groups,
+    begin with the trunk prefix 0 or follow a word for telephone."""
     text, place = clues.text, 0
     while found := _LOCAL.search(text, place):
         start, end = found.span()
-        if "0" <= text[end:end + 1] <= "9":          # longer than any number: all of it is skipped
+        if "0" <= text[end:end + 1] <= "9":          # longer than any number, so the whole run is skipped
             place = _DIGITS.match(text, end).end()               # type: ignore[union-attr]
             continue
         place = end

@@ -1,8 +1,8 @@
-"""Personal data in text: replaced by placeholders or pseudonyms, or the documents that hold it dropped.
+"""Replaces personal data in text by placeholders or pseudonyms, or drops the documents that hold it.
 
-`scrub_text` and `scrub_value` are for everything that is shown or sampled (reports, quarantine, dropped documents), and
-know all kinds; `Pii` is the step of a recipe. All take time in proportion to the text, whatever it holds: what a
-hostile page is made of never decides whether it survives a limit. docs/pii.md says how to choose.
+`scrub_text` and `scrub_value` are for everything that is shown or sampled (reports, quarantine, dropped documents) and
+cover all kinds that need no model; `Pii` is the step of a recipe. All take time proportional to the text, so a hostile
+page cannot exceed a time limit by what it holds. docs/pii.md says how to choose.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from stages.document import Document
 
 EMAILS = ("email@example.com", "firstname.lastname@example.org")
-#: datatrove's: addresses that did not answer when the list was drawn up
+#: datatrove's replacements: addresses that did not answer when the list was drawn up
 IPV4S = ("22.214.171.124", "126.96.36.199", "188.8.131.52", "184.108.40.206", "220.127.116.11", "18.104.22.168")
 #: documentation addresses (RFC 3849)
 IPV6S = ("2001:db8::1", "2001:db8::2")
-#: the others, called as Microsoft Presidio does; by rule, or by kind
+#: replacements for a rule or else a kind; those in angle brackets are named as in Microsoft Presidio
 PLACEHOLDERS: dict[str, tuple[str, ...]] = {
     "email": EMAILS, "ipv4": IPV4S, "ipv6": IPV6S, "cards": ("<CREDIT_CARD>",), "ibans": ("<IBAN_CODE>",),
     "phones": ("<PHONE_NUMBER>",), "ids": ("<NATIONAL_ID>",), "secrets": ("<SECRET_KEY>",), "wallets": ("<CRYPTO>",),
     "names": ("<PERSON>",), "addresses": ("<ADDRESS>",)}
 Kind = Literal["emails", "ips", "cards", "ibans", "phones", "ids", "secrets", "wallets", "names", "addresses"]
-#: those that a model finds
+#: kinds that a model finds
 MODELLED = ("names", "addresses")
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -44,19 +44,19 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Pii(Stage):
     """Replace personal data (FineWeb, arXiv 2406.17557, section 3.8, for e-mail and IP addresses: the default).
 
-    Dialect: datatrove 0.10.1 (`PIIFormatter`) for e-mail and IP addresses, equal in every byte for a formatter that
-    sees the document first: the replacements go round in a circle that begins anew with each document, where
-    datatrove's goes on through all documents of a process, so that its text depends on the documents before. A domain
-    ends after 319 characters. The other kinds are off unless asked for; the modules beside this one say what they count
-    and why. Names and postal addresses are what a model says they are (`stages.scrub.names`): then the step is numeric.
+    Dialect: datatrove 0.10.1 (`PIIFormatter`) for e-mail and IP addresses. The text is byte for byte that of a
+    formatter that sees the document first. datatrove cycles through several replacements across all documents of a
+    process, so its text depends on the documents before; here the cycle starts anew with each document. A domain ends
+    after 319 characters. The other kinds are off by default; the modules beside this one say what they find and why.
+    Names and postal addresses are found by a model (`stages.scrub.names`), which makes the step numeric.
 
-    Signal `pii_KIND`, for each kind that is on: how many the text held. Documents with a kind named in `drop` are
-    dropped, the reason being the signal's name. With `audit`, `meta.pii` says where replacements stand in the text as
-    this stage leaves it: [{kind, rule, start, end}], UTF-8 bytes, never what was there.
+    Signal `pii_KIND`, for each kind that is on: how many values the text held. A document with a kind named in `drop`
+    is dropped; the reason is the signal's name. With `audit`, `meta.pii` says where the replacements stand in the text
+    this step leaves: [{kind, rule, start, end}] in UTF-8 bytes, never the values themselves.
 
-    The strings of `meta` (title, canonical address …) are treated like the text; the signals count the text's. `url`
-    stays as it is: it is the identity of the page, which deduplication goes by. `loss_spans` move with the text; the
-    circle then begins anew at each of their borders, too.
+    The strings of `meta` (title, canonical address …) are treated like the text but not counted. `url` stays as it is,
+    since it identifies the page for deduplication. `loss_spans` move with the text, and the cycle of replacements also
+    starts anew at their borders.
     """
 
     name = "pii"
@@ -126,7 +126,7 @@ class Pii(Stage):
         self.libraries = ("phonenumbers",) if self.config.region else ()
         self._modelled = tuple(kind for kind in MODELLED if getattr(self.config, kind))
         if self.config.model is not None:
-            self.exact = False                          # which label is the best one depends on the last digits
+            self.exact = False                          # the best label may depend on the last digits of a score
             self.libraries += names.libraries(self.config.model)
             self.memory_mb = Pii.memory_mb + names.memory_mb(self.config.model)
         self._tagger: names.Tagger | None = None
@@ -175,7 +175,7 @@ class Pii(Stage):
                 self.setup()
             assert self._tagger is not None
             found = apart(found, [Match(*match) for match in self._tagger.find(text)])
-        if self.config.mode == "pseudonym":         # fakes this step made, or another one under the same key
+        if self.config.mode == "pseudonym":         # fakes from an earlier run of this step stay, under whichever key
             found = [m for m in found if not is_fake(m.kind, text[m.start:m.end])]
         return found
 
@@ -189,9 +189,9 @@ class Pii(Stage):
 
     def _replaced(self, text: str, found: list[Match], spans: list[dict[str, int]]
                   ) -> tuple[str, list[dict[str, int]], list[dict[str, Any]]]:
-        """The text with `found` replaced, the spans (UTF-8 bytes) where they are now, and what the audit says.
-        ValueError, which quarantines the document, when a value lies across the border of a span: what is learned would
-        hold a part of it."""
+        """(text with `found` replaced, the moved spans in UTF-8 bytes, entries for the audit). Raises ValueError, which
+        quarantines the document, when a value crosses the border of a span, since the model would then be trained on a
+        part of it."""
         data = text.encode("utf-8", "surrogatepass") if spans else b""
         ends = [*(cut for span in spans for cut in (span["start"], span["end"])), len(data)]
         cuts = list(accumulate((len(data[a:b].decode("utf-8", "surrogatepass")) for a, b in pairwise([0, *ends])))
@@ -229,17 +229,17 @@ class Pii(Stage):
 
 
 def kinds_on(config: Any) -> tuple[str, ...]:
-    """The kinds a config asks for, in the order of KINDS."""
+    """The kinds a config turns on, in the order of KINDS."""
     on = {"ips": config.ips or config.ipv6}
     return tuple(kind for kind in KINDS if on.get(kind, getattr(config, kind)))
 
 
 def _finders(config: Any) -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
-    """Those of datatrove's dialect, and the others in the order they are asked: the surest forms first."""
+    """(finders of datatrove's dialect, other finders). The most certain forms come first."""
     once: list[tuple[str, Finder]] = []
     if config.emails:
         once.append(("emails", emails))
-    if config.phones:        # before what looks like an IP address in +33.1.79.16.92.70
+    if config.phones:        # before part of +33.1.79.16.92.70 is taken for an IP address
         from stages.scrub.phones import with_plus
 
         once.append(("phones", with_plus))
@@ -289,7 +289,7 @@ def _everything() -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
 
 
 def _placeholder(match: Match, turns: dict[str, int]) -> str:
-    """The next of its circle."""
+    """The next replacement in the cycle of a match's rule or kind."""
     circle = PLACEHOLDERS.get(match.rule) or PLACEHOLDERS[match.kind]
     if len(circle) == 1:
         return circle[0]
@@ -299,8 +299,9 @@ def _placeholder(match: Match, turns: dict[str, int]) -> str:
 
 
 def scrub_text(text: str) -> str:
-    """`text` with personal data of every kind replaced by placeholders (all countries' ids; telephone numbers in
-    international form): for anything that is shown. Needs no model and no library."""
+    """`text` with personal data of every kind except names and postal addresses replaced by placeholders (ids of all
+    countries; telephone numbers in international form only). For anything that is shown. Needs no model and no
+    library."""
     found = find(text, *_everything())
     if not found:
         return text
@@ -314,8 +315,8 @@ def scrub_text(text: str) -> str:
 
 
 def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text, *, keys: bool = False) -> Any:
-    """`value` (what JSON holds) with every string in it scrubbed, however deep; the keys of objects stay unless they
-    are asked for (`keys`; of two that become one, the later one's value stays)."""
+    """A JSON value with every string in it scrubbed, however deep. Keys of objects are scrubbed only with `keys`; when
+    two keys become equal, the later value stays."""
     result = [value]
     todo: list[list[Any] | dict[Any, Any]] = [result]    # no recursion: records may be nested deeper than Python allows
     while todo:

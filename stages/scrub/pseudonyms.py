@@ -1,11 +1,11 @@
-"""Consistent pseudonyms: the same value becomes the same fake everywhere in a corpus, and without the key nobody can
-tell which value that was, or try them all.
+"""Consistent pseudonyms: the same value gets the same fake throughout a corpus. Without the key nobody can tell which
+value that was, not even by trying all of them.
 
-A fake is a keyed hash (BLAKE2b, RFC 7693) dressed as a value of its kind that nobody can have, and that is not found
-again: mail at example.com (RFC 2606), addresses of documentation (RFC 5737, RFC 3849; 762 for IPv4, so several share
-one), cards that begin with 411111 and fail Luhn, IBANs with check digits 00, 555-01xx numbers (NANPA), ids that
-begin with zeros or X and fit no country, keys and wallets with EXAMPLE in them, Person-0123456789. Layout (blanks,
-hyphens) and country or service prefixes stay where a reader needs them to see what stood there.
+A fake is a keyed hash (BLAKE2b, RFC 7693) in the form of its kind, but one that nobody owns and that is not found
+again: mail at example.com (RFC 2606), documentation addresses (RFC 5737, RFC 3849; only 762 for IPv4, so values share
+them), cards that begin with 411111 and fail Luhn, IBANs with check digits 00, 555-01xx numbers (NANPA), ids that begin
+with zeros or X and fit no country, keys and wallets with EXAMPLE in them, Person-0123456789. Layout (blanks, hyphens)
+and prefixes of countries or services are kept where they tell a reader what kind of value was replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stages.scrub.clues import Clues
 from stages.scrub.national import finder
 from stages.scrub.wallets import wallets
 
-#: bytes a key has at least
+#: fewest bytes of a key
 SHORTEST_KEY = 32
 _NOT_VALUE = re.compile(r"[^0-9A-Za-z]")
 _NOBODY = re.compile(r"(?:Person|Address)-[0-9a-f]{10}")
@@ -30,7 +30,7 @@ _BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 
 
 class Pseudonyms:
-    """Fakes under one key (bytes, at least SHORTEST_KEY of them)."""
+    """Makes fakes under one key (bytes, at least SHORTEST_KEY)."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) < SHORTEST_KEY:
@@ -39,7 +39,7 @@ class Pseudonyms:
         self._key = blake2b(key, digest_size=32).digest()
 
     def fake(self, kind: str, rule: str, value: str) -> str:
-        """The fake of `value`, the same for all ways to write it (capitals, blanks, hyphens)."""
+        """The fake of `value`, the same for every way of writing it (capitals, blanks, hyphens)."""
         make: Callable[[str, str, Iterator[int]], str] = _MAKERS[kind]
         if kind in ("secrets", "wallets"):
             same = " ".join(value.split())
@@ -54,15 +54,15 @@ class Pseudonyms:
         raise AssertionError
 
     def _draws(self, of: str) -> Iterator[int]:
-        """Numbers below 2**32, without end, which cannot be predicted without the key."""
+        """An endless sequence of numbers below 2**32 that cannot be predicted without the key."""
         for block in count():
             data = blake2b(f"{block}/{of}".encode("utf-8", "surrogatepass"), key=self._key).digest()
             yield from (int.from_bytes(data[i:i + 4], "little") for i in range(0, 64, 4))
 
 
 def is_fake(kind: str, value: str) -> bool:
-    """Whether it is something this module makes that is found again: mail and IP addresses of nobody, what models may
-    take for names. Those are left alone."""
+    """Whether `value` is a fake that a finder would find again: mail and IP addresses reserved for examples, and
+    Person-… or Address-…, which a model may take for a name. Such values are left alone."""
     if kind == "emails":
         return value.lower().endswith(("@example.com", "@example.org", "@example.net"))
     if kind == "ips":
@@ -71,7 +71,7 @@ def is_fake(kind: str, value: str) -> bool:
 
 
 def _real(kind: str, fake: str) -> bool:
-    """Whether one of the finders could take it for a real value."""
+    """Whether a finder could take the fake for a real value."""
     if kind == "cards":
         return luhn(_NOT_VALUE.sub("", fake))
     if kind == "ids":
@@ -84,7 +84,7 @@ def _hex(draws: Iterator[int], digits: int) -> str:
 
 
 def _dressed(value: str, draws: Iterator[int], start: str = "") -> str:
-    """`value` with other digits and letters; the first are those of `start`."""
+    """`value` with its digits and letters exchanged, the first ones for the characters of `start`."""
     fixed, out = iter(start), []
     for c in value:
         if not (c.isascii() and c.isalnum()):

@@ -1,9 +1,9 @@
-"""Addresses of cryptocurrencies, each proved by its own checksum.
+"""Finds addresses of cryptocurrencies, most of which contain a checksum.
 
 Base58Check (Bitcoin wiki): Bitcoin, Litecoin, Dogecoin, Tron, Dash, Zcash, Bitcoin private keys (WIF); XRP with its own
-alphabet. Bech32 and Bech32m (BIP 173, BIP 350): bc1, tb1, ltc1, addr1 (Cardano), cosmos1. Ethereum: 0x and 40 hex
-digits; capitals are a checksum (EIP-55), which one in 2**13 strangers passes; of one case only, they count after
-a word. Addresses without an owner (zero, burn addresses with many zeros) stay.
+alphabet. Bech32 and Bech32m (BIP 173, BIP 350): bc1, tb1, ltc1, addr1 (Cardano), cosmos1. Ethereum addresses are 0x and
+40 hex digits. If they mix cases, the EIP-55 checksum must hold (one random string in 2**13 passes). Otherwise a word
+such as 'wallet' must stand shortly before. Addresses without an owner (zero, burn addresses with many zeros) stay.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _BITCOIN = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _RIPPLE = "rpshnaf39wBUDNEGHJKLM4PQRST7VWXYZ2bcdeCg65jkm8oFqi1tuvAxyz"
 _VALUE = {c: i for i, c in enumerate(_BITCOIN)}
 _RIPPLE_VALUE = {c: i for i, c in enumerate(_RIPPLE)}
-#: letters and digits of the shortest address (`bc1` and 20)
+#: fewest letters and digits of an address (`bc1` and 20)
 _SHORTEST = 23
-#: what may be an address: how they begin, and 25 letters and digits at least. Three searches, since few words begin so
+#: candidates: the beginnings of addresses, with at least 25 letters and digits in all
 _WORD = "[1-9A-HJ-NP-Za-km-z]"
 _LONG = (re.compile(f"[13579ADKLMTX]{_WORD}{{24,}}"), re.compile(f"r{_WORD}{{24,}}"),
          re.compile(f"t[13]{_WORD}{{23,}}"))
-#: version bytes of 25-byte addresses (20 bytes of a hash, 4 of the check)
+#: first byte of a decoded address of 25 bytes (20 of a hash, 4 of the checksum) → currency
 _VERSIONS = {b"\x00": "bitcoin", b"\x05": "bitcoin", b"\x30": "litecoin", b"\x32": "litecoin", b"\x1e": "dogecoin",
              b"\x16": "dogecoin", b"\x41": "tron", b"\x4c": "dash", b"\x10": "dash"}
 _BECH32 = re.compile(r"(?:bc|tb|ltc|addr|cosmos)1[02-9ac-hj-np-z]{20,100}|(?:BC|TB|LTC)1[02-9AC-HJ-NP-Z]{20,87}")
@@ -34,7 +34,7 @@ _BECH32_VALUE = {c: i for i, c in enumerate("qpzry9x8gf2tvdw0s3jn54khce6mua7l")}
 _ETHEREUM = re.compile(r"0x[0-9a-fA-F]{40}(?![0-9A-Za-z])")
 _ETHEREUM_WORDS = re.compile(r"eth(?:er(?:eum)?)?\b|erc-?20|wallet|contract|address|metamask|token|polygon|bsc\b|0x\b",
                              re.IGNORECASE)
-#: addresses of a text whose EIP-55 check is computed (1 ms each); those after count unseen
+#: addresses per text whose EIP-55 checksum is computed (1 ms each); later ones count unchecked
 CHECKED = 1000
 
 
@@ -54,13 +54,13 @@ def wallets(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _more(text: str, start: int, end: int) -> bool:
-    """Whether it is a piece of a longer word."""
+    """Whether text[start:end] is part of a longer word."""
     return (start > 0 and (text[start - 1].isalnum() or text[start - 1] in "_+")) or (
         end < len(text) and (text[end].isalnum() or text[end] in "_+="))
 
 
 def _base58(word: str) -> str:
-    """Whose address (or private key) it is; "" when it is none."""
+    """The currency of an address, or "private_key"; "" if the word is neither."""
     if word[0] == "r" and len(word) <= 35:
         return "xrp" if _decoded(word, _RIPPLE_VALUE, "r", 25)[:1] == b"\x00" else ""
     size = 25 if len(word) <= 34 else 26 if len(word) == 35 else 37 if word[0] == "5" else 38
@@ -72,7 +72,7 @@ def _base58(word: str) -> str:
 
 
 def _decoded(word: str, values: dict[str, int], zero: str, size: int) -> bytes:
-    """The `size` bytes of a Base58Check string; b"" when they are not that many or their check is wrong."""
+    """The `size` bytes of a Base58Check string; b"" if the length or the checksum is wrong."""
     number = 0
     for c in word:
         number = number * 58 + values[c]
@@ -84,7 +84,7 @@ def _decoded(word: str, values: dict[str, int], zero: str, size: int) -> bytes:
 
 
 def _bech32(word: str) -> bool:
-    """BIP 173: a BCH code over 5-bit groups; the constant of BIP 350 is as good."""
+    """Whether the BCH code over 5-bit groups holds, with the constant of BIP 173 or that of BIP 350."""
     name, _, data = word.rpartition("1")
     check = 1
     for value in [*(ord(c) >> 5 for c in name), 0, *(ord(c) & 31 for c in name), *(_BECH32_VALUE[c] for c in data)]:
@@ -112,6 +112,7 @@ def _ethereum(text: str, words: list[Span]) -> Iterator[tuple[int, int, str]]:
 
 
 def _eip55(digits: str) -> bool:
-    """A letter is a capital where the hash of the small ones has 8 to f (EIP-55)."""
+    """Whether exactly those letters are capitals whose digit in the hash of the lower-case address is 8 to f
+    (EIP-55)."""
     marks = keccak256(digits.lower().encode()).hex()
     return all(not c.isalpha() or c.isupper() == (mark > "7") for c, mark in zip(digits, marks))
