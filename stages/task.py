@@ -1,7 +1,8 @@
-"""What a task of a barrier may use: the arguments, the crash cursor and the outputs that the engine hands to its `run`.
+"""Protocols of what a barrier's task may use: the arguments, the crash cursor and the outputs that the engine passes to
+its `run`.
 
-A barrier's tasks live in `stages/`, which knows nothing of the engine. `pipeline.engine.task` has the classes that
-satisfy these protocols, and says there what their methods raise.
+Tasks live in `stages/`, which knows nothing of the engine. The classes in `pipeline.engine.task` satisfy these
+protocols and document what their methods raise.
 """
 
 from __future__ import annotations
@@ -14,62 +15,65 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: nested dicts of numbers, which are added up over the tasks of a dataset; of outermost keys `max_…` the largest counts
+#: nested dicts of numbers, added up over the tasks of a dataset; for outermost keys `max_…` the largest value counts
+#: instead
 Counters = dict[str, Any]
 
 
 class Inputs(Protocol):
-    """What a task may read: its arguments and the files they name."""
+    """The inputs of a task: its arguments and the files they name."""
 
     args: dict[str, Any]
 
     def fetch(self, ref: Mapping[str, Any]) -> str:
-        """Path on local disk of a file, not to be written to."""
+        """Path of a file on local disk, which must not be written to."""
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """A file to seek and read in. Its bytes are unchecked: the task compares them with sums of its own."""
+        """A file to seek and read in. Its bytes are not checked; the task compares them with sums of its own."""
 
     def damaged(self, ref: Mapping[str, Any]) -> Exception:
-        """The error to raise over a file whose bytes do not have their sum."""
+        """The error to raise for a file whose bytes do not match their checksum."""
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> NDArray[Any]:
         """Records of one bucket of an exchange file, read-only."""
 
     def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
                  numbered: bool = False) -> Iterator[NDArray[Any]]:
-        """Records of one bucket of many exchange files, merged by their key, in blocks. `whole`: fields whose equal
-        values are never cut by the end of a block; `numbered`: with a field `source`, the number of the file."""
+        """Records of one bucket of several exchange files, merged by their key, in blocks. Equal values of the fields
+        `whole` are never split between blocks. With `numbered`, records have a field `source`, the number of their
+        file."""
 
 
 class Cursor(Protocol):
-    """Where a task says which rows it works on, so that a crash is charged to them."""
+    """A task reports here which rows it works on, so that a crash is charged to them."""
 
     @property
     def set(self) -> Callable[[int, int, int], None]:
-        """set(first row, last row, stage)"""
+        """A function: set(first row, last row, stage)."""
 
     def clear(self) -> None:
-        """From here on no row is worked on."""
+        """Report that no row is being worked on."""
 
 
 class Segments(Protocol):
-    """An exchange file that is being written."""
+    """An exchange file being written."""
 
     buckets: int
 
     def write(self, buckets: NDArray[Any], records: NDArray[Any]) -> None:
-        """Add records [n] to buckets [n] (integers below `self.buckets`)."""
+        """Add record i to bucket buckets[i] (an integer below `self.buckets`), for both arrays of shape [n]."""
 
 
 class Out(Protocol):
-    """Where a task writes: named files."""
+    """The outputs of a task: named files."""
 
     def path(self, name: str) -> str:
-        """Local path to write the output file `name` to."""
+        """Local path of the output file `name`, for writing."""
 
     def note(self, name: str, *, rows: int = 0, content: str | None = None, meta: dict[str, Any] | None = None) -> None:
-        """Say what an output holds: its rows, its content hash (default: sha256 of the bytes) and small JSON facts."""
+        """Describe an output: its rows, its content hash (default: sha256 of the bytes) and small JSON facts."""
 
     def segments(self, name: str, dtype: np.dtype[Any], buckets: int, *,
                  key: Sequence[str] | None = ()) -> AbstractContextManager[Segments]:
-        """Write the exchange file `name`; inside a bucket records are sorted by the fields `key`."""
+        """Open the exchange file `name` for writing. Within a bucket records are sorted by the fields `key` (None: by
+        all), or stay in the order of writing."""

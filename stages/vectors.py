@@ -1,7 +1,8 @@
-"""Test vectors of a step: JSON Lines that say what it does with given texts, and the comparison with what it does.
+"""Test vectors of a step: JSON Lines that state its results for given texts, and the comparison with its actual
+results.
 
-The form is in tests/conformance/README.md. `tokenmill steps NAME --check FILE` runs a file against any step, those of
-installed packages too; our own tests run every file of tests/conformance by the same functions.
+tests/conformance/README.md describes the format. `tokenmill steps NAME --check FILE` checks any step against a file,
+including steps of installed packages; our own tests check every file of tests/conformance by the same functions.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ KEYS = {"name", "text", "url", "language", "date", "meta", "html", "before", "co
 
 
 def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(what the first line says of the file, its cases).
+    """(what the first line says about the file, its cases).
 
     Raises:
         ValueError: no case, a line that is not a JSON object, an unknown or a missing key; names file and line.
     """
     head: dict[str, Any] = {"stage": path.stem}
     cases = []
-    # at line feeds alone: texts hold other ends of lines
+    # only at line feeds, since texts hold other line breaks
     for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), 1):
         try:
             record = json.loads(line)
@@ -49,7 +50,7 @@ def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def expand(text: str | list[Any]) -> str:
-    """A case's text as one string."""
+    """The text of a case as one string; a piece [text, n] is repeated n times."""
     if isinstance(text, str):
         return text
     return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in text)
@@ -65,7 +66,7 @@ def document(case: dict[str, Any]) -> Document:
 
 @cache
 def stage_of(name: str, config: str, folder: Path) -> Stage:
-    """The stage set up with a config given as JSON; paths are below `folder`, that of the vectors."""
+    """The stage, set up with a config given as JSON. Paths in it are relative to `folder`, that of the vectors."""
     cls = stage_class(name)
     settings = json.loads(config)
     for field, value in settings.items():
@@ -77,7 +78,7 @@ def stage_of(name: str, config: str, folder: Path) -> Stage:
 
 
 def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
-    """What the stage does otherwise than a case says, 'WHAT: IS instead of SHOULD BE'; [] when it does that."""
+    """How the result of a stage differs from that of a case, 'WHAT: IS instead of SHOULD BE'; [] when it does not."""
     doc = document(case)
     before = doc.text
     reason = stage.process_batch([doc])[0] if stage.batched else stage.process(doc)
@@ -94,14 +95,14 @@ def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
 
 
 def failures(name: str, path: Path) -> list[str]:
-    """Cases of a file that a step fails, each 'FILE: CASE: WHAT: IS instead of SHOULD BE', or the error it raises.
-    Raises ValueError as `read_vectors`, and for settings that the step does not take."""
+    """Differences of all cases of a file, each 'FILE: CASE: WHAT: IS instead of SHOULD BE', or the error the step
+    raises. Raises ValueError like `read_vectors`, and for settings that the step does not accept."""
     out = []
     for number, case in enumerate(read_vectors(path)[1], 1):
         stage = stage_of(name, json.dumps(case.get("config", {}), sort_keys=True), path.parent)
         try:
             lines = differences(stage, case)
-        except Exception as e:                            # the step's own: a run would quarantine the document
+        except Exception as e:  # an error of the step, for which a run would quarantine the document
             lines = [f"raised {type(e).__name__}: {e}"]
         out += [f"{path.name}: {case.get('name') or f'case {number}'}: {line}" for line in lines]
     return out

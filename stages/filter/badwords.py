@@ -1,4 +1,4 @@
-"""Bad words: how many a document holds, and how densely."""
+"""Counts a document's bad words and their density."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from stages.text.wordlists import read_lists
 if TYPE_CHECKING:
     from stages.document import Document
 
-#: LDNOOBW as the npm registry has it
+#: the lists of LDNOOBW as packaged in the npm registry
 LISTS = "naughty-words-1.2.0.tgz"
 
 
 class Badwords(Stage):
     """Count words of a list in the document's language and drop documents that are full of them.
 
-    The lists are LDNOOBW's for 28 languages, got by `tokenmill fetch badwords`, or a file of one's own
-    (`stages.text.wordlists` says which forms). How words are told in each language: `stages.text.badwords`.
+    The lists are LDNOOBW's for 28 languages (`tokenmill fetch badwords`) or a file of your own (`stages.text.wordlists`
+    lists the formats). `stages.text.badwords` says how words are found in each language.
 
-    C4 (arXiv 1910.10683) drops a page for one word, which costs it medicine, law and minorities' own texts (Dodge et
+    C4 (arXiv 1910.10683) drops a page for one word and so loses pages on medicine and law and by minorities (Dodge et
     al., arXiv 2104.08758); that dialect is `c4_badwords`. Here the share of words decides, as in ROOTS (arXiv
-    2303.03915) and Data-Juicer's flagged_words_filter; the counts are signals, so thresholds may be set later.
+    2303.03915) and Data-Juicer's flagged_words_filter; the counts are signals, so thresholds can be changed later.
 
-    A document whose language has no list is kept, its signals unknown.
+    A document whose language has no list is kept; its signals are then null.
     """
 
     name = "badwords"
@@ -86,7 +86,7 @@ class Badwords(Stage):
 
 
 def default_lists() -> Path:
-    """Where the lists lie.
+    """Path of the default lists.
 
     Raises:
         MissingModel: nowhere; says where they were looked for and how to get them.

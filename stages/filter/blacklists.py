@@ -1,8 +1,8 @@
 """Archives of blocked hosts and URLs by category, in the layout of the University of Toulouse's UT1.
 
-`blacklists.tar.gz` holds a folder a category with the files `domains` (hosts; each blocks the hosts below it, too) and
-`urls` (without scheme; each blocks what lies below it): `blacklists/gambling/domains`. Some categories are links to
-others. A list of your own in the same layout works the same way. UT1 is CC-BY-SA 4.0:
+`blacklists.tar.gz` holds a folder per category with the files `domains` (hosts; each also blocks the hosts below it)
+and `urls` (without scheme; each also blocks what lies below it): `blacklists/gambling/domains`. Some categories are
+links to others. A list of your own in the same layout works the same way. UT1 is CC-BY-SA 4.0:
 https://dsi.ut-capitole.fr/blacklists/
 """
 
@@ -22,14 +22,14 @@ from stages.text.hashlist import LabelledList, cached, entry, write_labelled
 _SCHEME = re.compile(r"^(?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//")
 _SCHEME_BYTES = re.compile(_SCHEME.pattern.encode())
 _KINDS = ("domains", "urls")
-#: labels of a host and folders of a path that are asked about
+#: most labels of a host and most folders of a path that are looked up
 _MOST_LABELS, _MOST_FOLDERS = 12, 32
-#: caps on an archive: members, and bytes of all of them (UT1's has some 200, and 150 MB)
+#: most members of an archive, and most bytes of all (UT1's has some 200, and 150 MB)
 _MEMBERS, _BYTES = 100_000, 4 << 30
 
 
 class Blacklists:
-    """The categories of an archive that are asked for, ready to look up hosts and URLs."""
+    """Some categories of an archive, ready to look up hosts and URLs."""
 
     def __init__(self, archive: Path, categories: tuple[str, ...]) -> None:
         """Raises ValueError, naming the archive, when it lacks a category or cannot be read."""
@@ -40,7 +40,7 @@ class Blacklists:
                        for kind in _KINDS]
 
     def category(self, url: str) -> int:
-        """1 + the place, among the categories, of the first that blocks a URL or its host; 0 when none does."""
+        """The number, from 1, of the first category that blocks a URL or its host; 0 when none does."""
         host, path = split(url)
         domains, urls = self._lists
         result = [label for name in above(host) if (label := domains.label(name))]
@@ -50,7 +50,7 @@ class Blacklists:
 
 
 def split(url: str) -> tuple[str, str]:
-    """(host in lower case, all that follows it): no scheme, user or port."""
+    """(host in lower case, the rest after it), without scheme, user, port and fragment."""
     rest = _SCHEME.sub("", url, count=1)
     end = min((at for c in "/?#" if (at := rest.find(c)) >= 0), default=len(rest))
     host = rest[:end].rpartition("@")[2]
@@ -60,7 +60,7 @@ def split(url: str) -> tuple[str, str]:
 
 
 def above(host: str) -> list[str]:
-    """A host and the domains it is in, top-level ones left out; an address stands for itself."""
+    """A host and the domains above it, except top-level ones. An IP address has no others."""
     labels = host.split(".")
     if len(labels) < 2 or labels[-1].isdigit():
         return [host] if host else []
@@ -68,7 +68,8 @@ def above(host: str) -> list[str]:
 
 
 def folders(host: str, path: str) -> list[str]:
-    """A URL as `urls` lists it and all that it lies below: a.com/x/y?z → a.com/x/y?z, a.com/x/y, a.com/x."""
+    """The forms under which `urls` may list a URL or what it lies below: a.com/x/y?z → a.com/x/y?z, a.com/x/y,
+    a.com/x."""
     whole = host.removeprefix("www.") + path
     plain = whole.partition("?")[0]
     steps = plain.split("/")[:_MOST_FOLDERS]
@@ -77,7 +78,7 @@ def folders(host: str, path: str) -> list[str]:
 
 
 def categories_of(archive: Path) -> tuple[str, ...]:
-    """What categories an archive has. Raises ValueError, naming it, when it is none."""
+    """The categories of an archive. Raises ValueError, naming the archive, when it cannot be read."""
     return tuple(sorted(_members(archive)))
 
 
@@ -91,7 +92,7 @@ def _url(line: bytes) -> bytes:
 
 
 def _members(archive: Path) -> dict[str, dict[str, str]]:
-    """{category: {kind: name of the member}}; links are followed."""
+    """{category: {kind: name of the archive member}}; links are followed."""
     try:
         with tarfile.open(archive) as tar:
             files: dict[str, dict[str, str]] = {}
@@ -126,10 +127,10 @@ def _write(archive: Path, categories: tuple[str, ...], kind: str, path: Path) ->
 
 
 def _lists(tar: tarfile.TarFile, wanted: dict[str, int]) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """In the order of the archive, which is read once."""
+    """(category number, lines) of the wanted members in the order of the archive, which is read once."""
     for member in tar:
         label = wanted.get(member.name)
         if label is not None and member.isreg():
             lines = tar.extractfile(member)
-            assert lines is not None                       # a regular file has one
+            assert lines is not None                       # never None for a regular file
             yield label, iter(lines)

@@ -1,4 +1,4 @@
-"""Scores as buckets of equal weight: quality vigintiles per topic or language, CCNet's head, middle and tail."""
+"""Puts scores into buckets of equal weight: quality vigintiles per topic or language, CCNet's head, middle and tail."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from stages.document import Document
 
 FORMAT = "tokenmill buckets 1"
-#: different values of one score that are counted; scores are rounded to a grid, which leaves far fewer
+#: most different values of one score that are counted; scores are rounded to a grid, which leaves far fewer
 MOST_VALUES = 20_000_000
-#: buckets, groups, bytes of a file of edges
+#: most buckets, most groups, and most bytes of a file of edges
 MOST_BUCKETS, MOST_GROUPS, MOST_BYTES = 1000, 100_000, 64 << 20
 
 
 class Buckets(Stage):
     """Write for each score the bucket it falls into, 0 for the lowest: `quality_score` → `quality_score_bucket`.
 
-    The edges come from `tokenmill buckets fit`, which finds them over a published dataset: twenty buckets of equal
+    The edges come from `tokenmill buckets fit`, which computes them from a published dataset: twenty buckets of equal
     weight (the vigintiles of Dolma 3 per topic, and of Nemotron-CC, arXiv 2412.02595, by tokens), or cuts at shares
-    (CCNet's 30 and 60 %, arXiv 1911.00359, per language). A score is in bucket b when b of the edges are at most as
-    large. A document without the score, or of a group (language, topic) that had no edges, gets no bucket: a `where`
-    behind says `where_no_quality_score_bucket`. Drops nothing.
+    (CCNet's 30 and 60 %, arXiv 1911.00359, per language). The bucket of a score is the number of edges not above it. A
+    document without the score, or of a group (language, topic) without edges, gets no bucket; a later `where` then
+    drops it as `where_no_quality_score_bucket`. Drops nothing itself.
     """
 
     name = "buckets"
@@ -52,7 +52,7 @@ class Buckets(Stage):
         try:
             self._edges = Edges.read(self.config.edges)
         except (ValueError, OSError) as e:
-            self._edges, self._broken = Edges(None, {}), str(e)       # `problems` says so
+            self._edges, self._broken = Edges(None, {}), str(e)       # reported by `problems`
         self._scores = tuple(s for s in self.config.scores or self._edges.scores if s in self._edges.scores)
         self.signals = tuple(f"{score}_bucket" for score in self._scores)
 
@@ -75,7 +75,7 @@ class Buckets(Stage):
         group = self._edges.group(doc)
         for score in self._scores:
             value, edges = doc.signals.get(score), self._edges.scores[score].get(group)
-            doc.signals.pop(f"{score}_bucket", None)               # what a dataset before has stored
+            doc.signals.pop(f"{score}_bucket", None)               # stored by an earlier dataset
             if value is not None and edges is not None:
                 doc.signals[f"{score}_bucket"] = bisect.bisect_right(edges, value)
         return None
@@ -83,14 +83,15 @@ class Buckets(Stage):
 
 @dataclass
 class Edges:
-    """A file of edges: `scores` are {score: {group: ascending edges}}; one group, "", where `by` is None."""
+    """The contents of a file of edges. `scores` is {score: {group: ascending edges}}; without `by` there is one group,
+    ""."""
 
     by: str | None
     scores: dict[str, dict[str, list[float]]]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Edges:
-        """Raises ValueError, which names the file, for what is none."""
+        """Raises ValueError, naming the file, when it is not a file of edges."""
         try:
             if Path(path).stat().st_size > MOST_BYTES:
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
@@ -100,7 +101,7 @@ class Edges:
             scores = {str(s): {str(g): [math.inf if e is None else float(e) for e in fitted["edges"]]
                                for g, fitted in groups.items()} for s, groups in doc["scores"].items()}
             if not all(a <= b for groups in scores.values() for edges in groups.values()
-                       for a, b in pairwise([-math.inf, *edges, math.inf])):               # a NaN is in no order
+                       for a, b in pairwise([-math.inf, *edges, math.inf])):               # also false for NaN
                 raise ValueError("edges do not ascend")
             if not isinstance(doc["by"], str | None):
                 raise ValueError("'by' is no name")
@@ -117,7 +118,7 @@ class Edges:
 
 
 def group_name(value: float | None) -> str:
-    """A signal (a topic, say) as name of a group; '' where there is none."""
+    """The name of a group given by a signal (a topic, say); '' without a value."""
     if value is None or not math.isfinite(value):
         return ""
     return str(int(value)) if value == int(value) else repr(value)
@@ -126,7 +127,8 @@ def group_name(value: float | None) -> str:
 # -- fitting -----------------------------------------------------------------------------------------------------------
 @dataclass
 class Weights:
-    """How much weight every value of one score has, in one group: exact, and the same however the documents are parted.
+    """The weight of each value of one score in one group. It is exact and does not depend on how the documents are
+    divided.
     """
 
     values: np.ndarray = field(default_factory=lambda: np.empty(0))                    # ascending, float64
@@ -134,7 +136,7 @@ class Weights:
     documents: int = 0
 
     def add(self, values: np.ndarray, weights: np.ndarray) -> None:
-        """Raises ValueError when there are more different values than can be held."""
+        """Add documents. Raises ValueError when there are more different values than can be held."""
         every, place = np.unique(np.concatenate([self.values, values]), return_inverse=True)
         if len(every) > MOST_VALUES:
             raise ValueError(f"more than {MOST_VALUES:,} different values; round the score to a grid")
@@ -148,13 +150,13 @@ class Weights:
         self.documents = documents
 
     def edges(self, shares: Sequence[Fraction]) -> list[float]:
-        """For every share the smallest value whose rank is at least that share, infinite where there is none.
+        """For every share the smallest value whose rank is at least that share, infinite if there is none.
 
-        The rank of a value is the weight below it and half its own, as a share of all: documents of equal score are in
-        one bucket, the one their middle belongs to.
+        The rank of a value is the share of the weight below it plus half of its own. Documents of equal score thus get
+        one bucket, that of their middle.
         """
         total = int(self.weights.sum())
-        doubled = (2 * np.cumsum(self.weights) - self.weights).tolist() if total else []       # 2 · rank · total
+        doubled = (2 * np.cumsum(self.weights) - self.weights).tolist() if total else []       # 2 · total · rank
         out = []
         for share in shares:
             # rank >= share, in integers
@@ -165,14 +167,14 @@ class Weights:
 
 
 def vigintiles(buckets: int = 20) -> list[Fraction]:
-    """Shares that part everything into buckets of equal weight."""
+    """The shares that cut the whole into buckets of equal weight."""
     if not 2 <= buckets <= MOST_BUCKETS:
         raise ValueError(f"{buckets} buckets; 2 … {MOST_BUCKETS} are possible")
     return [Fraction(k, buckets) for k in range(1, buckets)]
 
 
 class Fit:
-    """Collects scores of documents by group, and finds the edges.
+    """Collects scores of documents by group and computes the edges.
 
     `add` takes columns of equal length: groups (None where `by` is None), {score: float64, NaN where there is none},
     and integer weights.
@@ -200,7 +202,7 @@ class Fit:
                     known.setdefault(group, Weights()).add(values[here], weights[here])
 
     def document(self, shares: Iterable[Fraction], weight: str) -> dict[str, Any]:
-        """What `Edges.read` reads, as JSON values; infinite edges as null."""
+        """The JSON document that `Edges.read` reads; infinite edges are null."""
         shares = list(shares)
         return {"format": FORMAT, "by": self.by, "weight": weight, "shares": [str(s) for s in shares], "scores": {
             score: {group: {"documents": w.documents, "weight": int(w.weights.sum()),

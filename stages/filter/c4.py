@@ -1,4 +1,4 @@
-"""C4's rules: cut lines that are no sentences, drop pages that are left without text."""
+"""C4's rules: cut lines that are not sentences, drop pages without enough text left."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _ANY = ("lorem ipsum", "javascript", *_POLICY)
 class C4(Stage):
     """Cut lines and drop documents as C4 does (arXiv 1910.10683, section 2.2), and edit the text of those it keeps.
 
-    Dialect: datatrove 0.10.1, which knows no bad words here. Lines go when they hold a word of more than 1,000
-    characters, do not end a sentence, have fewer than 3 words, say "javascript" or a cookie or policy phrase; documents
-    go that hold "lorem ipsum" or "{" in a line still standing, or fewer than 5 sentences (spaCy's sentencizer) in the
-    lines kept. FineWeb sets `filter_no_terminal_punct` to false, and so does this default. Numbers are off when null.
-    A dropped document keeps its text as it was; `c4_sentences` is unknown for those a phrase has dropped.
+    Dialect: datatrove 0.10.1, whose C4 filter has no bad words. Cut are lines that hold a word of more than 1,000
+    characters, do not end a sentence, have fewer than 3 words, or contain "javascript" or a phrase about cookies or
+    policies. Documents are dropped that hold "lorem ipsum" or "{" in a line not yet cut, or fewer than 5 sentences
+    (spaCy's sentencizer) in the lines kept. FineWeb sets `filter_no_terminal_punct` to false, which is also the default
+    here. A limit of null switches its rule off. A dropped document keeps its text as it was; `c4_sentences` is null if
+    a phrase dropped it.
     """
 
     name = "c4"
@@ -57,7 +58,7 @@ class C4(Stage):
         self.forget(doc)
         config = self.config
         longest, fewest = config.max_word_length, config.min_words_per_line or 0
-        # what no line holds is not asked of each; a citation taken out may bring a phrase together
+        # lines are searched for phrases only if the text holds one, or if removing a citation could form one
         text, lower = doc.text, doc.lower
         cited = config.remove_citations and "[" in text
         phrases = cited or "{" in text or any(phrase in lower for phrase in _ANY)
@@ -95,19 +96,20 @@ class C4(Stage):
         return reason
 
     def _lines(self, doc: Document) -> Iterator[tuple[str, int, int]]:
-        """The lines without white space at their ends, their words, their sentences (-1: to be counted)."""
-        if (self.config.min_words_per_line or 0) < 1:            # blank ones count, too
+        """(line without white space at its ends, its number of words, its number of sentences or -1 if still to be
+        counted)."""
+        if (self.config.min_words_per_line or 0) < 1:            # blank lines count, too
             for line in doc.lines:
                 line = line.strip()
                 yield line, len(line.split()), -1
             return
-        # places in bytes are places in characters where all of them are ASCII
+        # in ASCII texts, byte positions are character positions
         plain = doc.text.isascii()
         text, data = doc.text, b"" if plain else doc.utf8
         for start, end, words, sentences in doc.words.lines.tolist():
             yield text[start:end] if plain else data[start:end].decode("utf-8", "surrogatepass"), words, sentences
 
     def verdict(self, doc: Document) -> str | None:
-        """The decision about sentences alone: phrases drop a document whatever the threshold."""
+        """The decision about the number of sentences only; phrases drop a document whatever the threshold."""
         fewest, found = self.config.min_num_sentences, doc.signals.get("c4_sentences")
         return "too_few_sentences" if fewest is not None and found is not None and found < fewest else None

@@ -1,4 +1,4 @@
-"""C4's rule on bad words: one of them drops a page."""
+"""C4's rule on bad words: a single one drops a page."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ if TYPE_CHECKING:
 
 #: entries left out of every list: each alone would drop more than a tenth of the Japanese or Chinese documents
 ALLOWED = frozenset({"sm", "グロ", "女の子", "性"})
-#: languages whose words are not set apart: an entry counts wherever it stands
+#: languages written without spaces: an entry counts wherever it occurs
 UNSPACED = frozenset({"ja", "th", "zh"})
 
 
 class C4BadWords(Stage):
     """Drop pages that hold a word of the list of their language (C4, arXiv 1910.10683, section 2.2; mC4, 2010.11934).
 
-    Dialect: datatrove 0.10.1, `C4BadWordsFilter`: the text in small letters is searched for the entries as they are
-    written, between characters that belong to no word (but in Japanese, Thai and Chinese). Four entries are left out.
-    The reason is `document_removed_with_badwords`.
+    Dialect: datatrove 0.10.1, `C4BadWordsFilter`. The lower-cased text is searched for the entries as they are written.
+    No word character may stand before or after an entry (except in Japanese, Thai and Chinese). Four entries are left
+    out. The reason is `document_removed_with_badwords`.
 
-    Three things differ. datatrove draws for `keep_fraction` from one generator in the order documents reach a process;
-    here a document's own identity draws, so a sample is the same for any worker count and a larger one contains the
-    smaller. datatrove stops at a language without a list, or passes it when told to; here it is kept, its signals
-    unknown. Languages go by any of their names (`en`, `eng_Latn`). The lists are those of `tokenmill fetch badwords`,
-    a later state of LDNOOBW than the commits datatrove downloads.
+    Three things differ. datatrove draws the pages kept by `keep_fraction` from one generator in the order documents
+    reach a process; here the draw depends on the document's id, so a sample is the same for any number of workers, and
+    a larger sample contains the smaller. For a language without a list datatrove stops, or keeps the document when told
+    to; here it is kept, and its signals are null. Languages may have any of their names (`en`, `eng_Latn`). The lists
+    are those of `tokenmill fetch badwords`, a later state of LDNOOBW than the commits datatrove downloads.
 
-    One word costs pages on medicine, law and minorities (arXiv 2104.08758): `badwords` drops by their share instead.
+    One word loses pages on medicine, law and minorities (arXiv 2104.08758); `badwords` drops by the share of such words
+    instead.
     """
 
     name = "c4_badwords"
@@ -82,17 +83,17 @@ class C4BadWords(Stage):
         return None if draw is None or draw < self.config.keep_fraction else "document_removed_with_badwords"
 
     def _pattern(self, label: str) -> re.Pattern[str] | None:
-        """What finds an entry of the list of a language; None: there is no list."""
+        """A pattern that finds the entries of a language's list; None without a list."""
         code = label if label in self._lists else language_of(label)
         entries = self._lists.get(code) or self._lists.get(ANY)
         return None if not entries else pattern_of(entries, code)
 
 
 def pattern_of(entries: Iterable[str], language: str) -> re.Pattern[str] | None:
-    """The pattern of a list, None when nothing of it is left."""
+    """A pattern that finds the entries of a list; None if all of them are ALLOWED."""
     words = sorted(set(entries) - ALLOWED)
     if not words:
         return None
     pattern = trie_pattern(words)
-    # `(?:\\W|^)(…)(?:\\W|$)` finds something exactly where this does
+    # matches in the same texts as datatrove's `(?:\W|^)(…)(?:\W|$)`
     return re.compile(pattern if language in UNSPACED else rf"(?<!\w){pattern}(?!\w)")

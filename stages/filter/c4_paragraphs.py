@@ -1,4 +1,4 @@
-"""mC4's rule: a page has some long lines."""
+"""mC4's rule: a page must have some long lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class C4Paragraphs(Stage):
 
     def process(self, doc: Document) -> str | None:
         longest = heapq.nlargest(self.config.min_paragraphs, map(len, doc.text.split("\n")))
-        # the length that so many lines have or exceed; 0 where there are fewer lines
+        # length of the `min_paragraphs`-th longest line; 0 if there are fewer lines
         doc.signals["c4_paragraph_length"] = longest[-1] if len(longest) == self.config.min_paragraphs else 0
         return self.verdict(doc)
 

@@ -1,4 +1,4 @@
-"""DCLM's line modifiers: RefinedWeb's line-wise corrections as DCLM has written them."""
+"""DCLM's line modifiers, its version of RefinedWeb's line-wise corrections."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _COUNTER = re.compile(rf"^\W*\d(?:,|\.|\d)*(?:K|k|M|m|B|b)?\s+(?:{'|'.join(_COUN
 
 
 def uppercase(line: str) -> int:
-    """Upper-case characters of a line."""
+    """Number of upper-case characters of a line."""
     if line.isascii():
         return len(line) - len(line.encode().translate(None, _UPPER))
     return sum(map(str.isupper, line))
 
 
 def digits(line: str) -> int:
-    """Characters of a line that are digits."""
+    """Number of digits of a line."""
     if line.isascii():
         return len(line) - len(line.encode().translate(None, _DIGITS))
     return sum(map(str.isdigit, line))
 
 
 class DclmLines(Stage):
-    """Cut lines that are no prose, and drop documents that lose too many words by it (DCLM-baseline, arXiv 2406.11794,
+    """Cut lines that are not prose, and drop documents that lose too many words by it (DCLM-baseline, arXiv 2406.11794,
     after RefinedWeb, arXiv 2306.01116, G.2).
 
-    Dialect: DCLM at c7ed275 with `dclm_baseline_refinedweb.yaml`. In this order: lines of upper-case characters, lines
-    of digits, counters ("3 likes"), lines of fewer than `min_line_words` words; then phrases are cut out of lines of up
-    to `short_line` words: "items in cart" anywhere, "Read more..." at the end (its points stand for any character, as
-    in a regular expression), "Sign-in" at the beginning, in any case. The text is stripped in between; an empty line
-    is kept, one of white space is not. Words are those of `dclm_quality`'s length rule. A dropped document keeps its
-    text as it was.
+    Dialect: DCLM at c7ed275 with `dclm_baseline_refinedweb.yaml`. Cut, in this order, are lines mostly in upper case,
+    lines of digits, counters ("3 likes"), and lines of fewer than `min_line_words` words. Then phrases are cut out of
+    lines of up to `short_line` words, in any case: "items in cart" anywhere, "Read more..." at the end (a regular
+    expression, so its points match any character), "Sign-in" at the beginning. The text is stripped between the steps;
+    an empty line is kept, a line of white space is cut. The share of words lost is counted by the words of
+    `dclm_quality`'s length rule. A dropped document keeps its text as it was.
     """
 
     name = "dclm_lines"
@@ -96,7 +96,7 @@ class DclmLines(Stage):
         return "dclm_words_cut" if cut > self.config.max_words_cut else None
 
     def _edited(self, text: str) -> str:
-        """The text after all modifiers; empty once one of them leaves nothing."""
+        """The text after all modifiers; empty if nothing is left."""
         config, lines = self.config, text.split("\n")
         limit = config.max_uppercase
         lines = _stripped([line for line in lines if not line or uppercase(line) / len(line) <= limit])
@@ -110,7 +110,7 @@ class DclmLines(Stage):
         return "\n".join(lines)
 
     def _without(self, line: str, phrase: re.Pattern[str]) -> str | None:
-        """A line without a phrase, or None where that leaves nothing of it."""
+        """A line without a phrase; None if nothing else is left of it."""
         if not self._fewer(line, self.config.short_line + 1):
             return line
         edited = phrase.sub("", line)
@@ -118,12 +118,12 @@ class DclmLines(Stage):
 
     @staticmethod
     def _fewer(line: str, words: int) -> bool:
-        """Whether a line has fewer words; it is read no further than that takes."""
+        """Whether a line has fewer than `words` words. It is split no further than needed."""
         return len(line.split(None, words)) < words
 
 
 def _stripped(lines: list[str]) -> list[str]:
-    """The lines of `"\\n".join(lines).strip()`, none if that is empty."""
+    """The lines of `"\\n".join(lines).strip()`; none if that is empty."""
     first, last = 0, len(lines)
     while first < last and not lines[first].strip():
         first += 1

@@ -1,4 +1,4 @@
-"""DCLM's removal of URLs from text."""
+"""Removes URLs from text as DCLM does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _IPV4 = re.compile(r"\s{0,10}\b((https?|ftp)://)?(?:[0-2]?[0-9]{1,2}\.){3}[0-2]?[0-9]{1,2}"
                    r"[-a-zA-Z0-9()@:%_\+.~#?&//=]*")
-#: what either pattern must hold; texts without it are not searched by them
+#: patterns that every URL or IPv4 address matches; other texts are not searched
 _MAYBE_IPV4 = re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]")
 _MAYBE_URL = re.compile(r"[-a-zA-Z0-9@:%._+~#=]\.\w")
 _SPACE = re.compile(r"\s")
@@ -25,10 +25,10 @@ class DclmLinks(Stage):
     beyond `max_newlines` in a row (DCLM-baseline, arXiv 2406.11794, appendix).
 
     Dialect: DCLM at c7ed275, `url_removal_modifier` and `newline_removal_modifier`. A URL is a dotted name that ends in
-    a top-level domain in lower case, and what follows it. DCLM looks for URLs only in pages *whose very first
+    a top-level domain in lower case, with the path after it. DCLM looks for URLs only in pages *whose very first
     characters* spell a top-level domain in any case (`The …` does: .th; `A few …` does not): it calls `match` where it
-    means `search`. `everywhere` looks in all pages. Top-level domains are those of tldextract's snapshot of the public
-    suffix list, unless `tlds` names a file with one a line, as DCLM's `iana_tlds.txt` (of 2020) is.
+    means `search`. `everywhere` searches all pages. Top-level domains are those of tldextract's snapshot of the public
+    suffix list, unless `tlds` names a file with one per line, like DCLM's `iana_tlds.txt` (of 2020).
     """
 
     name = "dclm_links"
@@ -66,8 +66,8 @@ class DclmLinks(Stage):
         return None
 
     def _without_urls(self, text: str) -> str:
-        """`self._url.sub("", text)`. A match is white space and then none, so each such piece stands on its own: only
-        pieces with something like a host name are searched."""
+        """Equals `self._url.sub("", text)`. Only the stretches around something like a host name are searched. That is
+        enough, since white space occurs only at the beginning of a match, so no match crosses two stretches."""
         out: list[str] = []
         done = 0
         for match in _MAYBE_URL.finditer(text):
@@ -88,7 +88,7 @@ class DclmLinks(Stage):
 
 
 def _tlds(path: str | None) -> list[str]:
-    """Raises ValueError, naming the file, when it holds no top-level domain."""
+    """The top-level domains to search for. Raises ValueError, naming the file, when it holds none."""
     if path is not None:
         result = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
         result = [tld for tld in result if tld and not tld.startswith("#")]

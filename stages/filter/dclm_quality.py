@@ -1,4 +1,4 @@
-"""DCLM's heuristics about whole documents."""
+"""DCLM's heuristics for whole documents."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from stages.stage import Stage, StageConfig, decision, signal
 if TYPE_CHECKING:
     from stages.document import Document
 
-#: bytes that are no ASCII letter or digit
+#: bytes other than ASCII letters and digits
 _OTHER = bytes(c for c in range(256) if c > 127 or not chr(c).isalnum())
 _BULLETS = ("●", "•", "*", "-")
 _ELLIPSES = ("...", ". . .", "…")
 
 
 def chunks(doc: Document) -> list[str]:
-    """Runs without white space, shared by the stages of a pass."""
+    """The runs without white space in a text, shared by the steps of a pass."""
     return doc.view("chunks", str.split)
 
 
 def word_count(text: str) -> int:
-    """DCLM's `split_words(text, model="fasttext", ignore_punctuation=True)`: fastText's tokens whose *first* character
-    is a letter or a digit, so that `(word` is none. fastText cuts words at ASCII white space and NUL alone; its token
-    for the end of a line begins with `<` and never counts."""
+    """Number of words by DCLM's `split_words(text, model="fasttext", ignore_punctuation=True)`: fastText's tokens whose
+    *first* character is a letter or a digit, so `(word` does not count. fastText splits only at ASCII white space and
+    NUL; its token for the end of a line begins with `<` and never counts."""
     words = text.encode("utf-8", "surrogatepass").replace(b"\0", b" ").split()
     firsts = bytes([word[0] for word in words])
     count = len(firsts.translate(None, _OTHER))
@@ -35,9 +35,9 @@ def word_count(text: str) -> int:
 class DclmQuality(Stage):
     """Drop documents that do not read like prose, as DCLM-baseline does before deduplication (arXiv 2406.11794, 4.2).
 
-    Dialect: DCLM at c7ed275 with `dclm_baseline_refinedweb.yaml`. Gopher's rules with bodies of their own: the length
-    counts fastText's tokens that begin with a letter or a digit; all other words are runs without white space with
-    their punctuation; `#` and ellipses are added up; lines are stripped, blank ones do not count, `●`, `•`, `*` and
+    Dialect: DCLM at c7ed275 with `dclm_baseline_refinedweb.yaml`. Its rules differ from Gopher's: the length counts
+    fastText's tokens that begin with a letter or a digit, while all other rules use runs without white space,
+    punctuation included; `#` and ellipses are added up; lines are stripped and blank ones ignored; `●`, `•`, `*` and
     `-` are bullets; stop words count in any case and every time. All rules are measured, whichever drops the document.
     """
 

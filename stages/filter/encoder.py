@@ -1,4 +1,4 @@
-"""A transformer with a head for sequences as a filter: educational value, quality, toxicity, topic."""
+"""A transformer with a sequence-classification head as a filter: educational value, quality, toxicity, topic."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from stages.stage import signal as setting
 if TYPE_CHECKING:
     from stages.document import Document
 
-#: characters of a text that are looked at for each token that is read
+#: most characters of a text per token that is read
 CHARACTERS_A_TOKEN = 40
-#: tokens read where neither recipe nor model says fewer
+#: tokens read when neither recipe nor model says fewer
 DEFAULT_TOKENS = 512
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -30,16 +30,15 @@ class Encoder(Stage):
     `int_score >= 3` is `min: 2.5`). With several, the score is the probability of `label`: by softmax, or by sigmoid
     where the model says `multi_label_classification`.
 
-    Only the beginning of a text is read: its first `max_tokens` tokens, those that the tokenizer adds included, as
-    FineWeb-Edu does (and of its first 40 characters for each token that is read, so that white space without end costs
-    nothing).
+    Only the beginning of a text is read: its first `max_tokens` tokens, including those the tokenizer adds, as
+    FineWeb-Edu does. No more than 40 characters per token are tokenized, so that endless white space costs nothing.
 
-    On a CPU every text goes through the model on its own, one thread a worker, which measured as fast as batches: its
-    score depends on nothing but the text. On a GPU (`gpus` above 0) texts are sorted by length and go through it
-    `batch` at a time, padded to the longest; neighbours may then change the last digits of a score, far below the grid
-    of 0.001 to which it is rounded before it is compared and stored.
+    On a CPU each text goes through the model on its own, with one thread per worker, which measured as fast as batches.
+    Its score then depends only on the text. On a GPU (`gpus` above 0) texts are sorted by length and go through it
+    `batch` at a time, padded to the longest. The other texts of a batch may then change the last digits of a score, far
+    below the grid of 0.001 to which it is rounded before it is compared and stored.
 
-    The folder is read, never run: weights from safetensors alone, no code of the model's own, nothing from the network.
+    The folder is only read: weights from safetensors alone, no code of the model, nothing from the network.
     """
 
     name = "encoder"
@@ -74,7 +73,7 @@ class Encoder(Stage):
 
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
         self._need_libraries()
-        if self.config.gpus not in (0.0, 1.0):           # how much of a GPU it gets changes no score
+        if self.config.gpus not in (0.0, 1.0):           # the share of a GPU does not change scores
             return Encoder(self.config.model_copy(update={"gpus": 1.0})).key(roles)
         return super().key(roles)
 
@@ -83,7 +82,7 @@ class Encoder(Stage):
             self._need_libraries()
             self._check(_read_config(Path(self.config.model)))
         except FileNotFoundError:
-            return {}                                                # not on this machine: set-up raises the error
+            return {}                                                # not on this machine: `setup` raises the error
         except _Unfit as e:
             return {e.field: str(e)}
         return {}
@@ -136,7 +135,7 @@ class Encoder(Stage):
         if self.gpus and not torch.cuda.is_available():
             raise _Unfit("gpus", "no GPU is visible to torch here; set `gpus: 0`, or install torch with CUDA")
         if not self.gpus:
-            torch.set_num_threads(1)                     # one worker a core; and sums are added up in one order
+            torch.set_num_threads(1)                     # one worker per core, and a fixed order of summation
         self._device = "cuda" if self.gpus else "cpu"
         self._model = model.to(self._device).eval()
         self._sigmoid = config.get("problem_type") == "multi_label_classification"
@@ -151,7 +150,7 @@ class Encoder(Stage):
         return None if doc.signals[self.config.signal] >= self.config.min else "encoder"
 
     def score_texts(self, texts: list[str]) -> list[float]:
-        """The score of each text before it is rounded."""
+        """The score of each text, before rounding."""
         rows = [self._tokens(text) for text in texts]
         at_once = self.config.batch if self.gpus else 1
         found = [0.0] * len(rows)
@@ -169,7 +168,7 @@ class Encoder(Stage):
         return found["input_ids"] or [self._pad]
 
     def _forward(self, rows: list[list[int]]) -> list[float]:
-        """Scores of texts as tokens, the longest first, padded to it."""
+        """Scores of tokenized texts, given the longest first, which are padded to its length."""
         import torch
 
         longest = len(rows[0])
@@ -183,7 +182,7 @@ class Encoder(Stage):
 
 
 class _Unfit(ValueError):
-    """A model, or a setting, that does not do; `field` is the setting to change."""
+    """A model or a setting that cannot be used; `field` is the setting to change."""
 
     permanent = True
 
@@ -193,7 +192,7 @@ class _Unfit(ValueError):
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model that may be loaded.
+    """config.json of a model folder, after checking that the model may be loaded.
 
     Raises:
         FileNotFoundError: no such folder, or no config.json in it.
@@ -229,7 +228,7 @@ def _json(path: Path) -> Any:
 
 
 def _labels(config: dict[str, Any]) -> list[str]:
-    """Labels of the outputs in their order. Raises _Unfit for names that have no numbers."""
+    """Labels of the outputs in their order. Raises _Unfit for labels without numbers."""
     names, count = config.get("id2label"), config.get("num_labels", 2)
     if isinstance(names, dict) and names:
         if not all(key.isdecimal() for key in names):
@@ -237,5 +236,5 @@ def _labels(config: dict[str, Any]) -> list[str]:
         return [str(names[key]) for key in sorted(names, key=int)]
     if not isinstance(count, int):
         raise _Unfit("model", f"config.json: num_labels is no number: {str(count)[:40]!r}")
-    # transformers writes no names for its default of two outputs
+    # transformers writes no labels for its default of two outputs
     return [f"LABEL_{i}" for i in range(count)]

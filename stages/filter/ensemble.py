@@ -1,4 +1,4 @@
-"""Several quality scores as one bucket and one tier."""
+"""Combines several quality scores into one bucket and one tier."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 class Ensemble(Stage):
     """Combine the buckets of several classifiers (Nemotron-CC, arXiv 2412.02595, section 2.2): each score is first put
-    into one of twenty buckets by its own percentiles (the step `buckets`), and the largest bucket counts. What any of
-    them thinks well of is kept; that recalls more than one classifier does.
+    into one of twenty buckets by its own percentiles (the step `buckets`), and the largest bucket counts. A document
+    that any of them rates highly is thus kept, which finds more good documents than one classifier does.
 
     Writes `ensemble_bucket` (0 … 19) and `ensemble_tier`, the number of lower bounds in `tiers` that the bucket
     reaches: by default, as in the paper, 0 low (0-6), 1 medium-low (7-11), 2 medium (12-17), 3 medium-high (18), 4 high
     (19). `where: {signals: {ensemble_tier: [4]}}` makes a dataset of a tier, and so a stream for the curriculum. Scores
-    that a document lacks do not count; without any it gets neither signal. Drops nothing.
+    that a document lacks are ignored; a document without any gets neither signal. Drops nothing.
     """
 
     name = "ensemble"
@@ -48,7 +48,7 @@ class Ensemble(Stage):
 
     def process(self, doc: Document) -> str | None:
         values = [v for name in self.config.of if (v := doc.signals.get(name)) is not None]
-        for name in self.signals:                                  # what a dataset before has stored
+        for name in self.signals:                                  # stored by an earlier dataset
             doc.signals.pop(name, None)
         if not values:
             return None

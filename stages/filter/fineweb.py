@@ -1,4 +1,4 @@
-"""FineWeb's own rules, on lines."""
+"""FineWeb's own rules about lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class FineWeb(Stage):
     """Drop documents that look like lists, menus or boilerplate by their lines (FineWeb, arXiv 2406.17557, 3.6).
 
-    Dialect: datatrove 0.10.1. Lines are split at "\\n" alone, blank ones do not count; terminal punctuation of all
+    Dialect: datatrove 0.10.1. Lines are split at "\\n" alone, and blank ones do not count; terminal punctuation of all
     scripts counts; words are spaCy's.
     """
 
@@ -63,7 +63,7 @@ class FineWeb(Stage):
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals
         ended = signals.get("fineweb_line_punct_ratio")
-        if ended is None:                        # no line at all
+        if ended is None:                        # no lines
             return "empty"
         if ended < limits.line_punct_thr and not (ended == 0 and limits.line_punct_exclude_zero):
             return "line_punct_ratio"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Change(BaseModel):
-    """Numbers that stand in for those of a language; what is not given stays."""
+    """Thresholds that replace those of a language; missing ones keep their value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,10 +47,10 @@ class FineWeb2(Stage):
     `gopher_repetition`, `fineweb` and `gopher_quality`, in this order; all signals are computed whichever rule drops
     the document. Words are datatrove's for the language (`stages.text.languages`).
 
-    `doc.language` names the language in any form (`fr`, `fra_Latn`): put the step `language` before. A document in a
-    language without thresholds is dropped as `no_thresholds`, never passed unseen. Forty languages come with the step
-    (`stages.filter.fineweb2_limits`); those among them whose words need a package (Chinese, Hindi, Japanese, Korean,
-    Thai, Vietnamese) count only when `languages` names them.
+    `doc.language` may name the language in any form (`fr`, `fra_Latn`); put the step `language` before this one. A
+    document in a language without thresholds is dropped as `no_thresholds`, never kept unjudged. Forty languages come
+    with the step (`stages.filter.fineweb2_limits`). Those whose words need a package (Chinese, Hindi, Japanese, Korean,
+    Thai, Vietnamese) are judged only when `languages` names them.
     """
 
     name = "fineweb2"
@@ -92,7 +92,7 @@ class FineWeb2(Stage):
         found = super().key(roles)
         if self.config.thresholds is None or "resource" not in roles:
             return found
-        # a file of one language is named after it: here the name decides, too
+        # a file of one language is named after it, so the language belongs to the key
         named = "\n".join([found, *read_limits(self.config.thresholds)])
         return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
 
@@ -120,15 +120,16 @@ class FineWeb2(Stage):
     def setup(self) -> None:
         for field, message in self.problems().items():
             raise ValueError(f"fineweb2: {field}: {message}")
-        # rules and kernels now, so that no document is charged for them; a language's rules are read when it comes
+        # Export the rules of word splitting and compile kernels now, so that no document is charged for it. The rules
+        # of a language are loaded with its first document.
         for rules in sorted({found.rules for name in self.limits() if (found := splitter(name)) and found.rules}):
             rules_path(rules)
         for name in packages(self.limits()) or list(self.limits())[:1]:
             self.measure(Document("", "It is a test, and so on. a b c d e f g h i j k l"), name)
 
     def limits(self) -> dict[str, Limits]:
-        """The languages judged and their thresholds, with what `change` says."""
-        if self._asked is not self.config:              # a replay looks on with other thresholds
+        """The languages that are judged and their thresholds, changed by `change`."""
+        if self._asked is not self.config:              # a replay has other thresholds
             known = read_limits(self.config.thresholds) if self.config.thresholds else table()
             wanted = self.config.languages
             if wanted is None:
@@ -169,11 +170,11 @@ class FineWeb2(Stage):
         return repetition.verdict(doc) or lines.verdict(doc) or quality.verdict(doc)
 
     def _language(self, doc: Document) -> str | None:
-        """The name of its language in the table."""
+        """The name of the document's language in the table, or None."""
         return _named(tuple(self.limits()), doc.language) if doc.language else None
 
     def rules(self, name: str) -> tuple[GopherRepetition, FineWeb, GopherQuality]:
-        """The three filters of a language, with its thresholds."""
+        """The three filters of a language with its thresholds."""
         limits = self.limits()[name]
         if name not in self._built:
             config = self.config
@@ -199,7 +200,7 @@ def _named(known: tuple[str, ...], label: str) -> str | None:
 
 
 def _split(text: str, name: str) -> Words:
-    """The words of a text as datatrove splits the language."""
+    """The words of a text, split as datatrove does for the language."""
     found = splitter(name)
     if found is not None and found.rules is not None:
         return words_of(text, found.rules)
@@ -207,7 +208,7 @@ def _split(text: str, name: str) -> Words:
 
 
 def packages(languages: Iterable[str]) -> dict[str, str]:
-    """{language: the distribution its words need}, for those that need one."""
+    """{language: distribution that finds its words}, for the languages that need one."""
     result = {name: splitter(name) for name in languages}
     return {name: s.needs for name, s in result.items() if s is not None and s.needs}
 

@@ -1,8 +1,8 @@
-"""FineWeb-2's thresholds and stop words by language, and the files in which more of them are given.
+"""FineWeb-2's thresholds and stop words by language, and a reader of files with more of them.
 
-The table below is of the configs of FineWeb-2 (https://github.com/huggingface/fineweb-2, `configs/LANGUAGE.yml`, in
-their state of the release: commits 05e6729 and d331bee), which were computed by the method of arXiv 2506.20920. It
-holds large languages only; the project has such a file for 1,868, and `read_limits` reads them.
+The table below comes from FineWeb-2's configs (https://github.com/huggingface/fineweb-2, `configs/LANGUAGE.yml`, as of
+the release: commits 05e6729 and d331bee), which were computed by the method of arXiv 2506.20920. It covers only large
+languages; the project has such a file for 1,868, and `read_limits` reads them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 class Limits(BaseModel):
-    """One language, in the words of FineWeb-2's files."""
+    """The thresholds of one language, named as in FineWeb-2's files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -35,8 +35,9 @@ class Limits(BaseModel):
                                                            "step `language`, not looked at here")
 
 
-#: language; shares of copied lines, top 2/3/4-grams, duplicated 5…10-grams; language score; share of ended lines;
-#: shortest and longest mean word; share of words with a letter; line breaks per word; stop words
+#: columns: language; shares of copied lines, top 2/3/4-grams, duplicated 5…10-grams; language score; share of lines
+#: that end with punctuation; shortest and longest mean word; share of words with a letter; line breaks per word; stop
+#: words
 _TABLE = """
 arb_Arab .304 .197/.172/.146 .165/.153/.142/.131/.12/.109 .711 .143 2 9 .787 .189 ، في من على إلى عام أن مع أو هو عن التي كان بين ما كانت هي المتحدة بعد
 bul_Cyrl .317 .173/.157/.139 .17/.158/.144/.131/.12/.108 .9 .154 3 10 .756 .142 на и в е от за се г. с през да по
@@ -82,7 +83,7 @@ zsm_Latn .331 .264/.252/.225 .185/.176/.166/.156/.145/.134 .618 .125 3 11 .808 .
 
 
 def table() -> dict[str, Limits]:
-    """The languages that come with the step."""
+    """{language: limits} of the languages that come with the step."""
     result = {}
     for line in _TABLE.split("\n")[1:-1]:
         name, lines, top, dup, score, ended, low, high, letters, breaks, *words = line.split(" ")
@@ -99,7 +100,8 @@ def _pairs(first: int, shares: str) -> tuple[tuple[int, float], ...]:
 
 
 def read_limits(path: str | Path) -> dict[str, Limits]:
-    """Limits in a YAML file: one of FineWeb-2's, named after its language, or several under the names of theirs.
+    """{language: limits} from a YAML file: one of FineWeb-2's, named after its language, or one of several languages
+    under their names.
 
     Raises:
         OSError: the file cannot be read.
@@ -142,5 +144,5 @@ def _limits(path: Path, name: str, given: Mapping[str, Any]) -> Limits:
 
 
 def _loader() -> Any:
-    """libyaml's safe loader where there is one: FineWeb-2's 1,868 files in one are 1 MB."""
+    """libyaml's safe loader if available, since FineWeb-2's 1,868 files joined are 1 MB."""
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 class GopherQuality(Stage):
     """Drop documents that do not read like prose (Gopher, arXiv 2112.11446, section A1.1).
 
-    Dialect: datatrove 0.10.1. Words are spaCy's, those of symbols alone do not count towards number and length; `#` and
-    ellipses are tested apart; bullets are `•` and `-` after leading space; stop words count once each and in their own
-    case. A text without any word is `gopher_short_doc` even without a lower limit (datatrove divides by zero there).
+    Dialect: datatrove 0.10.1. Words are spaCy's; those of symbols alone do not count towards number and length. `#` and
+    ellipses are tested separately. Bullets are `•` and `-` after leading space. Stop words count once each and only in
+    their own case. A text without any word is dropped as `gopher_short_doc` even without a lower limit (datatrove
+    divides by zero there).
     """
 
     name = "gopher_quality"
@@ -77,7 +78,7 @@ class GopherQuality(Stage):
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals
-        if "gopher_hash_ratio" not in signals:  # no word at all
+        if "gopher_hash_ratio" not in signals:  # no words
             return "gopher_short_doc"
         for reason, name, low, high in (
                 ("gopher_short_doc", "gopher_words", limits.min_doc_words, None),

@@ -17,10 +17,10 @@ _NS = np.array(_DUPLICATED)
 class GopherRepetition(Stage):
     """Drop documents that repeat themselves (Gopher, arXiv 2112.11446, table A1).
 
-    Dialect: datatrove 0.10.1. Copies *beyond the first* count, fractions of characters are of the whole text with its
-    white space, words are spaCy's, a top n-gram counts with its spaces even when it occurs once, duplicated n-grams are
-    joined without spaces and jumped over whole. Reasons come in datatrove's order; all signals are computed whichever
-    rule drops the document. Top n-grams of texts shorter than n words have no signal.
+    Dialect: datatrove 0.10.1. Only copies *beyond the first* count. Fractions of characters refer to the whole text
+    with its white space. Words are spaCy's. A top n-gram counts with its spaces even when it occurs once; duplicated
+    n-grams are joined without spaces, and the search continues after each. Reasons come in datatrove's order; all
+    signals are computed whichever rule drops the document. Texts of fewer than n words have no signal for top n-grams.
     """
 
     name = "gopher_repetition"
@@ -29,7 +29,7 @@ class GopherRepetition(Stage):
     leaves = 0.9
     drops = True
     libraries = ("spacy",)
-    memory_mb = 400  # of it about 200 for the vocabulary, which all stages that look at words share
+    memory_mb = 400  # including about 200 for the vocabulary, which all steps that use words share
     signals = ("gopher_rep_dup_para_frac", "gopher_rep_dup_para_char_frac", "gopher_rep_dup_line_frac",
                "gopher_rep_dup_line_char_frac", *(f"gopher_rep_top_{n}_gram" for n in _TOP),
                *(f"gopher_rep_dup_{n}_gram" for n in _DUPLICATED))
@@ -86,20 +86,20 @@ class GopherRepetition(Stage):
 
 
 def lines(text: str) -> list[str]:
-    r"""`re.split(r"\n+", text)`, in a tenth of its time."""
+    r"""Equals `re.split(r"\n+", text)`, in a tenth of its time."""
     parts = text.split("\n")
     return [*parts[:1], *filter(None, parts[1:-1]), *parts[-1:]] if len(parts) > 1 else parts
 
 
 def paragraphs(text: str) -> list[str]:
-    r"""`re.split(r"\n{2,}", text)` for a text without line breaks at its ends."""
+    r"""Equals `re.split(r"\n{2,}", text)` for a text without line breaks at its ends."""
     if "\n\n" not in text:
         return [text]
     return [part.lstrip("\n") for part in text.split("\n\n") if part]
 
 
 def duplicates(parts: list[str]) -> tuple[int, int]:
-    """(how many parts are copies of an earlier one, the characters in those copies)."""
+    """(number of parts that are copies of an earlier one, characters in those copies)."""
     different = set(parts)
     copies = len(parts) - len(different)
     return copies, sum(map(len, parts)) - sum(map(len, different)) if copies else 0

@@ -1,4 +1,4 @@
-"""Language identification: of documents and of their paragraphs, with the script they are written in."""
+"""Identifies the language of documents and of their paragraphs, and the script they are written in."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 
     from stages.document import Document
 
-#: keep documents whose language is more probable than this, where a recipe names thresholds of some languages only
+#: threshold of languages for which a recipe names none while it does for others
 DEFAULT = 0.65
-#: signals there are with `paragraphs` only
+#: signals that exist only with `paragraphs`
 PARAGRAPHS = ("language_paragraphs", "languages", "language_share", "language_cut")
 
 
 class Language(Stage):
-    """Name the language of a document and keep those of some languages that are sure enough (fastText).
+    """Name the language of a document (fastText) and keep documents of a high enough score in the languages wanted.
 
     Dialect: datatrove 0.10.1 (`LanguageFilter`, ft176 backend): the whole text with line breaks as spaces, score
-    strictly above `min`. The score is rounded to 4 digits *before* it is compared and stored, so that other machines,
-    whose last float32 digits differ, decide alike. Only the most probable language counts (datatrove lets a document
-    pass, too, whose second language is among those wanted; that takes a `min` below 0.5).
+    strictly above `min`. The score is rounded to 4 digits *before* it is compared and stored, so that machines whose
+    last float32 digits differ decide alike. Only the most probable language counts (datatrove also keeps a document
+    whose second language is wanted, which takes a `min` below 0.5).
 
-    `doc.language` is the model's own label: lid.176 says `fr`, GlotLID `fra_Latn`. Languages in the settings are
-    named in any of these ways (`stages.text.language_codes`): `keep: [fr]` and `keep: [fra_Latn]` mean the same with
-    either model, but that a script asked of a model that names none is the script of the text's letters.
+    `doc.language` is the model's own label: lid.176 says `fr`, GlotLID `fra_Latn`. Settings may name languages in
+    either way (`stages.text.language_codes`): `keep: [fr]` and `keep: [fra_Latn]` mean the same with either model. If
+    the labels of a model have no script, a script in the settings is compared with that of the text's letters.
 
-    Signals of every document: `language_score`; `script`, what most letters are in, as the number of ISO 15924 (215
-    Latn, 220 Cyrl, 500 Hani; 0 without letters), so that verdicts about scripts replay like all others; `script_share`,
-    the share of letters in it. With `paragraphs`, every line of `paragraph_chars` characters or more is identified by
-    itself, as in Dolma and DCLM, and those of a probability above `paragraph_min` count: how many
-    (`language_paragraphs`), of how many languages (`languages`), what share of their characters is in the document's
-    (`language_share`, null without any). `drop_foreign` deletes those in another language from documents that are kept;
-    their characters are `language_cut`. All signals are of the text as it came.
+    Signals of every document: `language_score`; `script`, the script of most letters as its ISO 15924 number (215 Latn,
+    220 Cyrl, 500 Hani; 0 without letters), so that verdicts about scripts can be replayed; `script_share`, the share of
+    letters in it. With `paragraphs`, every line of at least `paragraph_chars` characters is identified on its own, as
+    in Dolma and DCLM. Lines of a probability above `paragraph_min` count: their number (`language_paragraphs`), the
+    number of their languages (`languages`), and the share of their characters in the document's language
+    (`language_share`, null without such lines). `drop_foreign` deletes the lines in other languages from documents that
+    are kept; their characters are `language_cut`. All signals describe the text before the deletion.
 
-    Reasons: `language` (not wanted), `language_score` (not sure), `language_script` (in no script of its language),
-    `script_share`, `language_share`, `languages` (mixed).
+    Reasons: `language` (not wanted), `language_score` (not certain enough), `language_script` (not in a script of its
+    language), `script_share`, `language_share`, `languages` (mixed).
     """
 
     name = "language"
@@ -101,7 +101,7 @@ class Language(Stage):
         if self.config.paragraphs:
             self.signals = (*self.signals, *PARAGRAPHS)
         if self.config.model is not None and os.path.isfile(self.config.model):
-            # what is mapped of it counts where it is in use, what the library reads wherever it is
+            # a mapped model takes memory for the pages in use, a model read by the library for all of it
             self.memory_mb = 250 + (os.path.getsize(self.config.model) >> 20) * 6 // 5
 
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
@@ -123,7 +123,7 @@ class Language(Stage):
         return found if known is None else found | self._unknown(known)
 
     def _unknown(self, labels: Iterable[str]) -> dict[str, str]:
-        """Languages the settings name and the model does not know, {field: what is wrong and what to do}."""
+        """Languages that the settings name but the model does not know, {field: what is wrong and what to do}."""
         labels, found = sorted(labels), {}
         thresholds = self.config.min if isinstance(self.config.min, dict) else {}
         for field, wanted in (("keep", self.config.keep or ()), ("min", [k for k in thresholds if k != "default"])):
@@ -139,7 +139,7 @@ class Language(Stage):
         self._model = load(self.config.model or lid176())
         for field, message in (self.problems() | self._unknown(self._model.labels())).items():
             raise ValueError(f"language: {field}: {message}")
-        self._model.predict("")                             # compiles what no document shall pay for
+        self._model.predict("")                             # compiles code now, so that no document is charged for it
 
     # -- documents -----------------------------------------------------------------------------------------------
     def process(self, doc: Document) -> str | None:
@@ -156,7 +156,8 @@ class Language(Stage):
         return reason
 
     def _paragraphs(self, doc: Document) -> str | None:
-        """Writes the signals of paragraphs; the text without those in other languages, None where nothing goes."""
+        """Write the signals of paragraphs; returns the text without lines in other languages, or None if nothing is
+        deleted."""
         lines = doc.text.split("\n")
         size: dict[str, int] = {}
         foreign, sure = [], 0
@@ -172,7 +173,7 @@ class Language(Stage):
                 foreign.append(i)
         doc.signals["language_paragraphs"] = sure
         doc.signals["languages"] = len(size)
-        doc.signals.pop("language_share", None)             # an earlier step's
+        doc.signals.pop("language_share", None)             # of an earlier step
         if sure:
             doc.signals["language_share"] = size.get(doc.language, 0) / sum(size.values())
         cut = set(foreign) if self.config.drop_foreign else set()
@@ -180,11 +181,11 @@ class Language(Stage):
         if not cut:
             return None
         kept: list[str] = []
-        gap = False                                         # a paragraph has just gone
+        gap = False                                         # a line was deleted since the last kept one
         for i, line in enumerate(lines):
             if i in cut:
                 gap = True
-            elif not gap or line or (kept and kept[-1]):    # of the empty lines around it one is left
+            elif not gap or line or (kept and kept[-1]):    # one of the empty lines around it is kept
                 kept.append(line)
                 gap = False
         while gap and kept and not kept[-1]:
@@ -194,7 +195,7 @@ class Language(Stage):
     def verdict(self, doc: Document) -> str | None:
         config, signals, language = self.config, doc.signals, doc.language
         script = CODES.get(int(signals["script"]), "")
-        if self._asked is not config:                       # a replay looks on with other thresholds
+        if self._asked is not config:                       # a replay has other thresholds
             self._asked, self._said = config, {}
         said = self._said.get((language, script))
         if said is None:
@@ -215,16 +216,16 @@ class Language(Stage):
         return None
 
     def _wanted(self, language: str, script: str) -> tuple[bool, float, bool]:
-        """(whether a label is wanted of a text in this script, the score it must exceed, whether its language is
-        written so, as far as that is known and asked for)."""
+        """(whether a label is wanted for text in this script, the score it must exceed, whether the script is one of
+        its language). The last is True if it is unknown or not asked for."""
         config = self.config
         wanted = config.keep is None or any(names(name, language, script) for name in config.keep)
         declared = scripts_of(language) if config.script and script else ()
         return wanted, self.least(language, script), not declared or any(fits(script, one) for one in declared)
 
     def least(self, language: str, script: str) -> float:
-        """The score a document must exceed: that of the name that means its label, one with a script before one
-        without, the label itself before others; else the default."""
+        """The score a document must exceed. Of the settings' names that fit its label, one with a script is preferred,
+        then the label itself; without any the default counts."""
         least = self.config.min
         if not isinstance(least, dict):
             return least
@@ -234,7 +235,7 @@ class Language(Stage):
 
 
 def _near(name: str, labels: list[str]) -> list[str]:
-    """The labels of that language in other scripts, else those spelled like it."""
+    """Labels of the language in other scripts, or else labels spelled like it."""
     same = [label for label in labels if names(name.partition("_")[0], label)]
     return same or difflib.get_close_matches(name, labels)
 

@@ -16,38 +16,37 @@ if TYPE_CHECKING:
 
 Rule = Literal["consistency", "list_case", "length", "technical", "cursed"]
 
-#: where a run of . ! ? begins, so that a long one is looked at once
+#: the end of a sentence. A run of . ! ? is matched only at its beginning, so that a long one is read once.
 _BREAK = re.compile(r"(?<![.!?])[.!?]++\s+")
 _TECHNICAL = re.compile(r"[0-9{}+/()>]")
-#: "cursed substrings": what auditors found on pages that were no text
+#: "cursed substrings": found by auditors on pages without proper text
 _CURSED = (" №", "\ufffd\ufffd\ufffd", "aute irure dolor ", " sunt in culpa qui ", "orem ipsum ", " quis nostrud ",
            " adipisicing ", " dolore eu ", " cupidatat ", "autem vel eum", "wisi enim ad", " sex ", " porn ",
            "黄色电影", "mp3", "ownload", "Vol.", " Ep.", "Episode", " шт.", "Develop", "Facebook", " crusher ", " xxx ")
-#: those that stand at the end of a sentence
+#: cursed patterns at the end of a sentence
 _CURSED_END = (r"\|\s*$", r" nr\.$", r" г\.\s*$", r" кг\.\s*$")
-#: and rows: nine groups of three or of four characters, nine single ones, four pairs between commas
+#: cursed rows: nine groups of three or of four characters, nine single characters, four pairs between commas
 _CURSED_ROWS = (r"(?: ...){9}", r"(?: ....){9}", r"(?: [^ ]){9}", r", ..,,? ..,,? ..,,? ..,,?")
 
 
 class Madlad400(Stage):
     """Drop documents of which more than a fifth of the sentences are questionable (MADLAD-400, arXiv 2309.04662, 2.3).
 
-    Dialect: the rules as the paper and the data set's card give them. A sentence is questionable when
+    Dialect: the rules of the paper and of the data set's card. A sentence is questionable under one of these rules:
 
     * `consistency`: its language is not the document's (fastText, most probable label);
     * `list_case`: it has 12 words or more, and more than half of them begin with a capital;
     * `length`: it has fewer than 20 characters or more than 500;
     * `technical`: more than a fifth of its characters are of `0123456789{}+/()>`;
-    * `cursed`: it holds one of 32 strings and patterns that the audit found on pages that were no text.
+    * `cursed`: it holds one of 32 strings and patterns that the audit found on pages without proper text.
 
-    Where they say nothing, the reading is that of allenai/datamap-rs (`madlad400_sentence_annotator`, used for OLMo 3):
-    sentences end at a run of . ! ? before white space; both are cut off, blank sentences do not count; words are
-    Unicode's.
-    There lengths are bytes of UTF-8, here characters, so that other scripts have the same limits; and its later filter
-    drops a share of exactly a fifth, too. Scripts that write other full stops have one sentence a document: the rules
-    are not for them, as the card says of its lengths.
+    Where paper and card say nothing, allenai/datamap-rs is followed (`madlad400_sentence_annotator`, used for OLMo 3):
+    sentences end at a run of . ! ? before white space; both are cut off, and blank sentences do not count; words are
+    those of Unicode. Two things differ. datamap-rs measures lengths in bytes of UTF-8, this step in characters, so that
+    all scripts have the same limits; and its later filter also drops a share of exactly a fifth. In scripts with other
+    full stops a document is one sentence: the rules are not meant for them, as the card says of its lengths.
 
-    `consistency` asks a model, so it is off unless named; it wants `doc.language` of a step before.
+    `consistency` needs a model, so it is off unless `rules` names it; it reads `doc.language` of an earlier step.
     """
 
     name = "madlad400"
@@ -74,7 +73,7 @@ class Madlad400(Stage):
         super().__init__(config, **kw)
         self._model: FastText | None = None
         if "consistency" in self.config.rules:
-            # scores of a model decide: its numbers may differ in their last digits from machine to machine
+            # the numbers of the model may differ in their last digits between machines
             self.exact = False
             self.libraries = ("fasttext-numpy2", "regex")
             self.memory_mb = 180
@@ -123,19 +122,19 @@ class Madlad400(Stage):
         share = signals.get("madlad400_questionable")
         return "madlad400_questionable" if share is not None and share > self.config.max_questionable else None
 
-    # -- the rules: whether a sentence is questionable -----------------------------------------------------------
+    # -- the rules: each tells whether a sentence is questionable ----------------------------------------------------
     def _consistency(self, sentence: str, language: str) -> bool:
         if self._model is None:
             self.setup()
         assert self._model is not None
         result = [(self.round(score), label) for label, score in self._model.predict(sentence, k=2)]
-        # two labels on the same step of the grid are equally probable
+        # labels on the same step of the grid count as equally probable
         return not any(names(label, language) for score, label in result if score == result[0][0])
 
     def _list_case(self, sentence: str, language: str) -> bool:
         capitals = sum(map(str.isupper, sentence))
         if capitals <= self.config.list_case_share * self.config.list_case_words:
-            return False                                # too few for any sentence of so many words
+            return False                                # too few capitals for a sentence of the fewest words
         words = segments(sentence)
         if len(words) < self.config.list_case_words:
             return False

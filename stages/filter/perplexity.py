@@ -1,4 +1,4 @@
-"""How far a text is from what a language model has learned."""
+"""Measures how far a text is from those a language model was trained on."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Perplexity(Stage):
     1911.00359, section 3.4: lower is closer to the text the model was trained on, Wikipedia there).
 
     Dialect: that of the model, cc_net's unless it was made otherwise (`stages.text.ccnet`). Models are made by
-    `tokenmill lm train`, or of any ARPA file by `tokenmill lm compile`. The score is stored as `perplexity`, rounded to
-    one digit as in cc_net. CCNet cuts at percentiles of each language: `tokenmill buckets fit --score perplexity --by
-    language --at 30,60` finds them, and the step `buckets` names head, middle and tail 0, 1 and 2.
+    `tokenmill lm train`, or from any ARPA file by `tokenmill lm compile`. The score is stored as `perplexity`, rounded
+    to one digit as in cc_net. CCNet cuts at percentiles of each language: `tokenmill buckets fit --score perplexity
+    --by language --at 30,60` finds them, and the step `buckets` names head, middle and tail 0, 1 and 2.
 
-    A language without a model, and an empty text, have no perplexity; such documents are kept (CCNet's bucket `all`).
+    A document in a language without a model, or without text, has no perplexity and is kept (CCNet's bucket `all`).
     Reasons: `low_perplexity` (texts that repeat themselves), `high_perplexity`.
     """
 
@@ -62,7 +62,7 @@ class Perplexity(Stage):
         self._other: TextModel | None = loaded.get(self.config.model or "")
 
     def process(self, doc: Document) -> str | None:
-        doc.signals.pop("perplexity", None)                        # of other models, in a dataset before
+        doc.signals.pop("perplexity", None)                        # of another model, stored by an earlier dataset
         model = self._models.get(doc.language, self._other)
         if model is not None and doc.text:
             doc.signals["perplexity"] = model.perplexity(doc.text[:self.config.max_chars])

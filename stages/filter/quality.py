@@ -1,4 +1,4 @@
-"""A fastText classifier as quality filter; `stages.models.train_quality` trains one."""
+"""A fastText classifier as a quality filter; `stages.models.train_quality` trains one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 class Quality(Stage):
     """Score documents by a fastText classifier and keep the good ones (DCLM-baseline, arXiv 2406.11794, section 4.4).
 
-    The score is the probability of `label`, rounded to 6 digits before anything is made of it. DCLM keeps the best
-    tenth, which its model reached at 0.018112: a threshold belongs to a model and to a corpus, so choose it by
-    `tokenmill classifier train --reference`, or by the report's histogram.
+    The score is the probability of `label`, rounded to 6 digits before it is used. DCLM keeps the best tenth, which its
+    model reached at 0.018112. A threshold fits only one model and corpus, so choose it by `tokenmill classifier train
+    --reference` or by the report's histogram.
 
     With `grade` the labels are numbers (FineWeb-Edu's 0 … 5), and the score is their mean weighted by probability.
 
-    With `calibration`, what fastText is sure of becomes a probability: a table of integers fitted on held-out documents
-    (`stages.scoring.calibration`) is applied to the rounded score, exactly. It keeps the order of documents.
+    With `calibration`, fastText's score becomes a calibrated probability: a table of integers fitted on held-out
+    documents (`stages.scoring.calibration`) is applied to the rounded score, exactly. The order of documents stays the
+    same.
     """
 
     name = "quality"
@@ -52,7 +53,7 @@ class Quality(Stage):
         super().__init__(config, **kw)
         self.signals = (self.config.signal,)
         size = Path(self.config.model).stat().st_size if Path(self.config.model).is_file() else 0
-        self.memory_mb = 150 + 2 * (size >> 20)          # fastText reads a model into memory, buffers beside it
+        self.memory_mb = 150 + 2 * (size >> 20)  # fastText reads the model into memory and needs buffers besides
 
     def problems(self) -> dict[str, str]:
         from stages.scoring import calibration
@@ -65,7 +66,7 @@ class Quality(Stage):
             try:
                 calibration.read(self.config.calibration, file_sha256(self.config.model))
             except OSError:
-                pass                                                # not on this machine: set-up raises the error
+                pass                                                # not on this machine: `setup` raises the error
             except calibration.CalibrationError as e:
                 result["calibration"] = str(e)
         return result
@@ -100,7 +101,8 @@ class Quality(Stage):
         return calibration.Table(knots)
 
     def score(self, text: str) -> float:
-        """Score of a text, on the grid; 0 (with grades: the lowest) when fastText knows no word of it."""
+        """Score of a text, on the grid. If fastText knows no word of the text, it is 0 (with grades: the lowest) before
+        calibration."""
         step = self.raw(text)
         return round((step if self._table is None else self._table(step)) * self.grid, 10)
 
@@ -109,12 +111,12 @@ class Quality(Stage):
         found = self._model.predict(text, k=-1)
         if self.config.grade:
             return self.expected(found, self._labels)
-        # fastText adds 1e-5 before it takes the logarithm, so that it can be surer than certain
+        # fastText adds 1e-5 before the logarithm, so its probability can exceed 1
         return round(min(1.0, dict(found).get(self.config.label, 0.0)) / self.grid)
 
     @classmethod
     def expected(cls, said: list[tuple[str, float]], labels: Sequence[str]) -> int:
-        """The grade to expect, in steps of the grid; the lowest when nothing is said."""
+        """The expected grade, in steps of the grid; the lowest grade without predictions."""
         total = sum(p for _, p in said)
         grade = sum(float(label) * p for label, p in said) / total if total else min(map(float, labels))
         return round(grade / cls.grid)
@@ -128,7 +130,7 @@ class Quality(Stage):
 
 
 def grade_of(label: str) -> float | None:
-    """A label as a grade, None when it is none (`nan` and `inf` are none)."""
+    """The grade a label stands for; None if it is not a number (`nan` and `inf` are not grades)."""
     try:
         value = float(label)
     except ValueError:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stages.document import Document
 
 _TOP, _DUPLICATED = (2, 3, 4), (5, 6, 7, 8, 9, 10)
-_RAW_WORD = re.compile(r"\w+|[^\w\s]+")                    # nltk's WordPunctTokenizer
+_RAW_WORD = re.compile(r"\w+|[^\w\s]+")                    # like nltk's WordPunctTokenizer
 _SENTENCE = re.compile(r"\b[^.!?]+[.!?]*")
 _LATIN = re.compile("[a-zA-Z]")
 _LOREM = re.compile("lorem ipsum", re.IGNORECASE)
@@ -39,14 +39,16 @@ class RedPajama2(Stage):
     """Write RedPajama-v2's quality signals (arXiv 2411.12372, appendix) under their names, and keep every document.
 
     Dialect: RedPajama-Data at 855a8e0, `app/src/core/quality_signals`. Raw words are runs of letters, digits and `_`,
-    and runs of other marks; normalised words are those by white space of the text in lower case, in NFD, without ASCII
-    punctuation; lines end at "\\n" and count their line break; shares are rounded to 8 places. Duplicated n-grams are
-    all their copies, a word counted once; a top n-gram that occurs once counts 0; the first of equals counts.
+    and runs of other marks. Normalised words are those between white space in the text in lower case, in NFD and
+    without ASCII punctuation. Lines end at "\\n", which counts towards their length. Shares are rounded to 8 places. Every
+    copy of a duplicated n-gram counts, but each word only once. A top n-gram that occurs once counts 0; of equally
+    frequent ones the first counts.
 
     Signals of lines (`rps_lines_…`) are means over the lines of a document, which is how the rules of the data set's
     card use them (sum over `ccnet_nlines`). Signals that cannot be computed (no word, no line, no list given) are null;
-    `rps_doc_stop_word_fraction` and `rps_doc_ldnoobw_words` want their lists. Not here: `rps_doc_ut1_blacklist` (see
-    `url`: `blacklists`), perplexity, importance weights and classifiers, which are models' and stages of their own.
+    `rps_doc_stop_word_fraction` and `rps_doc_ldnoobw_words` need lists. Left out are `rps_doc_ut1_blacklist` (see
+    `url`: `blacklists`) and the signals of models (perplexity, importance weights, classifiers), which are steps of
+    their own.
     """
 
     name = "redpajama2"
@@ -135,7 +137,7 @@ def _of_words(words: list[str]) -> dict[str, float]:
         else:
             out[f"rps_doc_frac_chars_dupe_{n}grams"] = _share(covered, characters)
     if total:
-        same = np.bincount(np.bincount(ids)).tolist()      # how many words occur so often
+        same = np.bincount(np.bincount(ids)).tolist()      # [n]: how many words occur n times
         entropy = _ln(total) - sum([times * n * _ln(n) for n, times in enumerate(same) if times]) / total
         out["rps_doc_mean_word_length"] = _share(characters, total)
         out["rps_doc_frac_unique_words"] = _share(len(lengths), total)
@@ -144,7 +146,7 @@ def _of_words(words: list[str]) -> dict[str, float]:
 
 
 def _of_lines(text: str, raw: list[str], lines: list[list[str]]) -> dict[str, float]:
-    """Means over the lines; `raw` are they without their line break, `lines` their normalised words."""
+    """Means over the lines. `raw` are the lines without their line breaks, `lines` their normalised words."""
     breaks = text.count("\n")
     ellipses = "..." in text or "…" in text
     upper = numeric = 0.0
@@ -165,7 +167,8 @@ def _of_lines(text: str, raw: list[str], lines: list[list[str]]) -> dict[str, fl
 
 
 def _normalised(text: str) -> str:
-    """Lower case, no ASCII punctuation, NFD; white space as it was (RedPajama makes a space of it, lines are lost)."""
+    """A text in lower case, without ASCII punctuation, in NFD. White space stays, while RedPajama joins the lines by
+    spaces."""
     plain = text.encode("utf-8", "surrogatepass").translate(_ASCII_LOWER, _ASCII_PUNCTUATION)
     if text.isascii():
         return plain.decode()
@@ -179,7 +182,7 @@ def _lorem_ipsum(normal: str, words: list[str]) -> float:
 
 
 def _bad_words(words: Sequence[str], bad: frozenset[str], sizes: Sequence[int]) -> int:
-    """Runs of words that are on the list; every occurrence counts, whatever else it stands in."""
+    """Number of runs of words that are on the list. Every occurrence counts, even inside another."""
     found = 0
     for n in sizes:
         later = [words[k:] for k in range(n)]
@@ -201,7 +204,7 @@ def _share(part: float, whole: int) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def _ln(n: int) -> float:
-    """Natural logarithm to about 1e-15, by + - * / alone: libraries differ in the last place of theirs."""
+    """Natural logarithm to about 1e-15, by + - * / alone, since the last digit differs between libraries."""
     m, e = math.frexp(n)
     if m < 0.7071067811865476:
         m, e = 2 * m, e - 1

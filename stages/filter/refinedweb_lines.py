@@ -1,4 +1,4 @@
-"""RefinedWeb's line-wise corrections, as the paper has them."""
+"""RefinedWeb's line-wise corrections, as the paper describes them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class RefinedWebLines(Stage):
     """Cut undesirable lines, and drop documents in which they hold too many of the words (RefinedWeb, arXiv 2306.01116,
     section 3.1 and appendix G.2).
 
-    Dialect: ours of the paper, which gives no code and no list. A line goes when more than `max_uppercase` of its
-    characters are upper case, when all but its white space are digits, when it is a counter ("3 likes"), or when it is
-    one word. A line of up to `short_line` words is edited when it begins with, ends with, or holds one of the given
-    phrases, in any case; it goes when nothing is left. The words (by white space) of every line that was cut *or
-    edited* count towards `max_words_flagged`, as the paper says; DCLM counts the words that have gone (`dclm_lines`).
-    Empty lines stay. The paper derived its phrases from English pages: give those of your language.
-    A dropped document keeps its text as it was.
+    Dialect: our own reading of the paper, which gives no code and no list. A line is cut when more than `max_uppercase`
+    of its characters are upper case, when all but its white space are digits, when it is a counter ("3 likes"), or when
+    it is a single word. A line of up to `short_line` words is edited when it begins with, ends with, or holds one of
+    the given phrases, in any case; it is cut when nothing is left. The words (by white space) of every line that was
+    cut *or edited* count towards `max_words_flagged`, as the paper says; DCLM counts only the words removed
+    (`dclm_lines`). Empty lines stay. The paper derived its phrases from English pages: give those of your language. A
+    dropped document keeps its text as it was.
     """
 
     name = "refinedweb_lines"
@@ -98,5 +98,5 @@ class RefinedWebLines(Stage):
 
 
 def _any_of(phrases: tuple[str, ...]) -> str:
-    """A pattern for one of the phrases, taken literally; empty when there is none."""
+    """A pattern for any of the phrases, taken literally; empty without phrases."""
     return f"(?:{'|'.join(map(re.escape, sorted(phrases, key=len, reverse=True)))})" if phrases else ""

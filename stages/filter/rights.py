@@ -1,4 +1,4 @@
-"""What a document and its publisher say about rights: robots, reservations, copyright notices, licences."""
+"""Notes what a document and its publisher say about rights: robots, reservations, copyright notices, licences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 Said = Literal["noai", "noimageai", "noindex", "noarchive", "nosnippet", "tdm", "copyright", "reserved", "restricted"]
 SAID: tuple[Said, ...] = get_args(Said)
-#: characters of a text that are looked at: notices stand at its ends
+#: characters searched at each end of a text, where notices stand
 _END = 20_000
 
 _SIGN = r"(?:©|\(c\)|℗|\bcopyright\b)"
-#: a sign, another one perhaps, and a year; or the round sign and a name
+#: a sign, perhaps another one, and a year; or the round sign and a name
 _NOTICE = re.compile(rf"{_SIGN}(?:[\s.,:]{{0,3}}(?:©|\(c\)|copyright\b|by\b))?[\s.,:]{{0,3}}(?:19|20)\d\d(?!\d)"
                      r"|©\s?[^\W\d_]", re.IGNORECASE)
 _RESERVED = re.compile("|".join((
@@ -36,7 +36,7 @@ _RESERVED = re.compile("|".join((
     "hak cipta dilindungi", "bảo lưu mọi quyền", "版权所有", "版權所有", "保留所有权利", "保留所有權利",
     "無断転載", "無断複製", "무단 ?전재")))
 _CC_URL = re.compile(r"creativecommons\.org/(?:licenses/([a-z-]{2,12})|publicdomain/(zero|mark))(?:/(\d\.\d))?")
-#: as it is written: `cc by` is of an e-mail, too
+#: case matters: `cc by` also occurs in e-mails
 _CC_SHORT = re.compile(r"\b(?:CC[ -](BY(?:[ -](?:NC|ND|SA)){0,2})|cc-(by(?:-(?:nc|nd|sa)){0,2}))(?:[ -](\d\.\d))?"
                        r"(?![\w-])|\bCC-?(0)(?![\w-])")
 _CC_LONG = re.compile(r"creative\s{1,3}commons\s{1,3}((?:attribution|share[\s-]?alike|non[\s-]?commercial|no[\s-]?deriv"
@@ -50,26 +50,26 @@ _OTHERS = tuple((name, re.compile(words)) for name, words in (
 
 
 class Rights(Stage):
-    """Note what a document says of the rights in it; drop what `respect` names.
+    """Note what a document says about rights in it, and drop documents that say what `respect` names.
 
-    Signals, 1 where it is said and 0 where not:
+    Signals, 1 if the document says so and 0 if not:
 
         rights_noai, rights_noimageai, rights_noindex, rights_noarchive, rights_nosnippet
-                             what all robots are told in the page's head (`meta.robots`) or by X-Robots-Tag
+                             directives to all robots in the page's head (`meta.robots`) or in X-Robots-Tag
                              (`meta.http`, which the WARC reader fills). noai: DeviantArt's convention (2022)
         rights_tdm           text and data mining is reserved: `tdm-reservation: 1` as header or `<meta>` (TDM
                              Reservation Protocol, W3C community group, 2024; article 4 of directive (EU) 2019/790)
         rights_reserved      "all rights reserved", in 39 languages
         rights_open          a licence that lets anybody use the work
-        rights_restricted    one without commerce or derivatives (Creative Commons' NC and ND)
+        rights_restricted    a licence that forbids commercial use or derivatives (Creative Commons' NC and ND)
 
-    and `rights_copyright`: how many copyright notices (a sign with a year or name) there are. Texts are looked at
-    within 20,000 characters of their ends, and the notice of the page's head (`meta.rights`). Licences found go into
-    `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …), those of links and heads (`meta.license`) among them; what the
-    readers of code have noted (`meta.licence`) counts as open.
+    `rights_copyright` is the number of copyright notices (a sign with a year or name). Notices and licences are
+    searched in the first and last 20,000 characters of the text and in the notice of the page's head (`meta.rights`).
+    Licences found go into `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …), including those of links and heads
+    (`meta.license`). A licence noted by the readers of code (`meta.licence`) counts as open.
 
-    All of it is a claim, mostly about a page and not about each text on it; none of it has been checked. robots.txt,
-    ai.txt and a site's `/.well-known/tdmrep.json` are not in a page: the crawler must have obeyed them.
+    All these are unchecked claims, mostly about a page and not about each text on it. robots.txt, ai.txt and a site's
+    `/.well-known/tdmrep.json` are not part of a page: the crawler must have obeyed them.
     """
 
     name = "rights"

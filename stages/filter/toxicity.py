@@ -1,4 +1,4 @@
-"""Toxic or obscene text, by a classifier: whole documents dropped, single sentences cut."""
+"""Detects toxic or obscene text by a classifier: whole documents are dropped, single sentences cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from stages.stage import signal as setting
 if TYPE_CHECKING:
     from stages.document import Document
 
-#: where a sentence ends: behind its mark (and quotes), or at the end of a line; a long run of marks is looked at once
+#: where a sentence ends: after its mark (and quotes) or at the end of a line. A run of marks is matched only at its
+#: beginning, so that a long one is read once.
 _END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]{0,3}\s+|[。！？]+[」』”’]{0,3}\s*|\n\s*")
 
 
@@ -30,7 +31,7 @@ class Toxicity(Stage):
     characters that were cut. Reasons: the signal's name, and `toxicity_all` when nothing is left.
 
     Such classifiers flag dialects and texts about minorities more often than others (Dodge et al., arXiv 2104.08758):
-    look at the dropped samples before a threshold is believed.
+    look at the dropped samples before you trust a threshold.
     """
 
     name = "toxicity"
@@ -92,7 +93,7 @@ class Toxicity(Stage):
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Pieces of a text that end where a sentence does, white space behind it included; together they are the text."""
+    """Pieces of a text, each ending with a sentence and the white space after it; joined, they are the text."""
     at = 0
     for end in _END.finditer(text):
         yield text[at:end.end()]

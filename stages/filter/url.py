@@ -1,4 +1,4 @@
-"""Rules about the URL of a document."""
+"""Judges documents by their URL."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _NOT_NAME = re.compile(r"[^a-z0-9]+")
 #: categories of UT1 that RefinedWeb blocks (arXiv 2306.01116, G.1)
 _REFINEDWEB = ("adult", "phishing", "dating", "gambling", "filehosting", "ddos", "agressif", "chat", "mixed_adult",
                "arjel")
-#: an archive up to this size is looked into while a recipe is checked
+#: archives up to this many bytes are read while a recipe is checked
 _LOOK = 64 << 20
 
 
 class Url(Stage):
     """Drop documents from blocked sites and with blocked words in their URL (RefinedWeb, arXiv 2306.01116, G.1).
 
-    Words come in three degrees: a *strict* one blocks wherever it stands in the URL (`banned_subwords`), a *hard* one
-    as a whole word (`banned_words`), *soft* ones when `soft_words` different ones meet (`soft_banned_words`).
+    Words come in three degrees: a *strict* word blocks a URL wherever it stands in it (`banned_subwords`), a *hard* one
+    only as a whole word (`banned_words`), and *soft* ones when at least `soft_words` different ones occur
+    (`soft_banned_words`).
 
     Dialect `datatrove`: datatrove 0.10.1 (`URLFilter`). In this order: registered `domain`, then `subdomain` (the whole
     host) in the list of domains; the `url` in the list of URLs; one hard word (`hard_blacklisted`, words are the runs
@@ -46,12 +47,13 @@ class Url(Stage):
     of the list; strict words in the URL without `-` and `.`; hard words between word boundaries; soft words last.
     Entries keep their hyphens and other marks, which datatrove cuts out.
 
-    With `integrated` the lists datatrove ships take part (4.5 million domains by the University of Toulouse, and
+    With `integrated` the lists that datatrove ships are used (4.5 million domains by the University of Toulouse, and
     RefinedWeb's words); the named files add to them, one entry a line, # begins a comment, gzip is unpacked.
-    `blacklists` names an archive in UT1's layout, of which the `categories` are blocked, hosts with all hosts below
-    them and URLs with all below them (`url_gambling` …); `url_category` says which: 1 for the first, 0 for none.
+    `blacklists` names an archive in UT1's layout. Its `categories` are blocked (`url_gambling` …): their hosts with all
+    hosts below them, their URLs with all URLs below them. `url_category` is the number of the category that blocks: 1
+    for the first, 0 for none.
 
-    A document without a URL is kept: there is nothing to judge (its signals are then unknown).
+    A document without a URL is kept, and its signals are null.
     """
 
     name = "url"
@@ -142,7 +144,7 @@ class Url(Stage):
         doc.signals["url_soft_words"] = len(words & self._soft)
         host = self._split(url)
         registered = f"{host.domain}.{host.suffix}" if host.domain and host.suffix else ""
-        # an IP address or "localhost" has neither: no list is asked for a name that is empty
+        # An IP address or "localhost" has neither; an empty name is not looked up.
         if registered and any(registered in blocked for blocked in self._domains):
             return "domain"
         if host.fqdn and any(host.fqdn in blocked for blocked in self._domains):
@@ -178,7 +180,7 @@ class Url(Stage):
         return self.verdict(doc)
 
     def verdict(self, doc: Document) -> str | None:
-        """The decision about categories and soft words alone."""
+        """The decision about categories and soft words only."""
         category = int(doc.signals.get("url_category") or 0)
         if category:
             return f"url_{_NOT_NAME.sub('_', self.config.categories[category - 1].lower())}"
@@ -194,7 +196,7 @@ def _search(words: frozenset[str], boundary: str = "") -> re.Pattern[str] | None
 
 
 def _assets() -> Path:
-    """Folder of the lists inside the installed datatrove (which is not imported: 0.4 s)."""
+    """Folder of the lists inside the installed datatrove (which is not imported, since that takes 0.4 s)."""
     spec = importlib.util.find_spec("datatrove")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("url: integrated lists ship with datatrove, which is not installed: "
@@ -203,7 +205,8 @@ def _assets() -> Path:
 
 
 def _unpacked(file: Path) -> BinaryIO:
-    """A list as it is read. Whether it is packed its first bytes say: keys and caches know contents, not names."""
+    """Open a list, unpacked. Its first bytes tell whether it is packed, since keys and caches know contents, not
+    names."""
     with open(file, "rb") as f:
         packed = f.read(2) == b"\x1f\x8b"
     return gzip.open(file) if packed else open(file, "rb")          # type: ignore[return-value]
@@ -218,7 +221,7 @@ def _text(file: Path) -> str:
 
 
 def _hashed(file: Path, member: str | None = None, lower: bool = False) -> Path:
-    """The hashes of a list, made at first use and kept in the cache under its content."""
+    """Path of a list's hashes, made at first use and cached under the hash of its content."""
 
     def write(path: Path) -> None:
         read = _lower if lower else entry

@@ -1,4 +1,4 @@
-"""Keeping documents by what is known of them: language, source, signals of earlier steps."""
+"""Keeps documents by what is known of them: language, source, signals of earlier steps."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def _listed(value: Any) -> Any:
 
 
 def _condition(value: Any) -> Any:
-    """`18` and `[18, 19]` are conditions, too."""
+    """Let `18` and `[18, 19]` stand for conditions."""
     if isinstance(value, (list, tuple)):
         return {"any": value}
     return {"any": [value]} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 class Condition(StageConfig):
-    """What a signal must be: min <= value < max (so that ranges that share an edge share no document), or one of `any`.
+    """A condition on a signal: min <= value < max (so that ranges that share an edge share no document), or one of
+    `any`.
     """
 
     min: float | None = decision(None, "smallest value taken")
@@ -54,7 +55,7 @@ class Condition(StageConfig):
         return (self.min is None or value >= self.min) and (self.max is None or value < self.max)
 
     def disjoint(self, other: Condition) -> bool:
-        """Whether no value meets both."""
+        """Whether no value meets both conditions."""
         for one, two in ((self, other), (other, self)):
             if one.any is not None:
                 return not any(two.holds(v) for v in one.any)
@@ -67,12 +68,12 @@ class Where(Stage):
     """Keep documents of some languages, of some sources, with signals of earlier steps in some range.
 
     ``where: {language: [de, fr], signals: {quality_score: {min: 0.3, max: 0.6}, ensemble_bucket: [18, 19]}}`` keeps
-    what meets all conditions; a range holds min <= value < max. It reads what earlier steps have stored, here or in the
-    datasets before, so it routes documents by language, or by bucket into datasets of their own, at no cost. A signal
-    that no earlier step writes is an error of the recipe.
+    documents that meet all conditions; a range means min <= value < max. It reads only what earlier steps stored, in
+    this dataset or those before, so it routes documents by language or bucket into datasets of their own at no cost. A
+    signal that no earlier step writes is an error of the recipe.
 
-    Reasons name the field: `where_language`, `where_source`, `where_SIGNAL`; `where_no_SIGNAL` says that the signal was
-    not computed for this document (a language without a model, say), which is in no range.
+    Reasons name the field: `where_language`, `where_source`, `where_SIGNAL`. `where_no_SIGNAL` means that the signal
+    was not computed for the document (for example, its language has no model).
     """
 
     name = "where"
@@ -104,7 +105,7 @@ class Where(Stage):
 
         def refuses(self, source: str, language: str | None, script: float | None) -> str:
             """The condition, `source` or `language`, that a document does not meet, or "". `script` is the number of
-            the script it is written in, where that is known."""
+            the document's script, if known."""
             if self.source is not None and source not in self.source:
                 return "source"
             code = CODES.get(int(script or 0), "")
@@ -114,7 +115,8 @@ class Where(Stage):
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:
-        """It routes: what one dataset leaves out another one takes, so it stands where they part."""
+        """False: it routes documents. Those that one dataset drops are taken by another, so it must stay where the
+        datasets part."""
         return False
 
     def reads(self) -> dict[str, str]:
