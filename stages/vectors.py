@@ -24,7 +24,8 @@ def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(what the first line says about the file, its cases).
 
     Raises:
-        ValueError: no case, a line that is not a JSON object, an unknown or a missing key; names file and line.
+        ValueError: no case, a line that is not a JSON object, an unknown or a missing key. The message names file and
+            line.
     """
     head: dict[str, Any] = {"stage": path.stem}
     cases = []

@@ -89,7 +89,7 @@ def default_lists() -> Path:
     """Path of the default lists.
 
     Raises:
-        MissingModel: nowhere; says where they were looked for and how to get them.
+        MissingModel: they are missing. The message says where they were sought and how to get them.
     """
     found = next((folder / LISTS for folder in folders() if (folder / LISTS).is_file()), None)
     if found is None:

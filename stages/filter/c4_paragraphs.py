@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class C4Paragraphs(Stage):
     """Drop pages without three lines of 200 characters or more (mC4, arXiv 2010.11934, section 3.1).
 
-    Dialect: datatrove 0.10.1, `C4ParagraphFilter`, whose reason is written `< 3 paragraphs`. Lines are split at "\\n"
-    alone and counted with their white space.
+    Dialect: datatrove 0.10.1, `C4ParagraphFilter`, whose reason is `< 3 paragraphs`. Lines are split only at "\\n", and
+    their white space counts.
     """
 
     name = "c4_paragraphs"

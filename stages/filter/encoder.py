@@ -25,7 +25,7 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 class Encoder(Stage):
     """Score documents by a transformer encoder and keep those that reach `min` (FineWeb-Edu, arXiv 2406.17557).
 
-    `model` is the folder of a Hugging Face model of sequence classification, as `save_pretrained` writes it. With one
+    `model` is the folder of a Hugging Face model for sequence classification, as `save_pretrained` writes it. With one
     output it is a regression, and the score is the output as it is (FineWeb-Edu: 0 … 5, trained on grades; its
     `int_score >= 3` is `min: 2.5`). With several, the score is the probability of `label`: by softmax, or by sigmoid
     where the model says `multi_label_classification`.
@@ -195,8 +195,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder, after checking that the model may be loaded.
 
     Raises:
-        FileNotFoundError: no such folder, or no config.json in it.
-        _Unfit: no head for sequences, no safetensors, or code of its own.
+        FileNotFoundError: the folder or its config.json is missing.
+        _Unfit: config.json cannot be read, or the model has no sequence-classification head, no safetensors, or code
+            of its own.
     """
     path = folder / "config.json"
     if not path.is_file():

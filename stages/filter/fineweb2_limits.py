@@ -105,7 +105,7 @@ def read_limits(path: str | Path) -> dict[str, Limits]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such file; names file, language, key and remedy.
+        ValueError: the file has another form. The message names file, language, key and remedy.
     """
     path = Path(path)
     try:

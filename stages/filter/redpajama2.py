@@ -40,9 +40,9 @@ class RedPajama2(Stage):
 
     Dialect: RedPajama-Data at 855a8e0, `app/src/core/quality_signals`. Raw words are runs of letters, digits and `_`,
     and runs of other marks. Normalised words are those between white space in the text in lower case, in NFD and
-    without ASCII punctuation. Lines end at "\\n", which counts towards their length. Shares are rounded to 8 places. Every
-    copy of a duplicated n-gram counts, but each word only once. A top n-gram that occurs once counts 0; of equally
-    frequent ones the first counts.
+    without ASCII punctuation. Lines end at "\\n", which counts towards their length. Shares are rounded to 8 places.
+    Every copy of a duplicated n-gram counts, but each word only once. A top n-gram that occurs once counts 0; of
+    equally frequent ones the first counts.
 
     Signals of lines (`rps_lines_…`) are means over the lines of a document, which is how the rules of the data set's
     card use them (sum over `ccnet_nlines`). Signals that cannot be computed (no word, no line, no list given) are null;

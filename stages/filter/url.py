@@ -37,18 +37,19 @@ class Url(Stage):
     only as a whole word (`banned_words`), and *soft* ones when at least `soft_words` different ones occur
     (`soft_banned_words`).
 
-    Dialect `datatrove`: datatrove 0.10.1 (`URLFilter`). In this order: registered `domain`, then `subdomain` (the whole
-    host) in the list of domains; the `url` in the list of URLs; one hard word (`hard_blacklisted`, words are the runs
-    of letters and digits in their own case); soft words (`soft_blacklisted`); a strict one in the URL without its other
-    characters (`blacklisted_subword`). Public suffixes are those of tldextract's snapshot, never fetched.
+    Dialect `datatrove`: datatrove 0.10.1 (`URLFilter`). The rules in their order, by their reasons: `domain` and
+    `subdomain`, the registered domain or the whole host is in the list of domains; `url`, the URL is in the list of
+    URLs; `hard_blacklisted`, a hard word occurs (words are runs of letters and digits, with their case);
+    `soft_blacklisted`; `blacklisted_subword`, a strict word occurs in the letters and digits of the URL. Public
+    suffixes are those of tldextract's snapshot, never fetched.
 
-    Dialect `dclm`: DCLM at c7ed275 (`url_substring_filter` in `dclm_baseline_refinedweb.yaml`), in any case. The host
-    with its port and without "www", wherever in it (so that `www.bad.com` is asked for as `.bad.com`), is a `domain`
-    of the list; strict words in the URL without `-` and `.`; hard words between word boundaries; soft words last.
-    Entries keep their hyphens and other marks, which datatrove cuts out.
+    Dialect `dclm`: DCLM at c7ed275 (`url_substring_filter` in `dclm_baseline_refinedweb.yaml`), in any case. `domain`
+    compares the host with its port and without every "www" (so that `www.bad.com` is looked up as `.bad.com`). Then
+    follow the list of URLs, strict words in the URL without `-` and `.`, hard words between word boundaries, and soft
+    words. Entries keep their hyphens and other marks, which datatrove removes.
 
     With `integrated` the lists that datatrove ships are used (4.5 million domains by the University of Toulouse, and
-    RefinedWeb's words); the named files add to them, one entry a line, # begins a comment, gzip is unpacked.
+    RefinedWeb's words); the named files add to them (one entry per line, # begins a comment, gzip is unpacked).
     `blacklists` names an archive in UT1's layout. Its `categories` are blocked (`url_gambling` …): their hosts with all
     hosts below them, their URLs with all URLs below them. `url_category` is the number of the category that blocks: 1
     for the first, 0 for none.

@@ -42,7 +42,7 @@ class Rule(NamedTuple):
 
 
 def _us(v: str) -> bool:
-    """Social Security number (SSA; random since 2011): area not 000, 666, 9xx; numbers once printed as examples."""
+    """Social Security number (SSA; random since 2011): area not 000, 666, 9xx; no number once printed as an example."""
     return (v[:3] not in ("000", "666") and v[0] != "9" and v[3:5] != "00" and v[5:] != "0000"
             and v not in ("078051120", "219099999", "123456789"))
 
@@ -53,7 +53,7 @@ def _ca(v: str) -> bool:
 
 
 def _nino(v: str) -> bool:
-    """National Insurance number (HMRC NIM39110): prefixes never given out."""
+    """National Insurance number (HMRC NIM39110): not one of the prefixes that are never assigned."""
     return v[:2] not in ("BG", "GB", "KN", "NK", "NT", "TN", "ZZ")
 
 

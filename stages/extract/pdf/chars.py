@@ -146,8 +146,8 @@ def _pieces(code, made, inked, box):
     """Group the characters into pieces. Returns (start, end) of each piece, its box, and the width of its characters if
     all are equally wide (else 0).
 
-    A piece ends at the end of a line, before a character that shares less of its height with the previous one, than 40
-    % of the smaller height, before a gap wider than a character is high, and where the text jumps back over the piece.
+    A piece ends at the end of a line, before a character that shares less than 40 % of the smaller height with the
+    previous one, before a gap wider than a character is high, and where the text jumps back over the piece.
     """
     n = code.shape[0]
     starts = np.zeros(n + 1, np.int64)

@@ -291,7 +291,8 @@ def _edges(rows: list[list[Piece]]) -> list[int]:
     full = [row for row in rows if len(row) >= 2]
     if len(full) < 3 or all(ITEM.match(row[0].text) for row in full):
         return []
-    if 2 * sum(LEADER.search(" ".join(p.text for p in row)) is not None for row in full) > len(full):       # contents
+    # a table of contents
+    if 2 * sum(LEADER.search(" ".join(p.text for p in row)) is not None for row in full) > len(full):
         return []
     wide = (full[0][0].bottom - full[0][0].top) // 2
     steps = sorted([(p.left, 1) for row in full for p in row] + [(p.right, -1) for row in full for p in row])

@@ -74,7 +74,7 @@ def engine(name: str, languages: str) -> Engine:
     """The installed engine `tesseract` (with its languages, "eng+deu") or `rapidocr`.
 
     Raises:
-        MissingEngine: it is not, or a language of it is not.
+        MissingEngine: the engine, or a language of it, is not installed.
     """
     if sys.platform != "linux":
         raise MissingEngine(f"pdf: `ocr: {name}` needs Linux, to hold it to its budget")
@@ -132,13 +132,13 @@ def _parts(binary: str) -> dict[str, str]:
 
 def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_mb: int) -> list[Word] | None:
     """Words of a picture (height, width) uint8, black on white, in the order the engine reads them; None for a blank
-    picture, none for one with more than `engine.glyphs` letters, which is not read. The picture is made by `draw` in
-    the engine's process.
+    picture. A picture of more than `engine.glyphs` letters is not read and gives []. `draw` makes the picture in the
+    engine's process.
 
     Raises:
-        ProcessDied: drawing and reading took more than `cpu_s` seconds of CPU time or crashed (of more than `memory_mb`
-            of private memory, too), or somebody killed it.
-        RuntimeError: the engine says that it failed.
+        ProcessDied: the process took more than `cpu_s` seconds of CPU time, crashed (perhaps for want of more than
+            `memory_mb` of private memory), or was killed from outside.
+        RuntimeError: the engine ended with an error.
     """
     env = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_THREAD_LIMIT": "1",
            "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
