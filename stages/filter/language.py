@@ -25,7 +25,7 @@ PARAGRAPHS = ("language_paragraphs", "languages", "language_share", "language_cu
 
 
 class Language(Stage):
-    """Name the language of a document (fastText) and keep documents of a high enough score in the languages wanted.
+    """Name the language of each document (fastText) and keep those in wanted languages that score high enough.
 
     Dialect: datatrove 0.10.1 (`LanguageFilter`, ft176 backend): the whole text with line breaks as spaces, score
     strictly above `min`. The score is rounded to 4 digits *before* it is compared and stored, so that machines whose
