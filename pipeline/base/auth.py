@@ -1,9 +1,10 @@
-"""Whether a Ray cluster wants a token, and whether we have one. Nothing here imports Ray before it was told of ours.
+"""Tokens of Ray clusters: finds ours, and checks that a cluster demands one and accepts ours. This module never imports
+Ray, which reads its token mode when it is imported.
 
-Anyone who reaches an open cluster can run code on it (CVE-2023-48022), so one without token authentication is refused,
-unless it is on this machine's loopback and --insecure-local says that this is known. Ray (2.52 and later) reads the
-mode from RAY_AUTH_MODE and the token from RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, in this
-order.
+Anyone who reaches an open cluster can run code on it (CVE-2023-48022). A cluster without token authentication is
+therefore refused, unless it is on this machine's loopback and --insecure-local accepts the risk. Ray (2.52 and later)
+reads the mode from RAY_AUTH_MODE and the token from RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token,
+in this order.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from pipeline.base.errors import TokenmillError
 from pipeline.base.redact import redact
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-#: the job server this shell means
+#: environment variable with the URL of the job server
 ADDRESS = "TOKENMILL_ADDRESS"
-CONNECT_S = 10.0         # for the head node to answer
+CONNECT_S = 10.0         # seconds to wait for the head node's answer
 REMEDY = ("start the cluster with RAY_AUTH_MODE=token and give this shell the same token (RAY_AUTH_TOKEN_PATH); see "
           "docs/cluster.md")
 
@@ -55,7 +56,8 @@ def token() -> str | None:
 
 
 def _one_word(where: str, text: str) -> str | None:
-    """A token travels in the header of a request: whatever else is in the file is not to be quoted by an error."""
+    """The token in `text`, which comes from `where` (a variable or a file); None when it is empty. Raises ClusterError
+    unless it is one word of ASCII characters. The message does not quote it: the file may hold other secrets."""
     found = text.strip()
     if not all("!" <= c <= "~" for c in found):
         raise ClusterError(f"{where}: a token is one word of ASCII characters, and this is something else; make one "
@@ -72,14 +74,14 @@ def use_token() -> str | None:
 
 
 def own_token() -> None:
-    """Make a token for a Ray of our own on this machine, whose ports listen on all addresses, where the user has none.
-    Once Ray is imported this does nothing: Ray has read its mode."""
+    """Make a token for a Ray of our own on this machine when the user has none, because its ports listen on all
+    addresses. Does nothing once Ray is imported: Ray has then read its mode."""
     if "ray" not in sys.modules and os.environ.setdefault(MODE, "token").lower() == "token" and token() is None:
         os.environ[TOKEN] = secrets.token_hex(32)
 
 
 def loopback(host: str | None) -> bool:
-    """Whether `host` is this machine as only it can be reached."""
+    """Whether `host` is a loopback address, which only this machine can reach."""
     try:
         return host == "localhost" or ipaddress.ip_address((host or "").strip("[]")).is_loopback
     except ValueError:
@@ -92,11 +94,12 @@ def loopback_url(url: str) -> bool:
 
 
 def job_server(address: str) -> str:
-    """The URL of a job server without what does not belong there. Raises BadAddress."""
+    """Return the URL of a job server without its trailing slash. Raises BadAddress when `address` is not such a URL, or
+    holds credentials or a query."""
     try:
         parts = urlsplit(address)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:                      # brackets without an address in them, a port beyond 65535
+    except ValueError:                      # brackets without an address, or a port beyond 65535
         sound = False
     if not sound:
         raise BadAddress(f"{redact(address)} is not the URL of a job server; give the dashboard of the head node, "
@@ -107,8 +110,8 @@ def job_server(address: str) -> str:
 
 
 def check_kept_server(address: str) -> None:
-    """As `check_job_server`, for an address that stands in a store. A writer of the store must not learn our token, so
-    the token goes only to the job server in this shell's `ADDRESS`, or through a tunnel on loopback."""
+    """Like `check_job_server`, for an address read from a store. Whoever can write to the store must not obtain our
+    token, so it is sent only to the job server that `ADDRESS` names in this shell, or to loopback (a tunnel)."""
     if job_server(address) != os.environ.get(ADDRESS, "").rstrip("/") and not loopback_url(address):
         raise ClusterError(f"the store says that it is at {address}, and our token goes only where this shell says: "
                            f"export {ADDRESS}={address} to have it asked")
@@ -116,9 +119,10 @@ def check_kept_server(address: str) -> None:
 
 
 def check_job_server(address: str, insecure_local: bool = False) -> None:
-    """Return when the job server at `address` (`job_server`) wants a token and takes ours. Raises ClusterError.
+    """Return if the job server at `address` (from `job_server`) demands a token and accepts ours; otherwise raise
+    ClusterError.
 
-    `insecure_local`: one without authentication will do, on loopback.
+    `insecure_local`: also accept a server without authentication if it is on loopback.
     """
     use_token()
     status = _status(address, None)
@@ -136,7 +140,8 @@ def check_job_server(address: str, insecure_local: bool = False) -> None:
 
 
 def our_token(address: str) -> str:
-    """The token for a cluster that wants one. Raises ClusterError where there is none, or Ray would not send it."""
+    """The token for a cluster that demands one. Raises ClusterError when this shell has none, or when RAY_AUTH_MODE
+    keeps Ray from sending it."""
     ours = token()
     if ours is None or os.environ.get(MODE, "").lower() != "token":
         raise ClusterError(f"{address} wants a token, and this shell has none; set RAY_AUTH_MODE=token and "
@@ -150,7 +155,7 @@ def not_taken(address: str) -> ClusterError:
 
 
 def refuse_open(address: str, host: str | None, insecure_local: bool) -> None:
-    """What to do about a cluster without authentication: nothing on loopback with --insecure-local, else raise."""
+    """Raise ClusterError for a cluster without authentication, unless it is on loopback and `insecure_local` is set."""
     if not insecure_local:
         raise ClusterError(f"{address} is open: anybody who reaches it can run code on it; {REMEDY}"
                            + (" (or --insecure-local, on this machine alone)" if loopback(host) else ""))

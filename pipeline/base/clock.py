@@ -1,4 +1,4 @@
-"""Time and fresh names, passed to whatever waits, times out or names its attempts.
+"""The clock and source of unique names for all code that waits, times out or names its attempts.
 
 Code that calls `time` itself can only be tested by waiting, and a race between two drivers cannot be replayed. Code
 that takes a `Clock` runs the same in a simulation, where a thousand seconds pass in a millisecond and every name comes
@@ -12,7 +12,7 @@ import uuid
 
 
 class Clock:
-    """The clock of this machine. A simulated one overrides all four."""
+    """The clock of this machine. A simulated clock overrides all four methods."""
 
     def now(self) -> float:
         """Seconds on a clock that never goes back, from an arbitrary start: for durations and deadlines."""
@@ -23,11 +23,11 @@ class Clock:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        """Do nothing for so long."""
+        """Wait that long."""
         time.sleep(seconds)
 
     def new_id(self) -> str:
-        """32 hexadecimal digits that are unique: the name of an attempt, the nonce of a log segment."""
+        """A unique name of 32 hexadecimal digits, for an attempt or as the nonce of a log segment."""
         return uuid.uuid4().hex
 
 

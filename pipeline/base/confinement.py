@@ -1,16 +1,18 @@
-"""What a worker that parses strangers' bytes may do: no secrets, no network, no programs but those its stages declare.
+"""Confines workers that parse untrusted bytes: no secrets, no network, and no programs except those their stages
+declare.
 
-A hostile page or PDF that takes over a parser has the parser's rights. So a confined child has
+A hostile page or PDF that takes over a parser gets the parser's rights. A child is therefore confined in two steps:
 
-* from its start (`enter`): an environment of an allow-list (`scrubbed`), no core dump, no new privileges, no
-  capabilities beyond those for files, no sight of other processes, no reading of files that hold credentials;
-* once its stages are set up (`seal`): no new sockets, no namespaces, no tracing, no io_uring; it starts only the
-  programs it names and writes only below its own folders. A sealed process stays sealed: stages that must be set up
-  without the seal need another process, and `FreshProcess` asks for it.
+* `enter`, at its start: only allowed environment variables (`scrubbed`), no core dump, no new privileges, no
+  capabilities except those for files, no access to other processes or to files that hold credentials;
+* `seal`, once its stages are set up: no new sockets, no namespaces, no tracing, no io_uring; it may start only the
+  programs that are named and write only below its own folders. A sealed process stays sealed: stages that must be set
+  up unsealed need another process, which `FreshProcess` asks for.
 
-Landlock and seccomp do this where the kernel has them; `support` says which it has. Landlock binds the calling thread
-and those it starts later, so `enter` comes before there are other threads. The seal comes when there may be some: it
-denies sockets, and programs where a stage declares none, by seccomp, which binds all threads of the process.
+Landlock and seccomp enforce this where the kernel has them (`support`). Landlock binds only the calling thread and the
+threads it starts later, so `enter` must run before any other thread exists. `seal` runs when other threads may exist.
+It therefore denies sockets, and all programs if no stage declares one, by seccomp, which binds every thread of the
+process.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 
 from pipeline.base import kernel, process
 
-#: variables that Python, its numeric libraries, CUDA and OCR read; everything else stays with the supervisor
+#: environment variables that Python, its numeric libraries, CUDA and OCR read; a child gets no others
 _NAMES = frozenset({
     "CUDA_VISIBLE_DEVICES", "HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HOME", "LANG",
     "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "NLTK_DATA", "PATH", "SHELL", "SSL_CERT_DIR",
@@ -35,24 +37,24 @@ _NAMES = frozenset({
     "VIRTUAL_ENV"})
 _PREFIXES = ("ARROW_", "COVERAGE_", "CUBLAS_", "CUDA_", "CUDNN_", "GLIBC_", "GOTO_", "KMP_", "LC_", "MALLOC_", "MKL_",
              "NUMBA_", "NUMEXPR_", "NVIDIA_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "RAYON_", "VECLIB_", "XDG_")
-#: in a name or before an @ in a value: a secret, whatever the list says
+#: variables that look like secrets by their name, or by a value with something before an @: withheld even if listed
 _SECRET = re.compile(r"(?i)tokens?(_|$)|secret|passw|credential|api_?key|access_?key|auth")
 _USERINFO = re.compile(r"://[^/\s]*@")
-#: files and folders of credentials, below the home; variables that name others
+#: where credentials lie: files and folders below the home, other places, and variables that name files
 _HOMES = (".aws", ".azure", ".boto", ".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".config/gcloud",
           ".docker", ".git-credentials", ".gnupg", ".huggingface", ".kube", ".netrc", ".pypirc", ".ray/auth_token",
           ".s3cfg", ".ssh")
 _PLACES = ("/run/secrets", "/var/run/secrets")
 _NAMED = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "BOTO_CONFIG",
           "GOOGLE_APPLICATION_CREDENTIALS", "HF_TOKEN_PATH", "KUBECONFIG", "NETRC", "RAY_AUTH_TOKEN_PATH")
-#: capabilities that let root read and write files of others (chown, dac_override, dac_read_search, fowner)
+#: capabilities that let root read and write files of other users (chown, dac_override, dac_read_search, fowner)
 _FILES = range(4)
 _WRITES = (kernel.WRITE_FILE | kernel.REMOVE_DIR | kernel.REMOVE_FILE | kernel.MAKE_CHAR | kernel.MAKE_DIR
            | kernel.MAKE_REG | kernel.MAKE_SOCK | kernel.MAKE_FIFO | kernel.MAKE_BLOCK | kernel.MAKE_SYM | kernel.REFER
            | kernel.TRUNCATE)
 _OWN_FOLDER = _WRITES & ~(kernel.MAKE_CHAR | kernel.MAKE_BLOCK | kernel.MAKE_SOCK)
 _CALLS = ("socket", "connect", "bind", "listen", "accept", "accept4",
-          "io_uring_setup", "io_uring_enter", "io_uring_register",              # would do the same past the filter
+          "io_uring_setup", "io_uring_enter", "io_uring_register",  # can do what denied calls do, past the filter
           "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd",
           "unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "fsopen",
           "fsconfig", "fsmount", "fspick", "mount_setattr", "open_by_handle_at",
@@ -63,18 +65,18 @@ _sealed: frozenset[str] | None = None
 
 
 class FreshProcess(Exception):
-    """This process is sealed, and the next stages must be set up in a process that is not."""
+    """This process is sealed, and the next stages must be set up in an unsealed process."""
 
 
 def support() -> dict[str, Any]:
-    """{"landlock": version or 0, "seccomp": whether} of this kernel, asked without changing anything."""
+    """What this kernel supports: {"landlock": version or 0, "seccomp": whether}. Asking changes nothing."""
     if sys.platform != "linux":
         return {"landlock": 0, "seccomp": False}
     return {"landlock": kernel.landlock_version(), "seccomp": kernel.has_seccomp()}
 
 
 def missing(supported: Mapping[str, Any]) -> str:
-    """What a kernel with this `support` cannot keep from a parser, in words; "" when nothing."""
+    """What a parser could still do on a kernel with this `support`, in words; "" when nothing."""
     gaps = []
     if not supported["seccomp"]:
         gaps.append("no seccomp: parsers could open sockets")
@@ -85,22 +87,24 @@ def missing(supported: Mapping[str, Any]) -> str:
 
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables a parser may have: those on the allow-list that do not look like a secret."""
+    """The environment variables a parser may have: those on the allow-list that do not look like a secret."""
     return {name: value for name, value in env.items()
             if (name in _NAMES or name.startswith(_PREFIXES)) and not _SECRET.search(name)
             and not _USERINFO.search(value)}
 
 
 def secret_files(env: Mapping[str, str]) -> list[str]:
-    """Files and folders of this machine that hold credentials, by convention or by a variable of `env`."""
+    """Existing files and folders of this machine that hold credentials, by convention or named by a variable of
+    `env`."""
     home = env.get("HOME") or os.path.expanduser("~")
     named = [env[name] for name in _NAMED if env.get(name)]
     paths = {os.path.realpath(p) for p in (*(os.path.join(home, p) for p in _HOMES), *_PLACES, *named)}
-    return sorted(p for p in paths if os.path.isfile(p) or (os.path.isdir(p) and p != "/"))      # no /dev/null
+    return sorted(p for p in paths if os.path.isfile(p) or (os.path.isdir(p) and p != "/"))      # leaves out /dev/null
 
 
 def all_but(denied: Collection[str]) -> list[str]:
-    """Paths that together cover all files but `denied`: Landlock has only rules that allow."""
+    """Paths that together cover all files except `denied`. Landlock's rules can only allow, so all else must be
+    listed."""
     open_: list[str] = []
     folders = ["/"]
     while folders:
@@ -108,7 +112,7 @@ def all_but(denied: Collection[str]) -> list[str]:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_symlink() or entry.path in denied:
-                    continue                             # what a link leads to has a place of its own
+                    continue                             # the target of a link is covered at its own path
                 if any(path.startswith(entry.path + "/") for path in denied):
                     folders.append(entry.path)
                 else:
@@ -117,13 +121,14 @@ def all_but(denied: Collection[str]) -> list[str]:
 
 
 def not_dumpable() -> None:
-    """In a supervisor, which holds credentials: close its memory and environment to other processes of its user."""
+    """Close the memory and environment of this supervisor, which holds credentials, to other processes of its user."""
     with contextlib.suppress(OSError):
         kernel.not_dumpable()
 
 
 def enter(secrets: Collection[str]) -> None:
-    """Begin a confined process, before it has a second thread. `secrets`: files and folders it may not read."""
+    """Apply the first part of the confinement. Must run before this process has a second thread. `secrets`: files and
+    folders it may not read."""
     process.no_core()
     kernel.no_new_privileges()
     kernel.keep_capabilities(_FILES)
@@ -133,8 +138,9 @@ def enter(secrets: Collection[str]) -> None:
 
 
 def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
-    """Deny what parsing does not need: `programs` (names or paths) are all it may start, `writable` the folders it may
-    write to. Raises FreshProcess when this process was sealed for fewer programs."""
+    """Deny this process what parsing does not need. It may start only `programs` (names or paths) and write only below
+    the folders `writable`, to /dev/shm and to devices. Raises FreshProcess when it is already sealed without one of
+    `programs`."""
     global _sealed
     named = frozenset(programs)
     if _sealed is not None:
@@ -156,7 +162,7 @@ def sealed() -> bool:
 
 
 def hint(error: BaseException) -> str:
-    """What to add to the message of an error that the seal of this process may have caused."""
+    """A suffix for the message of an error that the seal of this process may have caused; "" for other errors."""
     if _sealed is None or not isinstance(error, PermissionError):
         return ""
     return ("; a worker is confined once its stages are set up: no sockets, no programs a stage does not declare, no "
@@ -170,7 +176,8 @@ def check(programs: Iterable[str]) -> None:
 
 
 def _files_of(programs: Iterable[str]) -> list[str]:
-    """The files the kernel executes for these programs: they, the interpreters of scripts, and the dynamic loaders."""
+    """The files the kernel executes for `programs`: the programs, the interpreters of scripts, and the dynamic
+    loaders."""
     files: list[str] = []
     wanted = list(programs)
     while wanted:
@@ -190,7 +197,7 @@ def _files_of(programs: Iterable[str]) -> list[str]:
 
 
 def _loader(file: Any, at: int, size: int, count: int) -> list[str]:
-    """The dynamic loader a 64-bit ELF file names (PT_INTERP)."""
+    """The dynamic loader that a 64-bit ELF file names (PT_INTERP); [] when it names none."""
     for number in range(count):
         file.seek(at + number * size)
         header = file.read(size)

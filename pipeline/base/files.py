@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under another name, then linked or moved."""
+"""Files that appear whole or not at all: written under another name, then linked or moved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sha256(path: str | Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, survive a power cut."""
+    """Make the contents of a file, or the names in a folder, survive a power cut (fsync)."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -28,8 +28,8 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path`, with its suffix. The file that the body writes there takes the place of `path` when the
-    body ends; when it raises, the old file stays. Readers see the old or the new file whole."""
+    """Yield a temporary path beside `path`, with its suffix. The file that the body writes there replaces `path` when
+    the body ends; when the body raises, the old file stays. Readers see the old or the new file whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{SYSTEM.new_id()}.{path.name}")
     try:
@@ -48,8 +48,8 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def link(source: Path, target: Path) -> bool:
-    """Hard link; False when `target` exists. An NFS server may link, lose its reply and refuse the repetition, so the
-    number of links decides, not the error (open(2))."""
+    """Make `target` a hard link to `source`; False when `target` exists. An NFS server may create the link, lose its
+    reply and refuse the repeated request, so the number of links decides, not the error (open(2))."""
     before = os.stat(source).st_nlink
     try:
         os.link(source, target)

@@ -1,4 +1,5 @@
-"""Numbers as people read them, with three significant digits. What a recipe writes is in `pipeline.base.quantities`."""
+"""Numbers as people read them, with three significant digits. The notation of recipes is in
+`pipeline.base.quantities`."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def duration(s: float) -> str:
 
 
 def percent(share: float) -> str:
-    """0% · <0.01% · 0.04% · 12.3% · 99.98% · >99.99% · 100%: never 0% or 100% for what is not."""
+    """0% · <0.01% · 0.04% · 12.3% · 99.98% · >99.99% · 100%: 0% and 100% only when they are exact."""
     if share in (0, 1):
         return f"{share:.0%}"
     if 0 < share < 0.0001:

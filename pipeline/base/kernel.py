@@ -1,8 +1,8 @@
-"""Linux system calls that Python has no name for: prctl, capabilities, Landlock and seccomp, through ctypes.
+"""Linux system calls that Python does not wrap: prctl, capabilities, Landlock and seccomp, through ctypes.
 
-Only mechanisms are here; `confinement` decides what they are used for. Numbers are those of x86_64 and aarch64. A
-function that the kernel lacks, or that a container's own seccomp profile refuses, raises OSError; `landlock_version`
-and `has_seccomp` say beforehand what there is.
+This module holds only mechanisms; `confinement` decides how they are used. Numbers of system calls are known for x86_64
+and aarch64. A call that the kernel lacks, or that a container's own seccomp profile refuses, raises OSError;
+`landlock_version` and `has_seccomp` say beforehand what is supported.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import signal
 import struct
 from collections.abc import Iterable, Mapping
 
-_PDEATHSIG, _DUMPABLE, _NO_NEW_PRIVS = 1, 4, 38                     # of prctl(2)
+_PDEATHSIG, _DUMPABLE, _NO_NEW_PRIVS = 1, 4, 38                     # options of prctl(2)
 _CAPABILITY_VERSION = 0x20080522
-#: what landlock(7) can restrict in the file system; numbers of bits
+#: file system rights that landlock(7) can restrict, as bits
 (EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_DIR, REMOVE_FILE, MAKE_CHAR, MAKE_DIR, MAKE_REG, MAKE_SOCK, MAKE_FIFO,
  MAKE_BLOCK, MAKE_SYM, REFER, TRUNCATE) = (1 << bit for bit in range(15))
-#: what a rule about a file, not a folder, may hold
+#: rights that a rule about a file (not a folder) may hold
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
 _SCOPE_SIGNAL = 2
-#: versions of Landlock that brought REFER, TRUNCATE and scopes
+#: versions of Landlock that introduced REFER, TRUNCATE and scopes
 _REFER_SINCE, _TRUNCATE_SINCE, _SCOPE_SINCE = 2, 3, 6
-#: (x86_64, aarch64)
+#: system call → its number on (x86_64, aarch64)
 _CALLS = {
     "accept": (43, 202), "accept4": (288, 242), "add_key": (248, 217), "bind": (49, 200), "bpf": (321, 280),
     "capget": (125, 90), "capset": (126, 91), "chroot": (161, 51), "clone": (56, 220), "clone3": (435, 435),
@@ -43,10 +43,10 @@ _CALLS = {
     "socketpair": (53, 199), "swapoff": (168, 225), "swapon": (167, 224), "umount2": (166, 39), "unshare": (272, 97),
     "userfaultfd": (323, 282),
 }
-_ARCH = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}     # column of the table, AUDIT_ARCH_*
-#: bit of a number of the x32 ABI, whose calls the table does not have
+_ARCH = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}     # column of `_CALLS`, AUDIT_ARCH_*
+#: bit in the call numbers of the x32 ABI, which are not in `_CALLS` and are all refused
 _X32 = 0x40000000
-#: flags of clone(2) that make namespaces: in one of its own a process has every capability
+#: flags of clone(2) that create namespaces: in a user namespace of its own a process has every capability
 _NAMESPACES = 0x7E020000
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000                             # SECCOMP_RET_*
 
@@ -68,7 +68,7 @@ def _number(name: str) -> int:
 
 
 def _call(name: str, *args: int | ctypes.Array[ctypes.c_char]) -> int:
-    # unsigned longs throughout: ctypes would pass a Python int as a C int
+    # all as unsigned longs: ctypes would pass a Python int as a C int
     words = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in args]
     result: int = _libc().syscall(ctypes.c_long(_number(name)), *words)
     if result < 0:
@@ -88,17 +88,17 @@ def signal_on_death_of_parent(number: int = signal.SIGKILL) -> None:
 
 
 def no_new_privileges() -> None:
-    """No program we start gets more rights than we have (setuid). Landlock and seccomp ask for this."""
+    """Keep programs we start from gaining rights that we lack (setuid). Landlock and seccomp require this."""
     _prctl(_NO_NEW_PRIVS, 1)
 
 
 def not_dumpable() -> None:
-    """No core dump of us, and /proc/PID/environ, mem, maps and ptrace are closed to others of our user."""
+    """Disable our core dumps, and close /proc/PID/environ, mem, maps and ptrace to other processes of our user."""
     _prctl(_DUMPABLE, 0)
 
 
 def keep_capabilities(kept: Iterable[int]) -> None:
-    """Drop all capabilities but these."""
+    """Drop all capabilities except `kept`."""
     mask = sum(1 << c for c in kept)
     header = struct.pack("<Ii", _CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
@@ -111,7 +111,7 @@ def keep_capabilities(kept: Iterable[int]) -> None:
 
 # -- Landlock --------------------------------------------------------------------------------------------------------
 def landlock_version() -> int:
-    """Version of Landlock's interface; 0 where there is none."""
+    """Version of the kernel's Landlock interface; 0 when it has none."""
     try:
         return _call("landlock_create_ruleset", 0, 0, 1)
     except OSError:
@@ -119,15 +119,15 @@ def landlock_version() -> int:
 
 
 def landlock(handled: int, allowed: Mapping[str, int]) -> None:
-    """Deny this thread, and all it starts, the rights `handled` but below the paths of `allowed`: {path: rights}.
-    Paths that are not there are left out. Whatever is denied stays so.
+    """Deny this thread, and all it starts, the rights `handled`, except below the paths of `allowed` ({path: rights}).
+    Missing paths are skipped. A denial cannot be lifted.
 
     A thread in a Landlock domain can inspect no process outside it (ptrace, /proc/PID/environ), and from version 6 on
     send it no signal.
     """
     version = landlock_version()
     known = (1 << 13) - 1 | (REFER if version >= _REFER_SINCE else 0) | (TRUNCATE if version >= _TRUNCATE_SINCE else 0)
-    # renaming between folders is denied by every ruleset that does not mention it
+    # a ruleset that does not handle REFER denies every rename between folders
     handled = handled & known | known & REFER
     attributes = struct.pack("<QQQ", handled, 0, _SCOPE_SIGNAL)[:24 if version >= _SCOPE_SINCE else 8]
     ruleset = _call("landlock_create_ruleset", ctypes.create_string_buffer(attributes, len(attributes)),
@@ -152,7 +152,7 @@ def landlock(handled: int, allowed: Mapping[str, int]) -> None:
 
 # -- seccomp ---------------------------------------------------------------------------------------------------------
 def has_seccomp() -> bool:
-    """Whether system calls can be filtered with an error of ours as the answer."""
+    """Whether system calls can be filtered so that they fail with an error we choose."""
     try:
         return _call("seccomp", 2, 0, ctypes.create_string_buffer(struct.pack("<I", _ERRNO), 4)) == 0
     except OSError:
@@ -160,9 +160,9 @@ def has_seccomp() -> bool:
 
 
 def deny_calls(names: Iterable[str]) -> None:
-    """Answer EPERM to these system calls of all threads of this process, and of all it starts. Always denied are new
-    namespaces and pairs of sockets that are no streams: a datagram socket can send to any address. Whatever is
-    denied stays so."""
+    """Make these system calls fail with EPERM in all threads of this process and in all processes it starts. New
+    namespaces and socket pairs other than Unix streams are always denied: a datagram socket can send to any address. A
+    denial cannot be lifted."""
     column, architecture = _ARCH[platform.machine()]
     refuse = _ERRNO | errno.EPERM
     program = [_load(4), _jump(architecture, 1, 0), _answer(refuse), _load(0)]
@@ -170,7 +170,7 @@ def deny_calls(names: Iterable[str]) -> None:
         program += [_jump(_X32, 0, 1, test=_AT_LEAST), _answer(refuse)]
     for name in sorted(set(names)):
         program += [_jump(_CALLS[name][column], 0, 1), _answer(refuse)]
-    # glibc falls back to clone, whose flags are no pointer
+    # clone3 passes flags by pointer, which a filter cannot read; after ENOSYS glibc falls back to clone
     program += [_jump(_CALLS["clone3"][column], 0, 1), _answer(_ERRNO | errno.ENOSYS)]
     program += [_jump(_CALLS["clone"][column], 0, 4), _load(16), _jump(_NAMESPACES, 0, 1, test=_ANY_BIT),
                 _answer(refuse), _answer(_ALLOW)]
@@ -190,7 +190,8 @@ _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 
 
 def _load(offset: int) -> bytes:
-    """Of struct seccomp_data: the call's number at 0, the architecture at 4, low words of the arguments from 16 on."""
+    """Load a word of struct seccomp_data: the call's number at 0, the architecture at 4, low words of the arguments
+    from 16."""
     return struct.pack("<HBBI", 0x20, 0, 0, offset)
 
 

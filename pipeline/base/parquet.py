@@ -1,11 +1,11 @@
-"""The one door to Parquet: every file is written with page checksums, and every page that is read is checked.
+"""All access to Parquet: every file is written with page checksums, and every page that is read is checked.
 
 A flipped bit in a compressed page often decodes to other text without an error. With a checksum a page (CRC-32 of its
 compressed bytes) reading such a page fails instead. Page headers and the footer have no checksum of their own: what has
 a recorded sha256 is compared with it as well, where it is fetched (`pipeline.store.fs.Store.fetch`).
 
-Files of others are read through the same door: what parquet-mr and Spark wrote has checksums, what has none is read as
-it is.
+Files from elsewhere are read the same way. Those of parquet-mr and Spark have checksums; pages without one are read
+unchecked.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Source: TypeAlias = str | os.PathLike[str] | BinaryIO | pa.NativeFile
 
 
 def open_parquet(source: Source, *, memory_map: bool = False, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
-    """An open Parquet file whose pages are checked as they are read; use it as a context manager. `dictionaries`:
-    columns that are read as their dictionaries and the places of the rows in them.
+    """Open a Parquet file whose pages are checked as they are read; use it as a context manager. `dictionaries`:
+    columns to read dictionary-encoded, as distinct values and indices.
 
-    Arrow does not read ahead: one of its threads that drops a buffer of a Python file while the interpreter ends aborts
-    the process. For the same reason read a Python file with `use_threads=False`.
+    Arrow does not read ahead: if one of its threads drops a buffer of a Python file while the interpreter ends, the
+    process aborts. For the same reason read a Python file with `use_threads=False`.
     """
     return pq.ParquetFile(source, memory_map=memory_map, read_dictionary=list(dictionaries), pre_buffer=False,
                           page_checksum_verification=True)
 
 
 def read_table(source: Source, columns: Sequence[str] | None = None) -> pa.Table:
-    """A whole file, or some of its columns, read by the calling thread alone."""
+    """Read a whole file, or some of its columns, in the calling thread alone."""
     with open_parquet(source) as file:
         return file.read(columns=None if columns is None else list(columns), use_threads=False)
 
@@ -44,6 +44,6 @@ def parquet_writer(where: Source, schema: pa.Schema, **options: Any) -> pq.Parqu
 
 
 def write_table(table: pa.Table, where: Source, *, row_group_size: int | None = None, **options: Any) -> None:
-    """A table as one file, written as by `parquet_writer`."""
+    """Write a table as one file, by `parquet_writer`."""
     with parquet_writer(where, table.schema, **options) as writer:
         writer.write_table(table, row_group_size=row_group_size)

@@ -1,6 +1,6 @@
 """Randomness that belongs to a document: a counter-based pseudo-random function of (seed, purpose, key).
 
-It does not depend on order, worker, partition or what else there is, so adding documents never moves a decision.
+It does not depend on order, worker, partition or other documents, so adding documents never changes a decision.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 
 
 def prf(seed: int, purpose: str, key: str) -> int:
-    """A uniform integer in [0, 2**64) that only (seed, purpose, key) decide."""
+    """A uniform integer in [0, 2**64) that depends on (seed, purpose, key) alone."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{purpose}/{key}".encode(), digest_size=8).digest(), "little")
 
 

@@ -1,4 +1,5 @@
-"""Limits a process sets for itself, once for workers, their brokers and the processes that stages start. Linux."""
+"""Limits that a process sets for itself, shared by workers, their brokers and the processes that stages start.
+Linux."""
 
 from __future__ import annotations
 
@@ -11,30 +12,32 @@ from pipeline.base import kernel
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill us the moment the thread that spawned us ends (prctl PR_SET_PDEATHSIG), however it ends."""
     kernel.signal_on_death_of_parent()
-    if os.getppid() != parent:      # it died before we asked
+    if os.getppid() != parent:      # the parent died before we asked
         os._exit(0)
 
 
 def no_core() -> None:
-    """No core dumps, not by a program that the kernel pipes them to either: 1 byte is the limit it takes as never."""
+    """Disable core dumps, including those piped to a program: for these the kernel takes a limit of 1 byte as
+    "never"."""
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     limit = 1 if hard == resource.RLIM_INFINITY or hard >= 1 else 0
     resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
 
 
 def status_kb(pid: int | str, fields: tuple[str, ...]) -> int:
-    """Sum of these lines of /proc/PID/status ("VmData:"), kB. Raises OSError when it is gone."""
+    """Sum, in kB, of the lines of /proc/PID/status that begin with `fields` ("VmData:"). Raises OSError when the
+    process is gone."""
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as f:
         return sum(int(line.split()[1]) for line in f if line.startswith(fields))
 
 
 def data_bytes(pid: int | str = "self") -> int:
-    """What RLIMIT_DATA counts of a process, bytes: private writable memory, touched or not."""
+    """Bytes of a process that RLIMIT_DATA counts: private writable memory, touched or not."""
     return status_kb(pid, ("VmData:",)) * 1024
 
 
 def limit_data(limit: int | None) -> None:
-    """Make allocations of this process fail beyond `limit` bytes of private memory; None lifts that again."""
+    """Make allocations of this process fail beyond `limit` bytes of private memory; None lifts the limit."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     soft = hard if limit is None else limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -1,7 +1,8 @@
 """Numbers as people write them: 20B, 0.5M, 32MB, 0.5%. One language for the recipe, the curriculum and the trainer.
 
-A number is digits, with `_` or commas between thousands (1_000, 1,000,000), a fraction and an exponent; a unit may
-follow, in either case. The arithmetic is exact: 2.01M is 2010000, and what is no whole number is refused, not rounded.
+A number has digits, with `_` or commas between thousands (1_000, 1,000,000), and optionally a fraction and an exponent.
+A unit may follow, in upper or lower case. The arithmetic is exact: 2.01M is 2010000, and a result that is not whole is
+refused, not rounded.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from typing import Any
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-#: what is longer than this is no number a person wrote
+#: longest text accepted as a number, in characters
 LONGEST = 40
-# a comma stands before three digits, so that 1,5M (a decimal comma) is refused and not read as 15M
+# a comma must be followed by three digits: 1,5M (a decimal comma) is refused, not read as 15M
 NUMBER = re.compile(r"\s*((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?|\.[0-9]+)"
                     r"\s*([A-Za-z]*)\s*\Z")
 
 
 def parse_number(value: Any) -> tuple[Fraction, str] | None:
-    """A number, exactly, and the unit behind it in lower case; None when `value` is neither number nor text of one."""
+    """The exact number in `value` and its unit in lower case; None when `value` is neither a number nor the text of
+    one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text = str(value)
@@ -32,7 +34,8 @@ def parse_number(value: Any) -> tuple[Fraction, str] | None:
 
 
 def parse_whole(value: Any, units: Mapping[str, int], what: str, example: str, least: int = 1) -> int:
-    """`value` in `units`, from `least` to 2**63 - 1. Raises ValueError, which says what and how to write it."""
+    """The whole number that `value` denotes, with a unit of `units`, from `least` to 2**63 - 1. Raises ValueError,
+    whose message shows how to write it."""
     found = parse_number(value)
     if found is None or found[1] not in units:
         raise ValueError(f"{value!r} is not {what}; write e.g. {example}")
@@ -43,13 +46,13 @@ def parse_whole(value: Any, units: Mapping[str, int], what: str, example: str, l
 
 
 def parse_count(value: Any, least: int = 1) -> int:
-    """Tokens, entries, windows: 20B, 0.5M, 64k, 32000 (K = 10^3, M = 10^6, B or G = 10^9, T = 10^12)."""
+    """A count of tokens, entries or windows: 20B, 0.5M, 64k, 32000 (K = 10^3, M = 10^6, B or G = 10^9, T = 10^12)."""
     return parse_whole(value, _COUNTS, "a count", "20B, 0.5M or 2048", least)
 
 
 
 def parse_bytes(value: Any) -> int:
-    """Bytes: 32MB (10^6), 1GiB (2^30), 500000."""
+    """A size in bytes: 32MB (MB = 10^6), 1GiB (GiB = 2^30), 500000."""
     return parse_whole(value, _BYTES, "a size", "32MB or 1GiB")
 
 
@@ -67,7 +70,7 @@ def parse_share(value: Any) -> float:
 
 
 def parse_weight(value: Any) -> int | float:
-    """A weight of a mixture: any non-negative number; '85%' works too."""
+    """A weight in a mixture: any non-negative number, with or without a percent sign ('85%' is 85)."""
     found = parse_number(value.strip().removesuffix("%") if isinstance(value, str) else value)
     if found is None or found[1]:
         raise ValueError(f"{value!r} is not a weight; write a number, e.g. 85")

@@ -1,9 +1,10 @@
-"""Secrets out of everything that is written or shown: messages, progress, logs of drivers, facts of a submission.
+"""Keeps secrets out of everything that is written or shown: messages, progress, logs of drivers, facts of a submission.
 
-Three nets. What this process knows to be a secret (values of environment variables that are called so, Ray's token) is
-masked wherever it turns up. So is what has the shape of one: passwords in URLs, signed queries, bearer tokens, AWS
-and Hugging Face keys, private keys, `aws_secret_access_key=…`. And what is kept with a run must not hold any to begin
-with: `secret_in` says why a value may not stand in a recipe, or a URL be the root of a store.
+There are three defences. Secrets that this process knows (values of environment variables with such names, Ray's token)
+are masked wherever they occur. Text with the shape of a secret is masked, too: passwords in URLs, signed queries,
+bearer tokens, AWS and Hugging Face keys, private keys, `aws_secret_access_key=…`. Finally, data that is kept with a run
+must hold no secret at all: `secret_in` says why a value may not stand in a recipe, or a URL may not be the root of a
+store.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from urllib.parse import urlsplit
 from pipeline.base.visible import visible
 
 MASK = "***"
-SHORTEST = 8             # shorter values of variables are words, not secrets
+SHORTEST = 8             # shorter values of variables are taken for words, not secrets
 
-#: names of environment variables whose value is a secret, word by word (TOKENMILL_STORE, TOKENIZERS_… are none)
+#: names of environment variables that hold a secret; whole words must match (unlike TOKENMILL_STORE, TOKENIZERS_…)
 _SECRET_NAME = re.compile(r"(?:^|_)(?:secret|token|password|passwd|credentials?|(?:api|access|private)_?key)(?:_|$)",
                           re.IGNORECASE)
 _PLACE_NAME = re.compile(r"_(?:path|file|dir|uri|url|mode)$", re.IGNORECASE)
@@ -30,9 +31,9 @@ _QUERY = (r"sig|auth|authorization|key|pwd|x-(?:amz|goog|ms)-[\w-]{1,60}|googlea
           r"[\w.-]{0,40}(?:signature|token|secret|passw|credential|api[_-]?key|access[_-]?key)[\w.-]{0,40}")
 _NAMED = (r"aws_access_key_id|aws_secret_access_key|aws_session_token|secret_access_key|secret_key|client_secret|"
           r"account_key|sas_token|api_key|access_token|auth_token|ray_auth_token|hf_token|password|passwd")
-#: what can be nothing else
+#: shapes that only secrets have
 _SHAPES = (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"),
-           re.compile(r"\bya29\.[\w.-]{8,}"),                                       # tokens of Google
+           re.compile(r"\bya29\.[\w.-]{8,}"),                                       # Google access tokens
            re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"))
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
@@ -69,13 +70,14 @@ def redact_json(value: Any) -> Any:
 
 
 def mask_record(record: logging.LogRecord) -> bool:
-    """A filter for loggers: what they say is masked, and may be shown."""
+    """A filter for loggers: masks secrets in a message and escapes characters that are unsafe to show."""
     record.msg, record.args = visible(redact(record.getMessage())), None
     return True
 
 
 def secret_in(value: str) -> str | None:
-    """What of a URL, or of another value of a recipe, is a secret ("a password or key before the '@'"), else None."""
+    """Which part of a URL, or of another value of a recipe, is a secret ("a password or key before the '@'"); None when
+    no part is."""
     if any(pattern.search(value) for pattern in _SHAPES):
         return "a key or token"
     if any(known in value for known in _values(os.environ) if len(known) >= 2 * SHORTEST):

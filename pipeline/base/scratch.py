@@ -18,9 +18,10 @@ from pipeline.base.clock import SYSTEM
 
 
 def user_folder(base: str | None = None) -> Path:
-    """`BASE/tokenmill-UID` (base: the system's folder for temporary files), ours and closed to others.
+    """Create and return `BASE/tokenmill-UID` (base: by default the system's folder for temporary files), private to
+    this user.
 
-    Raises PermissionError when another user created it: what lies in it (compiled code) must be trusted.
+    Raises PermissionError when another user owns it or may write to it: its contents (compiled code) must be trusted.
     """
     folder = Path(base or tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -31,11 +32,11 @@ def user_folder(base: str | None = None) -> Path:
 
 
 class Scratch:
-    """A folder of our own below the user's. As a context manager it is gone at the end."""
+    """A folder of this process below `user_folder`. As a context manager, it is removed at the end."""
 
     def __init__(self, base: str | None = None) -> None:
         top = user_folder(base)
-        with open(top / ".lock", "w") as f:     # so that no process sweeps a folder before it is locked
+        with open(top / ".lock", "w") as f:     # keeps others from sweeping a folder before it is locked
             fcntl.flock(f, fcntl.LOCK_EX)
             self._sweep(top)
             self.path = tempfile.mkdtemp(prefix="scratch-", dir=top)
@@ -48,21 +49,21 @@ class Scratch:
             try:
                 fd = os.open(folder / ".lock", os.O_RDWR)
             except OSError:
-                continue                        # it has gone
+                continue                        # already removed
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
             except OSError:
-                pass                            # its owner lives
+                pass                            # its owner is alive
             finally:
                 os.close(fd)
-        for folder in top.glob("numba-*"):      # compiled kernels of code that was not run for a month
+        for folder in top.glob("numba-*"):      # kernels compiled from code that has not run for a month
             with contextlib.suppress(OSError):
                 if SYSTEM.wall() - folder.stat().st_mtime > 30 * 86400:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def folder(self) -> str:
-        """A new folder in it."""
+        """Create a new folder in this one."""
         return tempfile.mkdtemp(dir=self.path)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""SVG as plain strings: the one place that writes its elements. It escapes texts and attributes and rounds coordinates.
+"""SVG as plain strings: the only place that writes its elements. It escapes text and attributes and rounds coordinates.
 
 `tag("text", "a & b", class_="axis", x=3.14159, text_anchor="end")` is
 `<text class="axis" x="3.1" text-anchor="end">a &amp; b</text>`.
@@ -10,14 +10,14 @@ from html import escape
 
 
 class Element(str):
-    """Elements, which are not escaped again."""
+    """Text of finished elements, which `tag` does not escape again."""
 
     __slots__ = ()
 
 
 def tag(name: str, *content: str, **attributes: str | float) -> Element:
-    """An element. `content`: elements, and texts, which are escaped. In names of attributes an underscore is a hyphen,
-    and one at the end is dropped (`class_`); floats are written with one decimal."""
+    """Return an element. `content`: elements, and plain text, which is escaped. In attribute names an underscore
+    becomes a hyphen, and a trailing one is dropped (`class_`). Floats are written with one decimal."""
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"' for key, value in attributes.items())
     inner = "".join(part if isinstance(part, Element) else escape(part, quote=False) for part in content)
     return Element(f"<{name}{given}>{inner}</{name}>" if content else f"<{name}{given}/>")

@@ -1,8 +1,8 @@
-"""What strangers wrote, as a terminal, a log or a page may have it.
+"""Makes untrusted text safe to show in a terminal, a log or a page.
 
-A document, a URL or the name of a file must not move the cursor, rename the window, write the clipboard of the person
-who looks at it, or make a line read otherwise than it stands. Every character that does so is shown by its escape: ESC
-as \\x1b, RIGHT-TO-LEFT OVERRIDE as \\u202e.
+A document, a URL or a file name must not move the cursor, rename the window, write to the viewer's clipboard, or make a
+line read differently from its contents. Every character that can do so is shown as an escape: ESC as \\x1b,
+RIGHT-TO-LEFT OVERRIDE as \\u202e.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import re
 from typing import Any
 
-#: control characters but tab and line feed; bidirectional marks, embeddings, overrides and isolates; what else ends a
-#: line; surrogates, of names that are no UTF-8, which no stream can encode
+#: control characters except tab and line feed; bidirectional marks, embeddings, overrides and isolates; other line
+#: separators; surrogates (from file names that are not UTF-8), which no stream can encode
 _ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """`text` with such characters as escapes. A carriage return that ends a line goes without a trace: many files have
+    """`text` with unsafe characters as escapes. A carriage return before a line feed is dropped: many files have
     them."""
     return _ODD.sub(_escape, text.replace("\r\n", "\n")) if _ODD.search(text) else text
 
@@ -32,8 +32,8 @@ def visible_json(value: Any) -> Any:
 
 
 def json_text(value: Any, **how: Any) -> str:
-    """`value` as JSON that people can read: letters as they are, such characters escaped as JSON has it, so that who
-    parses it gets them back."""
+    """`value` as readable JSON: letters stay as they are, and unsafe characters become JSON escapes, so that a parser
+    restores them."""
     return _ODD.sub(lambda m: f"\\u{ord(m[0]):04x}", json.dumps(value, ensure_ascii=False, **how))
 
 

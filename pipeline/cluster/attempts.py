@@ -2,12 +2,12 @@
 
     runs/RUN/run.json        facts of its latest attempt: {"attempt", "how": job | local, "begun", "host", …}
             progress.json    snapshot of its driver (`pipeline.engine.driver.progress`), with the attempt it belongs to
-            cancel.json      {"attempt"}: that attempt is to stop
-            log/0001-000001.txt …    what the driver of a submitted attempt said, in pieces of `PIECE` bytes
+            cancel.json      {"attempt"}: the attempt that is to stop
+            log/0001-000001.txt …    output of the driver of a submitted attempt, in pieces of `PIECE` bytes
             code/            copies of the files of `code:`, so that the run can be resumed from anywhere
 
-Everything here works on the store alone, from any machine that sees it. These files decide nothing: only the commit log
-says whether a driver may commit. Ray's state of a job is only a hint, and wrong after the loss of a head.
+Everything here works on the store alone, from any machine that reaches it. These files decide nothing: only the commit
+log says whether a driver may commit. Ray's state of a job is only a hint, and may be wrong after a head node is lost.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pipeline.base.redact import redact_json
 from pipeline.store.fs import Store
 from pipeline.store.lease import alive
 
-FRESH_S = 20.0           # a heartbeat this young is that of a living driver
+FRESH_S = 20.0           # a heartbeat at most this old comes from a living driver
 AHEAD_S = 5.0            # the driver's clock may be ahead of ours by this much
-WATCH_S = 12.0           # otherwise its counter is watched for two of its beats: clocks of machines differ
+WATCH_S = 12.0           # otherwise its counter is watched for two of its beats, since machines' clocks differ
 PIECE = 64 << 10
-#: states in which nothing more will happen by itself
+#: states that do not change by themselves
 ENDED = ("done", "failed", "stopped", "died", "cancelled")
-#: fields of the two files that are used, with their types
+#: fields read from run.json and progress.json, with their types
 _FACTS = {"attempt": int, **dict.fromkeys(("how", "address", "job", "error", "recipe", "base"), str)}
 _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "error": str, "nodes": dict,
              "running": list, "failures": list}
@@ -40,12 +40,12 @@ _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands.
+    """The state of a run.
 
     `state`: submitted (its driver has not begun), started, running, stopping, done, failed, stopped, cancelled (before
-    it began), died (its driver is gone without a word), or unknown (its files cannot be read). `progress` is the
+    it began), died (its driver vanished without a report), or unknown (its files cannot be read). `progress` is the
     snapshot of this attempt, {} when there is none yet; `error` says why it failed. `silent_s`: seconds since its
-    driver gave a sign of life, None where it is gone; `age_s`: since it wrote `progress`.
+    driver's last sign of life, None unless a living driver runs it; `age_s`: seconds since it wrote `progress`.
     """
 
     run: str
@@ -63,7 +63,8 @@ class Standing:
 
 
 def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
-    """How `run` stands by what the store says. Takes up to `WATCH_S` where a driver on another machine is silent."""
+    """The state of `run` according to the store. Takes up to `WATCH_S` seconds if a driver on another machine is
+    silent."""
     facts = facts_of(store, run)
     attempt = facts.get("attempt", 0)
     found = _json(store, f"runs/{run}/progress.json", _PROGRESS)
@@ -71,7 +72,7 @@ def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
         return Standing(run, "unknown", attempt, facts, {})
     if not found and not facts and store.exists(facts_name(run)):
         return Standing(run, "unknown", attempt, facts, {})
-    if not found or found.get("attempt", attempt) < attempt:                # that of an earlier attempt
+    if not found or found.get("attempt", attempt) < attempt:                # none, or of an earlier attempt
         state = "submitted" if facts.get("how") == "job" else "started"
         if facts and asked_to_stop(store, run, attempt):
             state = "cancelled"
@@ -92,9 +93,9 @@ def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
 
 
 def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
-    """Seconds since the store's present driver gave a sign of life; None when it is none of `run`, or is gone. On its
-    machine its process is looked for, elsewhere its heartbeat counts: a fresh one, or one that goes on while we watch.
-    A process that is there and silent is stopped, or hangs."""
+    """Seconds since the driver of `run` gave a sign of life; None when the store's latest driver serves another run, or
+    is gone. On the driver's own machine its process is looked up. Elsewhere its heartbeat must be fresh, or advance
+    while we watch. A driver whose process exists but is silent is stopped or hangs."""
     names = sorted(store.list("log/heartbeat"))
     beat = (_json(store, names[-1]) if names else None) or {}
     holder = beat.get("holder")
@@ -115,14 +116,15 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
 
 
 def driver_of(store: Store) -> dict[str, Any]:
-    """{host, pid, run, …} of the store's latest driver; {} when there is none."""
+    """{host, pid, run, …} of the store's latest driver; {} when it has had none."""
     names = sorted(store.list("log/heartbeat"))
     holder = ((_json(store, names[-1]) if names else None) or {}).get("holder")
     return holder if isinstance(holder, dict) else {}
 
 
 def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:
-    """A JSON object; None when there is no such file, {} when it cannot be read, or a value is not of its kind."""
+    """A JSON object from the store; None when there is no such file, {} when it cannot be read or a field is not of its
+    type in `kinds`."""
     try:
         found = json.loads(store.read(path))
     except FileNotFoundError:
@@ -141,12 +143,13 @@ def facts_name(run: str) -> str:
 
 
 def facts_of(store: Store, run: str) -> dict[str, Any]:
-    """run.json; {} when there is none, or it cannot be read."""
+    """The contents of run.json; {} when there is none, or it cannot be read."""
     return _json(store, facts_name(run), _FACTS) or {}
 
 
 def note_attempt(store: Store, run: str, attempt: int, how: str, **facts: Any) -> dict[str, Any]:
-    """Write run.json for a new attempt, by a job or on this machine (`how`: job | local). Secrets are masked."""
+    """Write run.json for a new attempt, which runs as a Ray job or on this machine (`how`: job | local). Secrets are
+    masked."""
     document = {"run": run, "attempt": attempt, "how": how, "host": socket.gethostname(), "begun": utc_now(), **facts}
     document = redact_json(document)
     store.write(facts_name(run), json.dumps(document, indent=1, sort_keys=True).encode())
@@ -162,7 +165,7 @@ def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
 
 
 def utc_now(clock: Clock = SYSTEM) -> str:
-    """The time for people, '2026-11-21T08:05:16Z'."""
+    """The current time for people, e.g. '2026-11-21T08:05:16Z'."""
     return datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -173,7 +176,7 @@ def ask_to_stop(store: Store, run: str, attempt: int) -> None:
 
 
 def asked_to_stop(store: Store, run: str, attempt: int) -> bool:
-    """Whether this attempt is to stop. A request for an earlier one does not count."""
+    """Whether this attempt was asked to stop. A request for an earlier attempt does not count."""
     return (_json(store, f"runs/{run}/cancel.json") or {}).get("attempt") == attempt
 
 
@@ -183,14 +186,14 @@ def piece_name(run: str, attempt: int, piece: int) -> str:
 
 
 class LogReader:
-    """Reads the log of one attempt from its beginning, as far as it is there; `more` goes on where it stopped."""
+    """Reads the log of one attempt from its beginning; each call of `more` continues where the previous one stopped."""
 
     def __init__(self, store: Store, run: str, attempt: int) -> None:
         self.store, self.run, self.attempt = store, run, attempt
         self.piece, self.offset = 1, 0
 
     def more(self) -> Iterator[str]:
-        """What has come since the last call."""
+        """The text that was added since the last call."""
         while True:
             try:
                 data = self.store.read(piece_name(self.run, self.attempt, self.piece))
@@ -201,13 +204,13 @@ class LogReader:
                 self.offset = len(data)
             if not self.store.exists(piece_name(self.run, self.attempt, self.piece + 1)):
                 return
-            if self.store.size(piece_name(self.run, self.attempt, self.piece)) == self.offset:   # it grows no more
+            if self.store.size(piece_name(self.run, self.attempt, self.piece)) == self.offset:   # the piece is complete
                 self.piece, self.offset = self.piece + 1, 0
 
 
-# -- code of one's own -----------------------------------------------------------------------------------------------
+# -- the user's own code ---------------------------------------------------------------------------------------------
 def keep_code(store: Store, run: str, files: Sequence[str]) -> None:
-    """Copy the files of `code:` into the folder of the run."""
+    """Copy the files of the recipe's `code:` into the folder of the run."""
     for path in files:
         with open(path, "rb") as f:
             store.write(f"{code_folder(run)}/{os.path.basename(path)}", f.read())
@@ -218,14 +221,15 @@ def code_folder(run: str) -> str:
 
 
 def kept_code(store: Store, run: str, names: Sequence[str], scratch: str) -> list[str]:
-    """Paths on this machine of kept files, in the order of `names`; missing ones as where they should be."""
+    """Paths on this machine of the files that `keep_code` kept, in the order of `names`. The path of a missing file
+    leads nowhere."""
     result = []
     for name in names:
         path = f"{code_folder(run)}/{os.path.basename(name)}"
         if store.local is not None:
             result.append(store.at(path))
             continue
-        target = os.path.join(scratch, os.path.basename(name))       # the name of the module
+        target = os.path.join(scratch, os.path.basename(name))       # keeps the module's name
         with contextlib.suppress(FileNotFoundError):
             data = store.read(path)
             with open(target, "wb") as f:

@@ -1,4 +1,4 @@
-"""Cancellation: a driver watches the store for the marker that asks it to stop. No result depends on it."""
+"""Cancellation: a driver watches the store for the request to stop. No result depends on it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pipeline.cluster.attempts import asked_to_stop
 from pipeline.store.fs import Store
 
-POLL_S = 2.0             # between two checks for a cancel marker
-GRACE_S = 60.0           # tasks that run may finish for so long after a cancel
+POLL_S = 2.0             # seconds between two checks for a request
+GRACE_S = 60.0           # seconds for which running tasks may go on after a cancel
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def watching(store: Store, run: str, attempt: int, stop: Callable[[], None],
 
     def poll() -> None:
         while not ended.is_set():
-            with contextlib.suppress(Exception):      # a store that does not answer now may do so in two seconds
+            with contextlib.suppress(Exception):      # a store that fails now may answer next time
                 if asked_to_stop(store, run, attempt):
                     stop()
                     return

@@ -1,6 +1,6 @@
-"""The address of a Ray cluster that may be used: something answers there, it wants a token, and it takes ours.
+"""Checks the address of a Ray cluster before it is used: something answers there, demands a token, and accepts ours.
 
-Ray is imported late: it reads only once, when it is imported, whether it has a token.
+Ray is imported late: it reads only once, at its import, whether it has a token.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pipeline.base.redact import redact
 
 
 def check_cluster(address: str, insecure_local: bool = False) -> str:
-    """`gcs_of` the address, once that cluster wants a token and takes ours. `insecure_local`: one without
-    authentication will do, on loopback. Raises BadAddress and ClusterError."""
+    """Return `gcs_of(address)` if that cluster demands a token and accepts ours. `insecure_local`: also accept a
+    cluster without authentication on loopback. Raises BadAddress and ClusterError."""
     found = gcs_of(address)
     from pipeline.cluster import jobs
 
@@ -22,8 +22,8 @@ def check_cluster(address: str, insecure_local: bool = False) -> str:
 
 
 def gcs_of(address: str) -> str:
-    """'host:port' of the Ray cluster at `address` ('host:port', or 'auto' for the one this machine is part of), where
-    something answers. To be called before Ray is imported, which reads only once whether it has a token. Raises
+    """'host:port' of the Ray cluster at `address` ('host:port', or 'auto' for the one this machine is part of), once
+    something answers there. Call it before Ray is imported: only then does Ray read whether it has a token. Raises
     BadAddress and ClusterError."""
     if address.startswith(("http://", "https://")):
         raise BadAddress(f"--address {redact(address)} is a job server, which is for tokenmill submit; to attach, give "
@@ -40,7 +40,7 @@ def gcs_of(address: str) -> str:
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise BadAddress(f"--address {redact(address)} is not the address of a cluster; give HOST:6379, or auto on a "
                          f"machine of the cluster")
-    try:                                         # Ray itself would knock for two minutes
+    try:                                         # Ray itself would try for two minutes
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, UnicodeError) as e:
         raise ClusterError(f"--address {address}: nothing answers there ({e}); see that the head node of the cluster "

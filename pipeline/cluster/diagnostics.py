@@ -1,7 +1,7 @@
-"""Diagnostics of one machine, before a run meets its faults: `tokenmill doctor` runs them here and on every node.
+"""Checks one machine before a run meets its faults: `tokenmill doctor` runs the checks here and on every node.
 
-A check is {"name", "level": green | yellow | red, "said", "remedy"}: red will fail a run, yellow may, or is slow. Plain
-JSON, so that a node can send it. Everything that is written is removed again.
+A check is {"name", "level": green | yellow | red, "said", "remedy"}. Red will fail a run; yellow may fail it or slow it
+down. Checks are plain JSON, so that a node can send them. Files that they write are removed again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stages.scoring.models import default_lid176
 
 Check = dict[str, str]
 
-#: below the first of these: red; below the second: yellow
+#: below the first limit a check is red, below the second yellow
 OPEN_FILES = (1024, 4096)
 FREE_BYTES = (2 << 30, 20 << 30)
 FREE_INODES = (10_000, 200_000)
@@ -47,7 +47,8 @@ def check(name: str, level: str, said: str, remedy: str = "") -> Check:
 def inspect_node(store_root: str | None = None, witness: str | None = None) -> dict[str, Any]:
     """{"fingerprint", "time" (seconds since 1970, when this was asked), "checks"} of the machine this runs on.
 
-    `store_root`: check this store, too; `witness`: a file in it that must be there (another machine wrote it).
+    `store_root`: also check this store. `witness`: a file that another machine wrote to it and that must be visible
+    here.
     """
     began = SYSTEM.wall()
     parts = (_open_files, _shm, _scratch, _memory, _children, _confinement, _models, _ocr, _gpus)
@@ -98,18 +99,18 @@ def _scratch() -> Iterator[Check]:
 
 
 def _space(name: str, folder: Path, remedy: str) -> Iterator[Check]:
-    """Free bytes and inodes of a folder's filesystem."""
+    """Check the free bytes and inodes of a folder's file system."""
     info = os.statvfs(_there(folder))
     free, inodes = info.f_bavail * info.f_frsize, info.f_favail
     yield check(f"{name}: space", _level(free, FREE_BYTES), f"{_mb(free)} free of {_mb(info.f_blocks * info.f_frsize)}",
                 remedy)
-    if info.f_files:                          # btrfs and others have no fixed number
+    if info.f_files:                          # btrfs and others have no fixed number of inodes
         yield check(f"{name}: inodes", _level(inodes, FREE_INODES), f"{inodes:,} free",
                     f"the filesystem can hold few more files: {remedy}")
 
 
 def _there(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
+    """The folder, or its nearest ancestor that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -157,7 +158,7 @@ def _models() -> Iterator[Check]:
 
 
 def _ocr() -> Iterator[Check]:
-    """The OCR programs, which only recipes that read scanned pages need."""
+    """Report the OCR programs, which only recipes that read scanned pages need."""
     from stages.extract.pdf.ocr import MissingEngine, engine, languages_of_tesseract
 
     found = []
@@ -183,10 +184,11 @@ def _gpus() -> Iterator[Check]:
 
 # -- the store -------------------------------------------------------------------------------------------------------
 def check_store(store: Store, witness: str | None = None) -> Iterator[Check]:
-    """Whether this machine can commit to a store: it is seen, can be written, creates a file once only."""
+    """Check that this machine can commit to a store: it sees the store, can write to it, and can create a file only
+    once."""
     try:
         seen = witness is None or store.exists(witness)
-    except (StoreError, OSError) as e:                           # no credentials here, no way there: no other store
+    except (StoreError, OSError) as e:                           # no credentials or no connection, not another store
         yield _refusal("store", e)
         return
     if not seen:
@@ -212,7 +214,7 @@ def check_store(store: Store, witness: str | None = None) -> Iterator[Check]:
     finally:
         with contextlib.suppress(Exception):
             store.remove(probe)
-        if store.local is not None and not there:                # it was only looked at: leave no store behind
+        if store.local is not None and not there:                # leave no store behind: it was only inspected
             for folder in (store.local / "runs", store.local):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
@@ -224,7 +226,7 @@ def _refusal(name: str, error: Exception) -> Check:
 
 
 def _clock_of_store(store: Store, probe: str, began: float) -> Iterator[Check]:
-    """The time the store gives a new file, against ours."""
+    """Compare the time the store gives a new file with our clock."""
     written = None
     if store.local is not None:
         written = (store.local / probe).stat().st_mtime
@@ -233,7 +235,7 @@ def _clock_of_store(store: Store, probe: str, began: float) -> Iterator[Check]:
         stamp = (info or {}).get("LastModified") or (info or {}).get("mtime")
         written = stamp.timestamp() if isinstance(stamp, datetime) else None
     if written is not None:
-        # whole seconds on some stores; the file was written between `began` and now
+        # some stores give whole seconds; the file was written between `began` and now
         off = max(0.0, began - 1 - written, written - SYSTEM.wall() - 1)
         yield clock("store: clock", off, "the store's clock")
 
@@ -248,7 +250,7 @@ def clock(name: str, off: float, whose: str) -> Check:
 def _quietly(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except Exception:                                     # object stores raise their client libraries' own kinds
+    except Exception:                                     # object storage libraries raise their own exceptions
         return None
 
 

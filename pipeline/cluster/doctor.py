@@ -1,4 +1,4 @@
-"""`tokenmill doctor`: whether this machine, or every node of a cluster, can run what it is asked to."""
+"""`tokenmill doctor`: checks whether this machine, and every node of a cluster, is fit for a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def diagnose(store_root: str | None = None, address: str | None = None, insecure
 
     This machine is inspected, and with `address` ('host:port') every node of the Ray cluster there: a small task runs
     on each. A cluster without authentication is reported and not used, unless it is on loopback and `insecure_local`.
-    All files are removed again.
+    Files that the checks write are removed again.
     """
     store = Store(store_root) if store_root is not None else None
     mine = inspect_node(store.root if store else None)
@@ -60,7 +60,8 @@ def _cluster(address: str, store: Store | None, insecure_local: bool) -> Iterato
 
 @contextlib.contextmanager
 def _witness(store: Store | None) -> Iterator[str | None]:
-    """A file in the store for the nodes to find. A store that does not exist is created meanwhile."""
+    """Write a file into the store for the nodes to find, and yield its path. A store that does not exist is created for
+    this time."""
     if store is None:
         yield None
         return
@@ -89,7 +90,7 @@ def _node(node: dict[str, Any], ours: Fingerprint) -> Iterator[Check]:
     yield {"where": where, **check("code and versions", "red" if wrong else "green",
                                    "; ".join(wrong) or "the same as here",
                                    "install the same version on every node, or run with --ship-code")}
-    # it answered between `began` and `ended`, so by that much nothing can be said
+    # it answered between `began` and `ended`: only a time outside them shows that its clock is off
     off = max(0.0, node["began"] - theirs["time"], theirs["time"] - node["ended"])
     yield {"where": where, **clock("clock", off, "the clock here")}
     yield from ({"where": where, **c} for c in theirs["checks"])

@@ -15,15 +15,15 @@ from pipeline.base.redact import redact
 from pipeline.cluster.attempts import PIECE, piece_name
 from pipeline.store.fs import Store
 
-COPY_S = 2.0             # what the driver prints is in the store at most this much later
-LONGEST = 64 << 10       # characters of a line, or of a private key, that are not waited for any longer
+COPY_S = 2.0             # seconds until the driver's output is in the store, at most
+LONGEST = 64 << 10       # characters after which an unfinished line or private key is written as it is
 
 
 class DriverLog:
-    """Everything this process and its libraries write to stdout and stderr, also copied into the store (runs/RUN/log/),
-    with secrets masked in both places. A context manager; when it exits, the copy is complete.
+    """Copies everything that this process and its libraries write to stdout and stderr into the store as well
+    (runs/RUN/log/), with secrets masked in both places. A context manager; when it exits, the copy is complete.
 
-    Object stores cannot append: the log is a series of pieces, of which the last one is replaced as it grows.
+    Object stores cannot append, so the log is a series of pieces, of which only the last one is replaced as it grows.
     """
 
     def __init__(self, store: Store, run: str, attempt: int, clock: Clock = SYSTEM,
@@ -38,7 +38,7 @@ class DriverLog:
     def __enter__(self) -> DriverLog:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(line_buffering=True)      # said in time, and in its order; this flushes, too
+                stream.reconfigure(line_buffering=True)      # lines appear in time and in order; this also flushes
         sys.stdout.flush()
         sys.stderr.flush()
         self._saved = [os.dup(1), os.dup(2)]
@@ -55,7 +55,7 @@ class DriverLog:
         sys.stderr.flush()
         for fd, saved in zip((1, 2), self._saved):
             os.dup2(saved, fd)
-        self._closing.set()          # no end of file to wait for: a process we left behind may hold the other end
+        self._closing.set()          # do not wait for end of file: a process we left behind may hold the pipe
         self._thread.join(timeout=30.0)
         for fd in (*self._saved, self._read):
             os.close(fd)
@@ -77,7 +77,7 @@ class DriverLog:
         self._copy()
 
     def _take(self, text: str, last: bool = False) -> None:
-        """Whole lines only, and whole private keys: a secret may come in two halves."""
+        """Pass on whole lines and whole private keys only: a secret may arrive in two halves."""
         lines = self._line + text
         cut = lines.rfind("\n") + 1
         key = lines.rfind("-----BEGIN ", 0, cut)
@@ -95,11 +95,11 @@ class DriverLog:
     def _copy(self) -> None:
         while self._text != self._copied:
             piece = self._text[:PIECE]
-            if len(self._text) > PIECE:                      # end a piece with a line, if that is not far
+            if len(self._text) > PIECE:                      # end the piece with a whole line, if it has one
                 piece = piece[:(piece.rfind(b"\n") + 1) or len(piece)]
             try:
                 self.store.write(piece_name(self.run, self.attempt, self._piece), piece)
-            except Exception:                                # the commit log will say it if the store is gone
+            except Exception:                                # the commit log reports it if the store is gone
                 return
             if piece == self._text:
                 self._copied = piece

@@ -1,8 +1,8 @@
-"""Ray Jobs: submit a driver to a cluster, ask how its job stands, stop it, and whether a cluster wants a token.
+"""Ray Jobs: submits a driver to a cluster, reports and stops its job, and checks whether a cluster demands a token.
 
-What Ray says about a job is a hint: after the loss of a head it may be wrong (ray#65608, ray#65025) or unknown. The
-truth about a run is in its store (`pipeline.cluster.attempts`). Only job ids, options and the packages go through Ray,
-never a recipe: its text must not reach a shell.
+What Ray says about a job is a hint: after the loss of a head node it may be wrong (ray#65608, ray#65025) or missing.
+The truth about a run is in its store (`pipeline.cluster.attempts`). Only job ids, options and the packages go through
+Ray. A recipe never does: its text must not reach a shell.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from stages.catalog import load
 
-#: seconds Ray waits between SIGTERM and SIGKILL: tasks may finish (`cancellation.GRACE_S`), and the driver its report
+#: seconds Ray waits between SIGTERM and SIGKILL: tasks may finish (`cancellation.GRACE_S`), and the driver may write
+#: its report
 STOP_WAIT_S = 180
-#: Ray answers requests about addresses from the environment instead of those it is given
+#: environment variables that Ray prefers to the addresses it is given
 _OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 
 
@@ -49,18 +50,18 @@ class JobState:
 
 
 def job_id(store_root: str, run: str, attempt: int) -> str:
-    """The same for the same attempt at the same run in the same store, from any submitter: Ray refuses the second."""
+    """The id of the job for this attempt. Every submitter gets the same one, so Ray refuses a second submission."""
     digest = hashlib.blake2b(f"{store_root}\0{run}".encode(), digest_size=5).hexdigest()
     return f"tokenmill-{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:64]}-{digest}-{attempt}"
 
 
 def submit(address: str, id: str, arguments: Sequence[str], *, python: str = "python",
            packages: Sequence[str] = ()) -> bool:
-    """Start `python -m pipeline.cli ARGUMENTS` on the head node as the job `id`. False: this job is there already.
+    """Start `python -m pipeline.cli ARGUMENTS` on the head node as the job `id`. False when this job exists already.
 
-    `packages`: folders that travel along; by default the image of the head has them. Not waited for.
+    `packages`: folders to send along; by default the image of the head has them. Does not wait for the job.
     """
-    # -P: the folder Ray was started in must not shadow our packages
+    # -P: Python must not find other packages in the folder Ray was started in
     entrypoint = "exec " + shlex.join([python, "-P", "-m", "pipeline.cli", *arguments])
     environment = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},
                    **({"py_modules": list(packages)} if packages else {})}
@@ -75,7 +76,7 @@ def submit(address: str, id: str, arguments: Sequence[str], *, python: str = "py
 
 
 def state(address: str, id: str) -> JobState | None:
-    """How a job stands; None when the cluster does not know it."""
+    """The state of a job; None when the cluster does not know it."""
     with _client(address) as client:
         try:
             info = client.get_job_info(id)
@@ -88,7 +89,7 @@ def state(address: str, id: str) -> JobState | None:
 
 
 def stop(address: str, id: str) -> bool:
-    """Ask the job to stop, first by SIGTERM; returns at once. False when it had ended, or is not known."""
+    """Ask the job to stop, first by SIGTERM; returns at once. False when it has ended or is unknown."""
     with _client(address) as client:
         try:
             return bool(client.stop_job(id))
@@ -99,7 +100,7 @@ def stop(address: str, id: str) -> bool:
 
 
 def said(address: str, id: str) -> str:
-    """What Ray kept of the output of a job, secrets masked; "" when it has none."""
+    """The output of a job as far as Ray kept it, with secrets masked; "" when there is none."""
     with _client(address) as client:
         try:
             return redact(client.get_job_logs(id))
@@ -109,11 +110,11 @@ def said(address: str, id: str) -> str:
 
 @contextlib.contextmanager
 def _client(address: str) -> Iterator[JobSubmissionClient]:
-    """A client of the job server at `address`; what goes wrong with the connection is a ClusterError."""
+    """A client of the job server at `address`. Errors of the connection are raised as ClusterError."""
     logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)     # "Uploading package …"
     before = {name: os.environ.pop(name, None) for name in (*_OVERRIDES, "no_proxy")}
     host = urlsplit(address).hostname
-    # the way to this machine's loopback leads through no proxy, which would get the token, too
+    # reach this machine's loopback without a proxy, which would see the token
     direct = host if loopback(host) else before["no_proxy"]
     if direct is not None:
         os.environ["no_proxy"] = direct
@@ -121,7 +122,7 @@ def _client(address: str) -> Iterator[JobSubmissionClient]:
         yield JobSubmissionClient(address)
     except ClusterError:
         raise
-    except Exception as e:                  # of requests, of Ray, of aiohttp
+    except Exception as e:                  # from requests, Ray or aiohttp
         raise ClusterError(f"{address}: {_line(e)}") from None
     finally:
         os.environ.pop("no_proxy", None)
@@ -129,7 +130,7 @@ def _client(address: str) -> Iterator[JobSubmissionClient]:
 
 
 def _line(error: BaseException) -> str:
-    """An error of Ray in one line: the last of a traceback says what happened."""
+    """A Ray error in one line. In a traceback, the last line says what happened."""
     text = redact(str(error)).strip().strip("\"'").replace("\\n", "\n")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
@@ -147,8 +148,8 @@ def local_cluster() -> str:
 
 
 def check_gcs(address: str, insecure_local: bool = False) -> bool:
-    """True when the cluster whose GCS is at `address` ('host:port') wants a token and takes ours, False when it wants
-    none and that will do (`insecure_local`, on loopback). Raises ClusterError."""
+    """Check the cluster whose GCS is at `address` ('host:port'). True when it demands a token and accepts ours. False
+    when it demands none and that is allowed (`insecure_local`, on loopback). Raises ClusterError otherwise."""
     if _admits(address, None):
         refuse_open(address, address.rpartition(":")[0].strip("[]"), insecure_local)
         return False
@@ -158,8 +159,8 @@ def check_gcs(address: str, insecure_local: bool = False) -> bool:
 
 
 def _admits(address: str, bearer: str | None) -> bool:
-    """Whether the GCS answers who comes with this token, or none."""
-    # as Ray's own channels: no proxy, which would get the token, too
+    """Whether the GCS answers a request with this token, or without any (None)."""
+    # like Ray's own channels, use no proxy, which would see the token
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
         try:
@@ -185,14 +186,14 @@ def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout:
     """Call the function named 'module:function' on every living node of the cluster at `address` ('host:port').
 
     Returns {"dashboard": "host:port", "nodes": [{"name", "id", "began", "ended" (seconds since 1970, here), "result" or
-    "error"}]}, by name. A node that does not answer within `timeout` seconds has an error. Raises ClusterError when
-    there is no attaching to the cluster.
+    "error"}]}, sorted by name. A node that does not answer within `timeout` seconds has an error. Raises ClusterError
+    when it cannot attach to the cluster.
     """
     own = not ray.is_initialized()
     try:
         if own:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as e:                  # of Ray, of gRPC
+    except Exception as e:                  # from Ray or gRPC
         raise ClusterError(f"--address {address}: cannot attach ({_line(e)}); see that its head node runs (ray "
                            f"status), and run this on a machine of the cluster") from None
     try:
@@ -211,7 +212,7 @@ def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout:
                     if not done:
                         raise TimeoutError(f"no answer within {timeout:.0f} s")
                     found.append({**said, "result": ray.get(ref)})
-                except Exception as e:      # whatever the function raised there, or what became of its node
+                except Exception as e:      # an error of the function, or the loss of its node
                     cause = getattr(e, "cause", None) or e
                     found.append({**said, "error": f"{type(cause).__name__}: {_line(cause)}"})
             waiting = waiting if done else []
