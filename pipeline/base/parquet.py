@@ -1,8 +1,8 @@
 """All access to Parquet: every file is written with page checksums, and every page that is read is checked.
 
-A flipped bit in a compressed page often decodes to other text without an error. With a checksum a page (CRC-32 of its
-compressed bytes) reading such a page fails instead. Page headers and the footer have no checksum of their own: what has
-a recorded sha256 is compared with it as well, where it is fetched (`pipeline.store.fs.Store.fetch`).
+A flipped bit in a compressed page often decodes to other text without an error. With a checksum per page (CRC-32 of its
+compressed bytes), reading such a page fails instead. Page headers and the footer have no checksum, so a file with a
+recorded sha256 is compared with that as well (`pipeline.store.fs.Store.checked`).
 
 Files from elsewhere are read the same way. Those of parquet-mr and Spark have checksums; pages without one are read
 unchecked.

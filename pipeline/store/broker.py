@@ -1,11 +1,12 @@
-"""Object storage for a confined child, which has neither credentials nor sockets: a process beside it has them.
+"""Object storage for a confined child, which has neither credentials nor sockets: a separate process, the broker, has
+both and acts for it.
 
-The child holds one end of a pair of sockets from its start. The supervisor starts the broker when the child first
-writes to it, so a child that works on local files has none. For each of its threads the child makes a further pair and
-passes one end over. It carries requests (length, JSON, bytes); a file to upload travels as an open descriptor.
+The child gets one end of a socket pair at its start. The supervisor starts the broker when the child first writes to
+it, so a child that works on local files has none. Each thread of the child makes its own socket pair and passes one end
+to the broker. It carries requests (length, JSON, bytes); a file to upload travels as an open descriptor.
 
-A child that was taken over can ask only for what its task needs: to read below the store and the sources of its run, to
-write and remove below `objects/` of the store. Downloads lie in a folder of the broker's that the child can read.
+A child that was taken over can ask only for what its task needs: to read below the store and the sources of its run,
+and to write and remove below `objects/` of the store. Downloads go to a folder of the broker that the child can read.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct(">I")
 _OBJECT = re.compile(r"objects/(?!\.{1,2}(/|$))[^/\0]+(/(?!\.{1,2}(/|$))[^/\0]+)*")
-#: bytes of a request, of which the longest name the ranges of a file; it carries no data
+#: most bytes of a request; the longest ones list ranges of a file, and none carries data
 _MOST = 16 << 20
 _ERRORS = ("ChangedFile", "EnvironmentFailure", "StoreError")
 
@@ -66,8 +67,8 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 
 def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str, Any], bytes, list[int]]:
-    """A message, its bytes, and the open files that came with it. EOFError when the other side is gone, or sends more
-    than a request may hold: a child must not fill the broker's memory."""
+    """Receive a message, its bytes, and the open files sent with it. Raises EOFError when the other side is gone. Also
+    raises it when a `request` is larger than allowed, so that a child cannot fill the broker's memory."""
     head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
     if not head:
         raise EOFError
@@ -83,7 +84,7 @@ def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str,
 
 # -- in the child ----------------------------------------------------------------------------------------------------
 class Broker:
-    """The child's side. Any number of threads may ask at a time."""
+    """The child's side. Any number of threads may use it at the same time."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control, self._threads, self._used = control, threading.local(), False
@@ -101,12 +102,12 @@ class Broker:
         return reply["result"], data
 
     def release(self) -> None:
-        """Let the broker remove its downloads."""
+        """Tell the broker to remove its downloads."""
         if self._used:
             self.ask({"call": "release"})
 
     def _line(self) -> socket.socket:
-        """This thread's own pair of sockets."""
+        """This thread's own socket to the broker."""
         if getattr(self._threads, "line", None) is None:
             ours, theirs = socket.socketpair()
             with theirs, _or_gone():
@@ -116,14 +117,14 @@ class Broker:
         return line
 
     def _ranges(self, line: socket.socket, message: dict[str, Any], size: int, needs: Needs) -> Any:
-        """Which ranges of a file are needed, which may take reading some of it."""
+        """Ask `needs` which ranges of the file are needed. It may read some of the file to decide."""
         def read(start: int, stop: int) -> bytes:
             return _exchange(line, {"call": "read_range", "start": start, "stop": stop})[1]
 
         try:
             return needs(size, read)
         except BaseException:
-            del self._threads.line                  # the broker waits for ranges on it: a closed line ends that
+            del self._threads.line                  # the broker waits for ranges on this socket; closing it ends that
             line.close()
             raise
 
@@ -139,7 +140,7 @@ def _or_gone() -> Iterator[None]:
 
 def _exchange(line: socket.socket, message: dict[str, Any],
               files: tuple[int, ...] = ()) -> tuple[dict[str, Any], bytes]:
-    """(reply, its bytes) to a message. Raises the error it tells of."""
+    """Send a message and return (reply, its bytes). Raises the error that the reply reports."""
     with _or_gone():
         _send(line, message, files=files)
         reply, data, _ = _receive(line)
@@ -149,7 +150,7 @@ def _exchange(line: socket.socket, message: dict[str, Any],
 
 
 class Brokered(Remote):
-    """Objects below a root, by way of the broker."""
+    """Objects below a root, accessed through the broker."""
 
     def __init__(self, broker: Broker, root: str) -> None:
         self.root, self.prefix, self.fs = root, root.partition("://")[2], None
@@ -193,7 +194,7 @@ def _error(kind: str, args: list[Any]) -> Exception:
 
 # -- the broker ------------------------------------------------------------------------------------------------------
 class Server:
-    """The broker's side: `store` may be read and, below objects/, written, `roots` may be read."""
+    """The broker's side. It may read `store` and `roots`, and write below objects/ of `store`."""
 
     def __init__(self, store: str, roots: list[str], scratch: str) -> None:
         self.store, self.roots, self.scratch = store, {store, *roots}, scratch
@@ -209,7 +210,7 @@ class Server:
             return self._remotes[root]
 
     def run(self, control: socket.socket) -> None:
-        """Serve the lines that come over `control`, each in a thread, until the child is gone."""
+        """Serve each socket that arrives over `control` in a thread of its own, until the child is gone."""
         while True:
             data, files, _, _ = socket.recv_fds(control, 1, 1)
             if not data:
@@ -266,7 +267,8 @@ class Server:
         return None, b""
 
     def _asks_for(self, line: socket.socket) -> Needs:
-        """The ranges that the child's reader needs; until it has decided, it may read from the file."""
+        """A function that asks the child for the ranges it needs. Until the child answers, it may read from the
+        file."""
         def needs(size: int, read: Any) -> Any:
             _send(line, {"needs": size})
             while True:
@@ -285,8 +287,8 @@ class Server:
 
 
 def _refuse_unreadable(file: int) -> None:
-    """Raise PermissionError unless the child has opened `file` for reading. The broker opens it anew with rights of its
-    own: a descriptor with O_PATH, which needs no right to the file, could make it send its own environment."""
+    """Raise PermissionError unless the child has opened `file` for reading. The broker reopens it with its own rights,
+    so a descriptor with O_PATH, which takes no right to read the file, could make it send its own environment."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY or not stat.S_ISREG(os.fstat(file).st_mode):
         raise PermissionError(errno.EPERM, "upload: not a file that was opened for reading")
@@ -301,7 +303,7 @@ def _kind(error: Exception) -> str:
 def _args(error: Exception) -> list[Any]:
     if isinstance(error, OSError) and error.errno is not None:
         return [error.errno, error.strerror, error.filename]
-    return [redact(str(error))]                         # the child does not know what is secret
+    return [redact(str(error))]  # the child must not learn secrets, and does not know which they are
 
 
 def main() -> None:

@@ -1,18 +1,18 @@
-"""Remote files on local disk: a cache that all tasks of a machine share, of bounded size.
+"""A cache of remote files on local disk, of bounded size, that all tasks of a machine share.
 
     FOLDER/KEY              a file, read-only; its mtime says when it was last used
-    FOLDER/KEY.BYTES.part   one that is being downloaded, under a lock for as long as its process lives
-    FOLDER/.total           bytes the cache takes, or a little more; .lock guards it
+    FOLDER/KEY.BYTES.part   a download in progress, locked for as long as its process lives
+    FOLDER/.total           bytes the cache takes, or slightly more; guarded by .lock
 
-A key names a version of a file (root, path, size, etag, ranges), so no entry is ever stale. A task that uses a file has
-a hard link to it in its own scratch folder, so the file stays whole for the task even if it is evicted. The number of
-links shows whether a file is in use, also after a `kill -9`: scratch folders vanish with their owners (`base.scratch`).
-When the cache would grow beyond its cap, files not in use are evicted, least recently used first. A file that does not
-fit is downloaded for its one user alone. So the disk holds at most the cap plus the files in use.
+A key names one version of a file (root, path, size, etag, ranges), so no entry is ever stale. A task that uses a file
+has a hard link to it in its own scratch folder, so the file stays whole for the task even if it is evicted. The number
+of links shows whether a file is in use, also after a `kill -9`: scratch folders vanish with their owners
+(`base.scratch`). When the cache would grow beyond its cap, files not in use are evicted, least recently used first. A
+file that does not fit is downloaded for one task alone. The disk therefore holds at most the cap plus the files in use.
 
-FOLDER is `TOKENMILL_CACHE` or, below the system's folder for temporary files, `tokenmill-UID/cache`; the cap is
-`TOKENMILL_CACHE_SIZE` (`20GB`; 0 for none) or a fifth of that disk. The key holds the id of this boot: after a power
-cut files may be cut, and so none is trusted.
+FOLDER is `TOKENMILL_CACHE`, by default `tokenmill-UID/cache` below the system's folder for temporary files. The cap is
+`TOKENMILL_CACHE_SIZE` (e.g. `20GB`; 0 for no cache), by default a fifth of that disk. Each key includes the id of this
+boot: a power cut may truncate files, so files from before it are not used.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from pipeline.store.fs import Needs
     from pipeline.store.remote import Range, Remote
 
-#: after an eviction the cache holds at most this share of its cap, so that not every download has to scan it
+#: share of its cap that an eviction leaves in the cache, so that not every download has to scan it
 LEAVE = 0.9
-SHARE = 0.2                 # of the disk: the cap where no cache size is set
-#: ranges that cover more than this share of a file: the whole file is fetched
+SHARE = 0.2                 # of the disk: the cap when no size is set
+#: a file is fetched whole if the needed ranges cover more than this share of it
 WORTHWHILE = 0.8
 
 _PART = re.compile(r"[0-9a-f]{32}\.(\d+)\.part")
@@ -45,7 +45,7 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 
 def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
-    """`Store.fetch` of a remote file."""
+    """`Store.fetch` for a remote file."""
     if size is None:
         entry = remote.head(path)
         if entry is None:
@@ -87,7 +87,7 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
 
 
 def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
-    """Remove this machine's copies of a file: the one in `scratch` and the one in the cache."""
+    """Remove this machine's copies of a file, in `scratch` and in the cache."""
     if size is None and (entry := remote.head(path)) is not None:
         size = entry.size
     key = _key(remote, path, size or 0, None, None)
@@ -99,7 +99,7 @@ def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
 
 
 def _key(remote: Remote, path: str, size: int, version: str | None, ranges: list[Range] | None) -> str:
-    """Name of a version of a file, or of ranges of it, in the cache."""
+    """Name in the cache of a version of a file, or of ranges of it."""
     named = (_boot(), _endpoint(remote), remote.root, path, str(size), version or "", repr(ranges))
     return hashlib.blake2b("\0".join(named).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -110,14 +110,15 @@ def _suffix(path: str) -> str:
 
 
 def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:
-    """Ranges in order, inside a file of `size` bytes, without overlaps or small gaps; None (all of it) stays None."""
+    """The ranges in order, clipped to a file of `size` bytes, without overlaps or small gaps. None (the whole file)
+    stays None."""
     if ranges is None:
         return None
     done: list[Range] = []
     for a, b in sorted((max(0, a), min(b, size)) for a, b in ranges):
         if a >= b:
             continue
-        if done and a <= done[-1][1] + (64 << 10):                      # a request costs more than 64 KiB of data
+        if done and a <= done[-1][1] + (64 << 10):                      # a request costs more than reading 64 KiB
             done[-1] = (done[-1][0], max(b, done[-1][1]))
         else:
             done.append((a, b))
@@ -125,12 +126,12 @@ def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:
 
 
 def cache_for(remote: Remote, scratch: str) -> Cache | None:
-    """The cache of this machine for tasks that work in `scratch`; None where there is none: it is switched off, on
-    another disk (there are no hard links to it), or the files are in memory anyway."""
+    """The cache of this machine for tasks that work in `scratch`. None when it is switched off, when it is on another
+    disk (which hard links cannot reach), or when the files are in memory anyway."""
     if remote.root.startswith("memory://"):
         return None
     said = os.environ.get("TOKENMILL_CACHE", ""), os.environ.get("TOKENMILL_CACHE_SIZE", "")
-    if not (cache := _cache(*said)).folder.is_dir():                    # it was deleted
+    if not (cache := _cache(*said)).folder.is_dir():                    # the folder was deleted
         _cache.cache_clear()
         cache = _cache(*said)
     return cache if cache.cap and os.stat(cache.folder).st_dev == os.stat(scratch).st_dev else None
@@ -161,19 +162,19 @@ def _boot() -> str:
 
 
 def _endpoint(remote: Remote) -> str:
-    """Equal addresses may be different stores."""
+    """The endpoint of the storage: equal addresses at different endpoints are different stores."""
     return str(getattr(remote.fs, "endpoint_url", None) or os.environ.get("AWS_ENDPOINT_URL_S3")
                or os.environ.get("AWS_ENDPOINT_URL", ""))
 
 
 class Cache:
-    """See above. Safe to be used by any number of processes, any of which may be killed at any moment."""
+    """The cache described above. Any number of processes may use it, and any of them may be killed at any moment."""
 
     def __init__(self, folder: Path, cap: int) -> None:
         self.folder, self.cap = folder, cap
 
     def take(self, key: str, target: str) -> bool:
-        """Link the file `key` to `target`; False when it is not there."""
+        """Link the file `key` to `target`; False when the cache does not hold it."""
         try:
             os.utime(self.folder / key)
             os.link(self.folder / key, target)
@@ -182,32 +183,32 @@ class Cache:
         return True
 
     def put(self, key: str, size: int, target: str, make: Callable[[str], None]) -> None:
-        """Have the file `key`, which takes `size` bytes of disk, at `target`: from the cache, or by `make(path)`. Of
-        several tasks that want it at the same time one makes it, the others wait."""
+        """Provide the file `key`, which takes `size` bytes of disk, at `target`: from the cache, or by `make(path)`.
+        When several tasks want it at the same time, one makes it and the others wait."""
         part = self.folder / f"{key}.{size}.part"
         full = False
         while not self.take(key, target):
             fd = self._open(part)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                if not _is(fd, part):                                   # another process has made it, or given up
+                if not _is(fd, part):                                   # another process has finished it, or given up
                     continue
                 try:
                     if not self._room(size, part):
                         make(target)
                         return
                     make(str(part))
-                    if not _is(fd, part):                               # the cache was deleted meanwhile
+                    if not _is(fd, part):                               # the cache was deleted in the meantime
                         continue
                     os.link(part, target)                               # before it can be evicted
                     os.replace(part, self.folder / key)
-                    os.fchmod(fd, 0o400)            # last: a `part` left by a dead process must stay writable
+                    os.fchmod(fd, 0o400)            # last: a `part` of a dead process must stay writable
                     return
                 finally:
                     if _is(fd, part):
                         os.unlink(part)
             except EnvironmentFailure as e:
-                # full, though the cache keeps to its cap: others fill this disk, too. Make room, once
+                # the disk is full although the cache keeps to its cap: others use it, too. Make room, once
                 if full or not (isinstance(e.__cause__, OSError) and e.__cause__.errno in FULL and self.evict(0)):
                     raise
                 full = True
@@ -215,7 +216,8 @@ class Cache:
                 os.close(fd)
 
     def _open(self, path: Path) -> int:
-        """A file of the cache, made if there is none, and so is the folder: it may be deleted at any time."""
+        """Open a file of the cache, creating it, and the folder, when missing: the folder may be deleted at any
+        time."""
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
@@ -223,7 +225,7 @@ class Cache:
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def _room(self, size: int, part: Path) -> bool:
-        """Reserve `size` bytes for `part`, evicting what must go; False when they would not fit even so."""
+        """Reserve `size` bytes for `part`, evicting files as necessary; False when they do not fit even then."""
         if size > self.cap:
             return False
         with self._locked():
@@ -235,7 +237,7 @@ class Cache:
             return fits
 
     def evict(self, leave: int) -> int:
-        """Remove what is not in use until `leave` bytes are left; returns how many bytes went."""
+        """Evict files that are not in use until the cache holds `leave` bytes; returns the bytes removed."""
         with self._locked():
             before = sum(size for _, size, _, _ in self._files())
             held = self._evict(leave, None)
@@ -243,7 +245,7 @@ class Cache:
             return before - held
 
     def _evict(self, leave: int, part: Path | None) -> int:
-        """Bytes that are left, without those of `part`."""
+        """Evict as `evict` does. Returns the bytes that remain, not counting those of `part`."""
         files = sorted((f for f in self._files() if f[0] != str(part)), key=lambda f: f[2])
         held = sum(size for _, size, _, _ in files)
         for path, size, _, used in files:
@@ -256,8 +258,8 @@ class Cache:
         return held
 
     def _files(self) -> Iterator[tuple[str, int, int, bool]]:
-        """(path, bytes on disk or reserved, last use, whether it is in use) of every file. Downloads whose process has
-        died are removed."""
+        """Yield (path, bytes on disk or reserved, last use, whether it is in use) for every file. Downloads of dead
+        processes are removed."""
         with os.scandir(self.folder) as found:
             for entry in found:
                 with contextlib.suppress(FileNotFoundError):
@@ -272,7 +274,7 @@ class Cache:
         try:
             return int((self.folder / ".total").read_text())
         except (OSError, ValueError):
-            return self.cap                                             # unknown: scan the cache
+            return self.cap                                             # unknown: makes `_room` scan the cache
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -294,7 +296,7 @@ def _is(fd: int, path: str | Path) -> bool:
 
 
 def _abandoned(part: str) -> bool:
-    """Remove a download that no process works on; returns whether it was one."""
+    """Remove a download if its process has died; False when a process is still working on it."""
     fd = os.open(part, os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,17 +4,17 @@
     dropped/NAME/  quarantine/NAME/                              the same for dropped documents and bad records
     quarantine/shards=STREAM/                                    and for what could not be encoded for a token stream
 
-A part is a second name (hard link) of what a task wrote, or a copy made by the object store. The manifest is Parquet,
-too, with a row a part. Its name begins with a dot and has no suffix: pandas, pyarrow, Hugging Face datasets and Spark
-pass over such a name, and a glob over `*.parquet` never meets it, so all of them find nothing but parts in the folder.
-On a local disk a folder is built aside and exchanged for the old one in one step, so that at any moment, whatever
-is killed, a glob over `datasets/NAME/part-*.parquet` counts exactly the rows of the manifest beside it. On object
-storage new parts come first, then the manifest, then old parts go: a reader that follows the manifest is always right,
-and a rerun after a crash corrects the glob too.
+A part is a second name (hard link) of a file that a task wrote, or a copy made by the object store. The manifest is
+Parquet, too, with one row per part. Its name begins with a dot and has no suffix. Pandas, pyarrow, Hugging Face
+datasets and Spark skip such a name, and a glob over `*.parquet` never matches it, so all of them find only parts in the
+folder. On a local disk a folder is built aside and exchanged for the old one in one step. At any moment, whatever is
+killed, a glob over `datasets/NAME/part-*.parquet` therefore counts exactly the rows of the manifest beside it. On
+object storage new parts are written first, then the manifest, and then old parts are removed: a reader that follows the
+manifest is always right, and a rerun after a crash makes the glob right, too.
 
-Publishing is no commit: the file system does not refuse it to a driver that was taken over. So the driver verifies its
-lease before it begins, before it swaps the new folder in, and once more afterwards; a late swap is undone. Each
-publication builds in a folder of its own, so two drivers never mix theirs.
+Publishing is not a commit: the file system does not refuse it to a driver that has lost the store to another. So the
+driver verifies its lease before it begins, before it swaps the new folder in, and once more afterwards; a late swap is
+undone. Each publication builds in a folder of its own, so two drivers never mix theirs.
 """
 
 from __future__ import annotations
@@ -40,32 +40,33 @@ from pipeline.store.parts import RowDigester
 from pipeline.store.records import FileInfo, PartRecord
 from stages.document import DuplicateId
 
-#: hidden, and no `.parquet`: `datasets.load_dataset` of the folder would take it for a part
+#: hidden, and without `.parquet`: otherwise `datasets.load_dataset` of the folder would take it for a part
 MANIFEST, QUARANTINE = ".manifest", "quarantine.parquet"
-#: no attempt names, no times: equal data has equal manifests
+#: neither attempt names nor times, so that equal data has equal manifests
 MANIFEST_SCHEMA = pa.schema([
     ("part", pa.string()),                     # file name in this folder
-    ("key", pa.string()), ("node", pa.string()),               # of the task that made it
+    ("key", pa.string()), ("node", pa.string()),               # key and node of the task that made it
     ("rows", pa.int64()), ("bytes", pa.int64()), ("text_bytes", pa.int64()),
     ("sha256", pa.string()), ("content", pa.string()),         # of the file; of its rows (docs/contracts.md: Identity)
-    ("sources", pa.list_(pa.string())),        # sources the task read
+    ("sources", pa.list_(pa.string())),        # sources that the task read
 ])
-#: rows kept in memory before `dataset_hash` spills to scratch: 64 bytes each
+#: rows that `dataset_hash` keeps in memory before it spills to scratch: 64 bytes each
 HASH_ROWS = 1 << 20
-#: rows of a manifest that are in memory while it is written
+#: rows of a manifest held in memory while it is written
 MANIFEST_ROWS = 1 << 13
-#: parts that are copied between two checks that this driver still holds the log
+#: parts copied between two checks that this driver still holds the log's lease
 VERIFY_PARTS = 1000
 
-#: a part to publish: its file name, its record, its file
+#: a part to publish: its file name, its record, and its file
 Part = tuple[str, PartRecord, FileInfo]
 
 
 def publish(store: Store, name: str, records: Iterable[PartRecord], *, dropped: Iterable[PartRecord] = (),
             quarantine: Iterable[PartRecord] = (), verify: Callable[[], None] = lambda: None) -> None:
-    """Publish a dataset: `kept.parquet` of `records`, in this order, and `dropped.parquet` and `quarantine.parquet` of
-    the records of all its passes. Replaces what was published under the name. Only for the holder of the log: `verify`
-    (`Log.verify`) raises when this driver holds it no longer, and then nothing has changed."""
+    """Publish a dataset: the files `kept.parquet` of `records`, in this order, and `dropped.parquet` and
+    `quarantine.parquet` of the records of all its passes. Replaces an earlier publication of that name. Only for the
+    driver that holds the log: `verify` (`Log.verify`) raises when it has lost the log, and the folder being published
+    then keeps its old manifest."""
     for folder, file, of in ((f"quarantine/{name}", QUARANTINE, quarantine),
                              (f"dropped/{name}", "dropped.parquet", dropped),
                              (f"datasets/{name}", "kept.parquet", records)):
@@ -73,18 +74,19 @@ def publish(store: Store, name: str, records: Iterable[PartRecord], *, dropped: 
 
 
 def stream_quarantine(stream: str) -> str:
-    """Name, below `quarantine/`, of what a token stream lost. No dataset can be called that: names have no '='."""
+    """Name, below `quarantine/`, of the documents that a token stream lost. No dataset can have it: dataset names hold
+    no '='."""
     return f"shards={stream}"
 
 
 def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
                        verify: Callable[[], None] = lambda: None) -> None:
-    """Publish `quarantine.parquet` of `records` alone, as quarantine/NAME/."""
+    """Publish only the files `quarantine.parquet` of `records`, as quarantine/NAME/."""
     _publish(store, f"quarantine/{name}", QUARANTINE, records, verify)
 
 
 def _publish(store: Store, folder: str, file: str, records: Iterable[PartRecord], verify: Callable[[], None]) -> None:
-    """Goes through `records` once: there may be millions."""
+    """Publish one folder. Reads `records` only once, since there may be millions."""
     verify()
     parts = ((part_name(n, record.key), record, record.files[file])
              for n, record in enumerate(r for r in records if file in r.files))
@@ -99,10 +101,10 @@ def part_name(order: int, key: str) -> str:
 
 
 def _replace(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[], None]) -> None:
-    """Build the folder aside, out of the way of every glob, and exchange it for the old one.
+    """Build the folder aside, where no glob finds it, and exchange it for the old one.
 
-    The old one is left aside until the next publication: a reader that is listing it would otherwise see it shrink. It
-    costs no disk, its files are names of files in `objects/`.
+    The old folder stays aside until the next publication; a reader that is listing it would otherwise see it shrink. It
+    takes no disk space, since its files are hard links to files in `objects/`.
     """
     assert store.local is not None
     target = store.local / folder
@@ -126,15 +128,15 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], verify: Callable[
     except BaseException as e:
         shutil.rmtree(aside, ignore_errors=True)
         if isinstance(e, (OSError, StoreError)):
-            verify()               # our folder may be gone because another driver took over
+            verify()               # the folder may be missing because another driver took over
         if isinstance(e, OSError):
             raise cannot_write(target, e) from e
         raise
 
 
 def _show(aside: Path, target: Path, verify: Callable[[], None]) -> None:
-    """Give the new folder its name. If `verify` then raises because another driver took over meanwhile, the old folder
-    is put back."""
+    """Give the new folder its name. If `verify` then raises because another driver has taken over, the old folder is
+    restored."""
     mine, replaces = aside.stat().st_ino, target.exists()
     if replaces:
         swap_folders(aside, target)
@@ -154,8 +156,8 @@ def _show(aside: Path, target: Path, verify: Callable[[], None]) -> None:
 
 
 def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[], None]) -> None:
-    """Copy missing parts on the server's side, many at a time, then write the manifest, then remove parts that it does
-    not name. Memory: names and sizes of the parts that were published before."""
+    """Copy missing parts on the server's side, many at a time, then write the manifest, then remove parts it does not
+    name. Memory: names and sizes of the parts published before."""
     present = {entry.path.removeprefix(f"{folder}/"): entry.size for entry in store.entries(folder)}
     with Scratch() as scratch:
         local = Path(scratch.path, MANIFEST)
@@ -163,9 +165,9 @@ def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[
             def missing() -> Iterator[tuple[str, str]]:
                 for n, part in enumerate(parts, 1):
                     manifest.add(part)
-                    if n % VERIFY_PARTS == 0:      # copying may take hours: is the log still ours?
+                    if n % VERIFY_PARTS == 0:      # copying may take hours: do we still hold the log?
                         verify()
-                    # a key names its content, but a copy that was cut short would have another size
+                    # a name stands for its content, but a truncated copy would have another size
                     if present.pop(part[0], None) != part[2].bytes:
                         yield part[2].path, f"{folder}/{part[0]}"
             try:
@@ -173,13 +175,13 @@ def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[
             except FileNotFoundError as e:
                 raise DamagedFile(store.relative(e.filename), GONE) from e
         verify()
-        store.remote.upload(str(local), f"{folder}/{MANIFEST}")         # of a million parts it has 100 MB
+        store.remote.upload(str(local), f"{folder}/{MANIFEST}")         # 100 MB for a million parts
     present.pop(MANIFEST, None)
     store.remove_all(f"{folder}/{name}" for name in present)
 
 
 def link_committed(store: Store, path: str, to: str) -> None:
-    """Give a file the log names a second name, also where an earlier file that was damaged has that name."""
+    """Give a file that the log names a second name, replacing an earlier damaged file of that name."""
     try:
         store.link(path, to, anew=True)
     except FileNotFoundError as e:
@@ -189,7 +191,7 @@ def link_committed(store: Store, path: str, to: str) -> None:
 
 
 class ManifestWriter:
-    """Writes a manifest, a few rows at a time."""
+    """Writes a manifest, a block of rows at a time."""
 
     def __init__(self, path: Path) -> None:
         self._writer = parquet_writer(path, MANIFEST_SCHEMA)
@@ -230,8 +232,8 @@ def manifest(store: Store, name: str, kind: str = "datasets") -> pa.Table:
 
 def iter_batches(store: Store, folder: str, columns: list[str] | None = None,
                  batch_rows: int = 512) -> Iterator[pa.RecordBatch]:
-    """Rows of a published folder ('datasets/NAME', 'dropped/NAME', …), part by part as the manifest orders them.
-    DamagedFile when a part is not what the manifest says."""
+    """Yield the rows of a published folder ('datasets/NAME', 'dropped/NAME', …), part by part in the manifest's order.
+    Raises DamagedFile when a part differs from the manifest."""
     kind, _, name = folder.partition("/")
     parts = manifest(store, name, kind)
     for part, sha256 in zip(parts["part"].to_pylist(), parts["sha256"].to_pylist()):
@@ -241,7 +243,7 @@ def iter_batches(store: Store, folder: str, columns: list[str] | None = None,
 
 
 def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The same, as dicts."""
+    """Yield the same rows as dicts."""
     for batch in iter_batches(store, folder, columns, 64):
         yield from batch.to_pylist()
 
@@ -249,8 +251,8 @@ def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> It
 def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_rows: int = HASH_ROWS) -> str:
     """Hash of a dataset: sha256 over the row digests (`pipeline.store.parts`) of all rows sorted by id.
 
-    How the rows are spread over parts does not matter. Memory: `max_rows` rows; beyond that, files by id prefix in
-    `scratch` (default: the system's). Raises DuplicateId, also across parts.
+    The hash does not depend on how rows are spread over parts. Memory: `max_rows` rows; more are spilled to files by id
+    prefix in `scratch` (default: the system's). Raises DuplicateId, also across parts.
     """
     h = hashlib.sha256()
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -260,7 +262,7 @@ def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_row
 
 
 def _sorted_digests(store: Store, name: str, scratch: Path, max_rows: int) -> Iterator[np.ndarray]:
-    """uint8 [n, 64] arrays of (id, digest), sorted by id within and across arrays."""
+    """Yield uint8 [n, 64] arrays of (id, digest), sorted by id within and across arrays."""
     waiting: list[np.ndarray] = []
     count = 0
     spilled: set[int] = set()
@@ -268,7 +270,7 @@ def _sorted_digests(store: Store, name: str, scratch: Path, max_rows: int) -> It
     def spill() -> None:
         rows = np.concatenate(waiting)
         waiting.clear()
-        prefix = rows[:, 0].astype(np.int64) << 8 | rows[:, 1]          # two hex digits: 256 files
+        prefix = rows[:, 0].astype(np.int64) << 8 | rows[:, 1]          # two hex digits: 256 spill files
         order = np.argsort(prefix, kind="stable")
         rows, prefix = rows[order], prefix[order]
         values, starts = np.unique(prefix, return_index=True)

@@ -1,4 +1,4 @@
-"""Local files under the rules of a commit: durable folders, hard links, the exchange of two folders."""
+"""Local files under the rules of a commit: durable folders, hard links, and the exchange of two folders."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pipeline.base.clock import SYSTEM
 from pipeline.base.files import sync
 from pipeline.store.errors import StoreError, cannot_write
 
-#: what `os.link` answers on a filesystem that has no hard links (FAT, exFAT, some FUSE and network mounts)
+#: errors of `os.link` on a file system without hard links (FAT, exFAT, some FUSE and network mounts)
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-#: what `renameat2` answers where folders cannot be exchanged
+#: errors of `renameat2` where folders cannot be exchanged
 _NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM}
-#: ending of files that are being written, which are no files of the store yet
+#: suffix of files that are still being written; these do not count as files of the store
 UNFINISHED = ".tmp~"
-#: beginning of the names of files by which workers see whether they have the driver's store
+#: prefix of the names of witness files, by which workers see whether they have the driver's store
 WITNESS = ".witness-"
 
 
 def put_absent(target: Path, data: bytes) -> bool:
-    """Create `target` with `data` if there is no such file, durably."""
+    """Create `target` with `data`, durably. False when it exists already."""
     part = beside(target)
     try:
         try:
@@ -47,7 +47,7 @@ def replace(target: Path, data: bytes) -> None:
 
 
 def replace_by(local: str, target: Path) -> None:
-    """The same with a file of this machine, which is moved."""
+    """Write or replace a file in one step, by moving the file `local` there."""
     _replace(target, lambda part: shutil.move(local, part))
 
 
@@ -65,7 +65,7 @@ def _replace(target: Path, make: Callable[[Path], object]) -> None:
 
 
 def move(local: str, target: Path) -> None:
-    """Move a finished file to `target`, durably. What a failure leaves half-written there is removed."""
+    """Move a finished file to `target`, durably. When that fails, a half-written `target` is removed."""
     try:
         make_folder(target.parent)
         shutil.move(local, target)
@@ -79,11 +79,11 @@ def move(local: str, target: Path) -> None:
 
 
 def files_below(top: Path) -> Iterator[tuple[str, int]]:
-    """(path relative to `top`, bytes) of the regular files below it, in the order of their paths. Links are followed
-    to files, not into folders. Memory: one folder of each level."""
+    """Yield (path relative to `top`, bytes) of the regular files below `top`, in the order of their paths. Links to
+    files are followed, links to folders are not. Memory: one folder of each level."""
     def walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
-            # a folder sorts as its name and a slash: that is the order of the whole paths
+            # a folder sorts as its name and a slash, which gives the order of whole paths
             entries = sorted((e.name + "/" if e.is_dir(follow_symlinks=False) else e.name) for e in found)
             for name in entries:
                 if name.endswith("/"):
@@ -97,8 +97,9 @@ def files_below(top: Path) -> Iterator[tuple[str, int]]:
 
 
 def leftovers(top: Path, clock: Path) -> list[str]:
-    """Paths, relative to the store `top`, of files that were being written when their writer died, and of witnesses of
-    drivers that died: those an hour older than the file `clock`, which was written just now by the same clock."""
+    """Leftovers below the store `top`, as relative paths: unfinished files whose writers died, and witnesses of drivers
+    that died. A file counts if it is more than an hour older than `clock`, a file just written, whose time comes from
+    the same clock."""
     now, found = clock.stat().st_mtime, []
 
     def look(folder: Path, deep: bool = True) -> None:
@@ -123,7 +124,7 @@ def beside(target: Path) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """mkdir -p whose new entries survive a power cut."""
+    """Like mkdir -p, but the new entries survive a power cut."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -132,12 +133,12 @@ def make_folder(folder: Path) -> None:
 
 
 def link(source: Path, target: Path, durable: bool = True) -> bool:
-    """Hard link; False when `target` exists."""
+    """Make `target` a hard link to `source`; False when `target` exists."""
     try:
         if not files.link(source, target):
             return False
     except OSError as e:
-        if not os.path.exists(source):               # the caller knows whose file is gone
+        if not os.path.exists(source):               # the caller knows which file is missing
             raise
         if e.errno in _NO_LINKS:
             raise StoreError(f"{target.parent} is on a filesystem without hard links ({e.strerror}), which commits "
@@ -146,7 +147,7 @@ def link(source: Path, target: Path, durable: bool = True) -> bool:
     if durable:
         try:
             sync(target.parent)
-        except OSError as e:        # no doubt to be settled by looking: it is there, but may be gone after a power cut
+        except OSError as e:        # not an ambiguous outcome: the link exists, but a power cut may undo it
             raise cannot_write(target, e) from e
     return True
 
@@ -154,8 +155,9 @@ def link(source: Path, target: Path, durable: bool = True) -> bool:
 def swap_folders(a: Path, b: Path) -> None:
     """Exchange two existing folders of one filesystem in one step (Linux renameat2).
 
-    Where the filesystem cannot (NFS, macOS), `b` is moved aside first and for a moment there is none; a rerun of
-    the caller puts it right. Raises OSError, having changed nothing, when one of them is not there.
+    Where the file system cannot do this (NFS, macOS), `b` is moved aside first, and for a moment it does not exist;
+    rerunning the caller repairs a crash in between. Raises OSError, having changed nothing, when one of the folders is
+    missing.
     """
     at_fdcwd, exchange = -100, 2
     try:
@@ -168,7 +170,7 @@ def swap_folders(a: Path, b: Path) -> None:
         number = ctypes.get_errno()
         if number not in _NO_EXCHANGE:
             raise OSError(number, os.strerror(number), str(a), None, str(b))
-    aside = a.with_name(f"{a.name}~old")          # where the writer of `a` looks for leftovers
+    aside = a.with_name(f"{a.name}~old")          # the writer of `a` looks for leftovers there
     os.rename(b, aside)
     try:
         os.rename(a, b)

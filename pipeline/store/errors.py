@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 
 from pipeline.base.errors import TokenmillError
 
-#: messages for a file that is gone, and for one with other bytes
+#: messages for a missing file, and for one with other bytes
 GONE = "is gone though the log names it"
 OTHER_BYTES = "is damaged: its bytes are not those of its record"
-#: errors of a full disk and of a used-up quota
+#: errors of a full disk and an exhausted quota
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDY = {
     errno.EACCES: "give this user write permission there or choose another --store",
@@ -30,14 +30,14 @@ class StoreError(TokenmillError):
 
 
 class EnvironmentFailure(StoreError):
-    """The machine or the storage service is at fault for now, not the task: a full disk, an endpoint that does not
+    """The machine or the storage service fails for the moment, not the task: a full disk, an endpoint that does not
     answer. The attempt is repeated and does not count against the task."""
 
 
 class DamagedFile(StoreError):
-    """A file of the store is not what its record says: gone, cut short, or with other bytes.
+    """A file of the store is not what its record says: missing, truncated, or with other bytes.
 
-    `path`: relative to the store. A driver that meets it retires the record and makes the file anew.
+    `path`: relative to the store. A driver that meets it retires the record and has the file made again.
     """
 
     def __init__(self, path: str, why: str) -> None:
@@ -47,8 +47,8 @@ class DamagedFile(StoreError):
 
 
 def remedy_of(paths: Iterable[str]) -> str:
-    """What to do about damaged files: a run checks the bytes of the objects it reads, and writes its own files and
-    manifests anew, but checks only the sizes of the copies it published."""
+    """How to fix damaged files. A run checks the bytes of the objects it reads and writes its own files and manifests
+    anew, but it checks only the sizes of the copies it published."""
     if all(path.startswith(("objects/", "runs/", "log/")) or path.rpartition("/")[2] in (".manifest", "shards.json")
            for path in paths):
         return "run the recipe again to make it anew, or look at everything with `tokenmill store verify`"
@@ -56,7 +56,7 @@ def remedy_of(paths: Iterable[str]) -> str:
 
 
 class ChangedFile(StoreError):
-    """A remote file is not the version that was asked for."""
+    """A remote file is not the expected version."""
 
 
 def cannot_write(path: str | os.PathLike[str], error: OSError) -> StoreError:
@@ -67,7 +67,8 @@ def cannot_write(path: str | os.PathLike[str], error: OSError) -> StoreError:
 
 @contextlib.contextmanager
 def disk_full(folder: str) -> Iterator[None]:
-    """A full disk while files are made in `folder` is an EnvironmentFailure that names it; other errors pass."""
+    """Turn a full disk, while files are written in `folder`, into an EnvironmentFailure that names it. Other errors
+    pass."""
     try:
         yield
     except OSError as e:

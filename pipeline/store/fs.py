@@ -1,8 +1,8 @@
 """Files of a store or a source root: local disk, or object storage through fsspec. Small on purpose.
 
-The one operation that matters is `put_absent`: create a file with these bytes only if there is none, atomically. It is
-the commit primitive; nothing here renames as a commit. Locally everything that a commit may rest on
-(`put_absent`, `upload`) is on disk when it returns: the file is synced, and so is every folder it was named in.
+The one operation that matters is `put_absent`: create a file with given bytes only if it does not exist, atomically. It
+is the commit primitive; nothing here commits by a rename. Locally, `put_absent` and `upload` sync the file and every
+folder that got a new name before they return, because a commit may rest on them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["EnvironmentFailure", "Needs", "Store", "StoreError", "cannot_write",
 
 T = TypeVar("T")
 S = TypeVar("S")
-#: what of a remote file of so many bytes has to be there: (size, read(start, stop)) -> ranges, None: all of it
+#: chooses the parts of a remote file that must be present: (size, read(start, stop)) → ranges, or None for all of it
 Needs = Callable[[int, Callable[[int, int], bytes]], list[Range] | None]
 
 
@@ -59,7 +59,7 @@ class Store:
             self.fs = self.remote.fs
 
     def at(self, path: str) -> str:
-        """Full path of `path` as fsspec or the operating system knows it."""
+        """Full path of `path` as fsspec or the operating system expects it."""
         return str(self.local / path) if self.local is not None else self.remote.at(path)
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class Store:
         return (self.local / path).read_bytes() if self.local is not None else self.remote.read(path)
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file; None when there is none."""
+        """Size of a file in bytes; None when it does not exist."""
         if self.local is None:
             entry = self.remote.head(path)
             return None if entry is None else entry.size
@@ -82,21 +82,22 @@ class Store:
             return None
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file: one ranged request on object storage."""
+        """Bytes [start, stop) of a file; on object storage one ranged request."""
         if self.local is None:
             return self.remote.read_range(path, start, stop)
         with open(self.local / path, "rb") as f:
             return os.pread(f.fileno(), stop - start, start)
 
     def open(self, path: str) -> BinaryIO:
-        """The file to read and seek in; a remote one is read ahead in large blocks."""
+        """Open a file to read and seek in. A remote file is read ahead in large blocks."""
         return open(self.at(path), "rb") if self.local is not None else self.remote.open(path)  # type: ignore
 
     @contextlib.contextmanager
     def parquet(self, path: str, sha256: str = "") -> Iterator[pq.ParquetFile]:
-        """A Parquet file, open (`pipeline.base.parquet`). Read it with `use_threads=False`: a thread of Arrow that
-        drops a buffer of a Python file while the interpreter ends aborts the process. With the `sha256` its record or
-        manifest names the file is checked first, a remote one as a whole. DamagedFile when it is not what was written.
+        """Open a Parquet file (`pipeline.base.parquet`) as a context manager. Read it with `use_threads=False`: an
+        Arrow thread that drops a buffer of a Python file while the interpreter ends aborts the process. With `sha256`,
+        from its record or manifest, the whole file is checked first. Raises DamagedFile when it is not as it was
+        written.
         """
         if sha256:                                     # page checksums do not cover headers and footer
             with tempfile.TemporaryDirectory() as scratch, open_parquet(self.checked(path, sha256, scratch)) as file:
@@ -106,17 +107,18 @@ class Store:
             yield file
 
     def table(self, path: str) -> pa.Table:
-        """A small Parquet file, whole. FileNotFoundError when there is none, DamagedFile when it cannot be read."""
+        """Read a small Parquet file whole. Raises FileNotFoundError when it does not exist, DamagedFile when it cannot
+        be read."""
         data = self.read(path)
         with _unreadable(path):
             return read_table(io.BytesIO(data))
 
     def list(self, prefix: str) -> Iterator[str]:
-        """Paths of all files below `prefix`, sorted. Leftovers of writers that died are not files."""
+        """Paths of all files below `prefix`, sorted. Unfinished files that dead writers left are not listed."""
         return (entry.path for entry in self.entries(prefix))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """The same with their sizes. Memory: a page of the listing (S3), a folder of each level (disk)."""
+        """Like `list`, but with sizes. Memory: a page of the listing (S3), or a folder of each level (disk)."""
         if self.local is None:
             yield from self.remote.list(prefix)
             return
@@ -126,21 +128,22 @@ class Store:
 
     def fetch(self, path: str, scratch: str, *, size: int | None = None, version: str | None = None,
               needs: Needs | None = None) -> str:
-        """Path of the file on local disk. A remote one is downloaded, through the cache of this machine, to a file in
-        `scratch` that is not to be written to; with `needs` it may hold only those ranges, and nothing elsewhere.
+        """Return the path of the file on local disk. A remote file is downloaded, through this machine's cache, to a
+        file in `scratch` that must not be written to. With `needs` that file may hold only those ranges, with holes
+        elsewhere.
 
-        `size` and `version` (as `entries` tell it) are what the file must have: ChangedFile otherwise. A file that is
-        never written twice under its name needs no version.
+        `size` and `version` (from `entries`) are the file's expected ones; ChangedFile otherwise. A file that is never
+        overwritten under its name needs no version.
         """
         if self.local is not None:
             return self.at(path)
         return self.remote.fetch(path, scratch, size, version, needs)
 
     def checked(self, path: str, sha256: str, scratch: str, *, size: int | None = None) -> str:
-        """What `fetch` gives of a file whose hash is recorded. DamagedFile when it is gone or has other bytes.
+        """Like `fetch`, for a file whose hash is recorded. Raises DamagedFile when it is missing or has other bytes.
 
-        A process hashes a file on a disk once as long as its size and times stay. A copy in the cache of this machine
-        that is damaged is thrown away and downloaded again before the store is blamed.
+        A process hashes a local file once, as long as its size and times do not change. A damaged copy in this
+        machine's cache is removed and downloaded again before the store is blamed.
         """
         for last in (False, True):
             try:
@@ -156,7 +159,8 @@ class Store:
         raise DamagedFile(path, OTHER_BYTES)
 
     def read_checked(self, path: str, sha256: str) -> bytes:
-        """A small file whose hash is recorded, whole. DamagedFile when it is gone or has other bytes."""
+        """Read a small file, whose hash is recorded, whole. Raises DamagedFile when it is missing or has other
+        bytes."""
         try:
             data = self.read(path)
         except FileNotFoundError as e:
@@ -167,18 +171,19 @@ class Store:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
-        """Create `path` with `data` if and only if it does not exist. True when we created it. Durable on return.
+        """Create `path` with `data` if and only if it does not exist. True when it was created. Durable on return.
 
-        On object storage a request may be performed twice and the second be refused, so there True means that the file
-        holds exactly `data`: put a nonce into it. Raises StoreError where the store cannot be written or its filesystem
-        has no hard links.
+        On object storage a request may be performed twice and the second one refused. There True means that the file
+        holds exactly `data`, so `data` should hold a nonce. Raises StoreError when the store cannot be written or its
+        file system has no hard links.
         """
         if self.local is None:
             return self.remote.put_absent(path, data)
         return disk.put_absent(self.local / path, data)
 
     def write(self, path: str, data: bytes) -> None:
-        """Write or replace a derived file (reports, snapshots): readers see the old or the new one, never a half."""
+        """Write or replace a derived file (a report, a snapshot): readers see the old or the new one, never a
+        mixture."""
         if self.local is None:
             self.remote.write(path, data)
         else:
@@ -193,7 +198,8 @@ class Store:
             disk.move(local, self.local / path)
 
     def replace(self, local: str, path: str) -> None:
-        """Move a finished scratch file to `path`, as `write` does with bytes: readers see the old or the new one."""
+        """Move a finished scratch file to `path`, replacing what is there: readers see the old or the new one, as with
+        `write`."""
         if self.local is None:
             self.remote.upload(local, path)
             os.unlink(local)
@@ -201,9 +207,9 @@ class Store:
             disk.replace_by(local, self.local / path)
 
     def link(self, path: str, to: str, *, anew: bool = False) -> bool:
-        """Give a file a second name (hard link), or copy it on the server's side; False when `to` exists already.
-        Not durable before the folder of `to` is synced. `anew`: what exists but is another file (on object storage: has
-        another size) is replaced, in one step."""
+        """Give a file a second name (hard link), or copy it on the server's side; False when `to` exists already. Not
+        durable until the folder of `to` is synced. With `anew`, an existing `to` that is another file (on object
+        storage: of another size) is replaced in one step."""
         if self.local is None:
             if self.exists(to) and not (anew and self.size(to) != self.size(path)):
                 return False
@@ -220,13 +226,15 @@ class Store:
         return True
 
     def relative(self, full: str) -> str:
-        """The path below the root of what `at` or an error names; as it stands when it lies elsewhere."""
+        """The path below the root of a full path, as `at` or an error names it. A path outside the root is returned
+        unchanged."""
         root = str(self.local) if self.local is not None else self.remote.at("").rstrip("/")
         return full.removeprefix(root).lstrip("/") if full.startswith(root) else full
 
     def copy_all(self, pairs: Iterable[tuple[str, str]]) -> int:
-        """Copy on the server's side, many at a time, replacing what is there; returns how many. Object storage only.
-        `pairs` of (path, to) is read as it goes. FileNotFoundError names what is not there; what had begun is done."""
+        """Copy on the server's side, many at a time, replacing existing files; returns the number of copies. Object
+        storage only. `pairs` of (path, to) is read lazily. FileNotFoundError names a missing file; copies already begun
+        are finished."""
         return sum(1 for _ in in_parallel(lambda pair: self.remote.copy(*pair), pairs, REQUESTS))
 
     def remove(self, path: str) -> None:
@@ -236,17 +244,17 @@ class Store:
             self.remote.remove(path)
 
     def remove_all(self, paths: Iterable[str]) -> int:
-        """Remove files, on object storage many at a time; returns how many. `paths` is read as it goes."""
+        """Remove files, on object storage many at a time; returns their number. `paths` is read lazily."""
         return sum(1 for _ in self.map(self.remove, paths))
 
     def map(self, call: Callable[[S], T], items: Iterable[S], most: int = REQUESTS) -> Iterator[T]:
-        """`call` of each item, in their order: one after the other on a disk, up to `most` at a time where each is a
-        request that has to travel."""
+        """Yield `call(item)` for each item, in order: one after the other on a disk, up to `most` at a time on object
+        storage, where each is a request."""
         return map(call, items) if self.local is not None else in_parallel(call, items, most)
 
     def check_conditional_put(self) -> None:
-        """Refuse a store on which two drivers could both believe they committed (StoreError). Locally a no-op: the
-        first commit itself shows whether there are hard links."""
+        """Raise StoreError for a store on which two drivers could both believe they committed. Does nothing locally:
+        the first commit itself shows whether hard links work."""
         if self.local is not None:
             return
         if self.root.startswith("hf://"):
@@ -262,29 +270,29 @@ class Store:
                 raise StoreError(f"{self.root} ignores conditional writes (put only if absent), so commits would not "
                                  f"be safe; use a local disk, NFS, S3 or another object store that has If-None-Match")
         finally:
-            with contextlib.suppress(Exception):              # a probe left behind does no harm
+            with contextlib.suppress(Exception):              # a leftover probe does no harm
                 self.remove(probe)
 
 
 @contextlib.contextmanager
 def _unreadable(path: str) -> Iterator[None]:
-    """What Arrow says of a damaged Parquet file, as DamagedFile."""
+    """Turn Arrow's errors about a damaged Parquet file into DamagedFile."""
     try:
         yield
     except (pa.ArrowException, OSError) as e:
-        # Arrow's own errors of reading are OSErrors without a number; others are of the system or the network
+        # Arrow's own read errors are OSErrors without a number; others come from the system or the network
         if isinstance(e, MemoryError) or (isinstance(e, OSError) and (type(e) is not OSError or e.errno is not None)):
             raise
         raise DamagedFile(path, f"cannot be read ({str(e).partition(chr(10))[0]})") from e
 
 
 def matches(local: str, sha256: str) -> bool:
-    """Whether a file on this disk has these bytes. FileNotFoundError when there is none."""
+    """Whether a file on this disk has this hash. Raises FileNotFoundError when it does not exist."""
     info = os.stat(local)
     return _sha256(local, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns) == sha256
 
 
 @functools.lru_cache(4096)
 def _sha256(path: str, *identity: int) -> str:
-    """sha256 of a file, remembered for its size and times: what many tasks of a child read is hashed for the first."""
+    """sha256 of a file, cached by its size and times: a file that many tasks of a child read is hashed only once."""
     return sha256_of(path)

@@ -1,11 +1,11 @@
-"""Garbage collection: files that no record names, and records that no run names.
+"""Garbage collection: removes files that no record names, and records that no run names.
 
-A record that no run names is one of a recipe that was changed or of a run that was deleted.
+A record that no run names comes from a recipe that was changed or from a run that was deleted.
 
-A finished run names its tasks in `runs/RUN/tasks.parquet`. If a run has not finished, or its list is gone, all that its
-drivers committed is kept. A record that no run names is retired in the log before its files go, so that no later run
-takes it for done; a later run that needs it makes the same result again. Published folders have links or copies of
-their own and stay.
+A finished run names its tasks in `runs/RUN/tasks.parquet`. For a run that has not finished, or whose list is missing,
+all that its drivers committed is kept. A record that no run names is retired in the log before its files are removed,
+so that no later run takes it for done; a later run that needs it computes the same result again. Published folders have
+links or copies of their own and stay.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pipeline.store.runs import RunTasks
 from pipeline.store.temp import scratch_database
 from pipeline.store.view import LogView
 
-VERIFY_EVERY = 1000      # files that are removed between two checks that this driver is not fenced
+VERIFY_EVERY = 1000      # files removed between two checks that this driver is not fenced
 
 
 # -- files that no record names ---------------------------------------------------------------------------------------
 class Swept(NamedTuple):
-    """What `collect_garbage` did: files and emptied folders it removed, and the files of records that are gone or have
-    another size than they should, with what is wrong with each."""
+    """Result of `collect_garbage`: the numbers of files and emptied folders it removed, and the recorded files that are
+    missing or of the wrong size, with what is wrong with each."""
 
     files: int
     folders: int
@@ -40,13 +40,13 @@ class Swept(NamedTuple):
 
 
 def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
-    """Remove three kinds of files: those of attempts of older epochs that no record names, lists of files for tasks
-    (written again when they are wanted), and temporary files of writers that died. Retire records whose files are
-    gone or have another size. Call it before tasks run: a folder it empties may be the one a task uploads into.
+    """Remove files of three kinds: those of attempts of older epochs that no record names, lists of files for tasks
+    (written again when needed), and temporary files of dead writers. Retire records whose files are missing or of
+    another size. Call it before tasks run: it may remove an empty folder that a task is about to upload into.
 
-    It is safe at any time. An attempt of an older epoch that is not in the log never gets there, since its driver
-    is fenced. Attempts of this epoch or a later one are not touched. A driver that is fenced removes nothing.
-    Memory grows with the files that are removed, not with those that are there.
+    It is safe at any time. An attempt of an older epoch that is not in the log never gets there, since its driver is
+    fenced. Attempts of this epoch or a later one are not touched. A fenced driver removes nothing. Memory grows with
+    the number of files that are removed, not with those that exist.
     """
     store = log.store
     log.flush()
@@ -78,7 +78,7 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
     log.retire_files(damaged)
 
     def still_ours(names: Iterable[str]) -> Iterator[str]:
-        # listing and removing take time: by now lists and folders may belong to the driver after this one
+        # listing and removing take time: the next driver may already own lists and folders
         for n, name in enumerate(names):
             if n % verify_every == 0:
                 log.verify()
@@ -88,15 +88,15 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
     emptied = 0
     if store.local is not None:
         for key in still_ours(folders):
-            with contextlib.suppress(OSError):            # in use
+            with contextlib.suppress(OSError):            # not empty: in use
                 os.rmdir(store.local / "objects" / key)
                 emptied += 1
     return Swept(len(garbage), emptied, damaged)
 
 
 def _objects(store: Store) -> Iterator[tuple[str, dict[str, int]]]:
-    """Folders below objects/ with the names and sizes of their files, in any order on a disk: a sorted list of a
-    million of them would be memory."""
+    """Yield the folders below objects/ with names and sizes of their files. On a disk they come in any order: sorting a
+    million of them would take memory."""
     if store.local is None:
         pairs = ((*entry.path.removeprefix("objects/").partition("/")[::2], entry.size)
                  for entry in store.entries("objects"))
@@ -114,7 +114,7 @@ def _objects(store: Store) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def _differing(named: Mapping[str, int], there: Mapping[str, int]) -> dict[str, str]:
-    """Files of a record that are gone or have another size, with what is wrong with each."""
+    """Files of a record that are missing or have another size, with what is wrong with each."""
     return {path: "is gone" if path not in there else f"has {there[path]:,} bytes instead of {size:,}"
             for path, size in named.items() if there.get(path) != size}
 
@@ -122,7 +122,7 @@ def _differing(named: Mapping[str, int], there: Mapping[str, int]) -> dict[str, 
 # -- records that no run names ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Unnamed:
-    """Records that no run names: how many, and the files and bytes they have in `objects/`."""
+    """Records that no run names: their number, and their files and bytes in `objects/`."""
 
     records: int
     files: int
@@ -130,7 +130,7 @@ class Unnamed:
 
 
 def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]:
-    """What could go, and the (key, attempt) of each. Memory: those pairs."""
+    """Records that could be removed, and the (key, attempt) of each. Memory: those pairs."""
     named = scratch_database()
     named.execute("CREATE TABLE named (key TEXT PRIMARY KEY) WITHOUT ROWID")
     runs = {path.split("/")[1] for path in store.list("runs") if path.count("/") > 1}
@@ -153,7 +153,8 @@ def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]
 
 
 def remove_unnamed(store: Store, log: Log) -> Unnamed:
-    """Retire and remove what no run names. `log`: ours, so no run is under way."""
+    """Retire the records that no run names, and remove their files. `log` must be held by us, so that no run is under
+    way."""
     what, pairs = unnamed(store, log)
     log.retire_unnamed(pairs)
     collect_garbage(log)
@@ -161,8 +162,8 @@ def remove_unnamed(store: Store, log: Log) -> Unnamed:
 
 
 def _done(store: Store, run: str) -> bool:
-    """Whether the latest attempt of a run finished. A run that was changed and then stopped lists the tasks of an
-    earlier attempt only, while the log has others."""
+    """Whether the latest attempt of a run finished. If a run was changed and then stopped, its list names only the
+    tasks of an earlier attempt, while the log has others."""
     try:
         return bool(json.loads(store.read(f"runs/{run}/progress.json"))["state"] == "done")
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,13 +1,13 @@
-"""Content keys: what makes a result stale, in one place.
+"""Content keys: the one place that decides when a result is stale.
 
-A key is derived from the name and the version of a task and its JSON arguments without places. Three kinds of dict in
-the arguments have a meaning of their own:
+A key is derived from a task's name, its version and its JSON arguments without locations. Three kinds of dict in the
+arguments have a special meaning:
 
     {"$ref": path in the store, "content", "sha256", "bytes", "rows"}           a file an earlier task wrote
     {"$file": path relative to the source root, "root": URL, "size", "etag"}    an input file, maybe with a range
     {"$list": path in the store, "content", "items"}                            a long list (`pipeline.store.lists`)
 
-and the value of a key "$volatile" never enters.
+The value of a key "$volatile" is ignored.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from stages.catalog import load
 from stages.stage import file_sha256
 
-#: packages whose tasks count by name and version alone: a test sees to it that names are unique
+#: packages whose tasks are identified by name and version alone; a test ensures that names are unique
 OURS = frozenset({"pipeline", "stages"})
 
 
 def task_key(task: str, args: Any) -> str:
-    """Key of the task at the import path `task` with these arguments. One that is not ours counts by its class and its
-    module's source as well: it may have taken name and version from the task of ours that it derives from."""
+    """Key of the task at the import path `task` with these arguments. For a task from outside our packages, its class
+    and the source of its module count as well: it may inherit name and version from one of our tasks."""
     found = load(task)
     module = task.partition(":")[0]
     if module.partition(".")[0] in OURS:
@@ -36,16 +36,16 @@ def task_key(task: str, args: Any) -> str:
 
 
 def content_key(name: str, version: int, args: Any) -> str:
-    """32 hex characters over a name, a version and arguments without places.
+    """Hash of a name, a version and arguments without locations, as 32 hex characters.
 
-    Paths of the store, source roots and `$volatile` values do not count; contents, relative paths and ranges do.
+    Store paths, source roots and `$volatile` values do not count; contents, relative paths and ranges do.
     """
     blob = json.dumps([name, version, placeless(args)], sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
 
 
 def ref_contents(args: Any) -> list[str]:
-    """Contents of all `$ref`s in the arguments of a task, in their order; of a `$list` its own."""
+    """The `content` of every `$ref` and `$list` in the arguments of a task, in order."""
     if isinstance(args, dict):
         if "$ref" in args or "$list" in args:
             return [args["content"]]

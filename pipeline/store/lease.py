@@ -1,4 +1,4 @@
-"""The lease on a store's log: which driver holds it, and whether that driver lives."""
+"""The lease on a store's log: which driver holds it, and whether that driver is alive."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TypedDict
 
 
 class Holder(TypedDict):
-    """The driver that holds the lease, as its epoch's segment and its heartbeat name it."""
+    """The driver that holds the lease, as recorded in its epoch's segment and its heartbeat."""
 
     host: str
     boot: str
-    space: str          # of process ids
+    space: str          # pid namespace
     pid: int
     started: str
     run: str
 
 
 def identity(run: str) -> Holder:
-    """This process as a holder, so that another driver on this machine can see whether it lives. A process id is unique
-    only within one boot and one pid namespace (containers share the host's boot id), and may be used again: the start
-    time tells two of them apart."""
+    """This process as a holder, described so that another driver on this machine can see whether it is alive. A process
+    id is unique only within one boot and one pid namespace (containers share the host's boot id), and may be reused:
+    the start time distinguishes two processes with the same id."""
     return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
             "pid": os.getpid(), "started": _started(os.getpid()), "run": run}
 
@@ -43,13 +43,13 @@ def _pid_space() -> str:
 
 
 def _started(pid: int) -> str:
-    """Start time of a process in clock ticks since boot; "" when there is none, or it is a zombie."""
+    """Start time of a process in clock ticks since boot; "" when it does not exist or is a zombie."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 
 def alive(holder: Mapping[str, object]) -> bool | None:
-    """Whether the holder's process lives; None when that cannot be seen from here."""
+    """Whether the holder's process is alive; None when that cannot be seen from here."""
     here = identity("")
     there = (holder.get("host"), holder.get("boot"), holder.get("space"))
     if not here["boot"] or there != (here["host"], here["boot"], here["space"]):

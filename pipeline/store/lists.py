@@ -1,13 +1,13 @@
-"""Lists that are too long for the arguments of a task: they become files of the store, and the task names the file.
+"""Lists that are too long for the arguments of a task: they become files of the store, which the arguments name.
 
-Every reduce task of a wave reads the files of all its maps. Written out in each spec, those names would be groups times
-buckets of them; so `ListFiles.fold` writes a list once and puts
+Every reduce task of a wave reads files of all its map tasks. Written out in every spec, their names would be groups
+times buckets in number. So `ListFiles.fold` writes a list once and replaces it in the arguments by
 
-    {"$list": "objects/lists/SHA256.json", "content": what its items say, "items": n}
+    {"$list": "objects/lists/SHA256.json", "content": hash of its items, "items": n}
 
-in its place, and `unfold` gives the task its list back. Like that of a `$ref`, only `content` enters the key of the
-task: it is the hash of the items without their places, so the key means what it meant before. Which lists become files
-depends on their lengths alone. The file is named by its bytes: every writer writes the same.
+`unfold` gives the task its list back. As with a `$ref`, only `content` enters the key of the task. It is a hash of the
+items without their locations, so the key identifies what the list itself would. Which lists become files depends on
+their lengths alone. A file is named by the hash of its bytes, so every writer writes the same file.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from pipeline.store.fs import Store
 from pipeline.store.keys import placeless
 
 FOLDER = "objects/lists"
-#: longest list that stays in the arguments
+#: most items of a list that stays in the arguments
 INLINE = 8
-#: lists of which is remembered that they have been written: tasks of a wave share theirs
+#: number of lists remembered as written: the tasks of a wave share theirs
 _KNOWN = 16
 
 
 class ListFiles:
-    """`put(path, bytes)` creates a file of the store unless it is there; without it nothing is written, and keys are
-    what they would be."""
+    """Replaces long lists by files. `put(path, bytes)` creates a file of the store unless it exists; without `put`
+    nothing is written, but the arguments, and so the keys, are the same."""
 
     def __init__(self, put: Callable[[str, bytes], Any] | None = None) -> None:
         self._put = put
-        #: by the identity of the list, which is held so that nothing else can have it
+        #: by id() of the list, which is kept alive so that no other object gets that id
         self._known: OrderedDict[int, tuple[list[Any], dict[str, Any]]] = OrderedDict()
 
     def fold(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with long lists as files. Lists must not be changed afterwards: one that several drafts share
-        is looked at once."""
+        """The arguments with their long lists replaced by files. Lists must not be changed afterwards: one that several
+        drafts share is written only once."""
         return {k: v if k == "$volatile" else self._value(v) for k, v in args.items()}
 
     def _value(self, value: Any) -> Any:
@@ -69,7 +69,7 @@ class ListFiles:
 
 
 def unfold(value: Any, read: Callable[[str], bytes]) -> Any:
-    """The value with all its lists. Raises DamagedFile for one that does not hold what was written."""
+    """The value with all its lists restored. Raises DamagedFile for a file that does not hold what was written."""
     if isinstance(value, dict):
         if "$list" not in value:
             return {k: v if k == "$volatile" else unfold(v, read) for k, v in value.items()}
@@ -81,7 +81,7 @@ def unfold(value: Any, read: Callable[[str], bytes]) -> Any:
 
 
 def writes_to(store: Store) -> Callable[[str, bytes], Any]:
-    """`put` of a ListFiles for a store."""
+    """The `put` for a ListFiles of this store."""
     return lambda path, data: store.exists(path) or store.put_absent(path, data)
 
 

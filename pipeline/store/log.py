@@ -1,15 +1,16 @@
-"""The commit log: which tasks are done, in segments that are appended by put-if-absent (docs/contracts.md: Store).
+"""The commit log: which tasks are done, in segments appended by put-if-absent (docs/contracts.md: Store).
 
 Segments are `log/00000001.json`, `log/00000002.json`, …, each one JSON object ``{"sha256": …, "body": {…}}``. A body
-has one of two kinds. An *epoch* segment gives one driver the lease: the next append of any other driver meets a segment
-it did not write, and raises Fenced. A *records* segment holds part records of that driver and the rows its supervisors
-quarantined. The first record of a key counts until a driver finds its files damaged or gone and retires it; then the
-next one counts. Segments are never changed or removed, so to replay them is to read them (`pipeline.store.view`).
+has one of two kinds. An *epoch* segment gives one driver the lease: any other driver then meets, at its next append, a
+segment it did not write, and raises Fenced. A *records* segment holds part records of that driver and the rows its
+supervisors quarantined. The first record of a key counts until a driver finds its files damaged or missing and retires
+it; then the next one counts. Segments are never changed or removed, so replaying the log means reading them in order
+(`pipeline.store.view`).
 
-A driver that finds an epoch which was not closed inspects its holder. On the same machine a dead process is known at
-once. Elsewhere the driver watches the heartbeat (`log/heartbeat/EPOCH.json`, a counter) once a second: a counter that
-does not change for PATIENCE_S belongs to a dead driver. The heartbeat only decides when to try; safety rests on the
-segments alone.
+A driver that finds an epoch which was not closed checks its holder. On the same machine a dead process is recognised at
+once. Otherwise the driver reads the heartbeat (`log/heartbeat/EPOCH.json`, a counter) once a second: if the counter
+does not change for PATIENCE_S, its driver is taken for dead. The heartbeat only decides when to try; safety rests on
+the segments alone.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ from pipeline.store.records import PartRecord
 from pipeline.store.view import FORMAT, CorruptLog, LogView, decode_segment, dumps, encode_segment, segment_name
 
 SEGMENT_RECORDS = 1000       # docs/contracts.md: Store
-SEGMENT_S = 1.0              # age of the oldest waiting record at which a segment is written
+SEGMENT_S = 1.0              # age of the oldest waiting record, in seconds, at which a segment is written
 HEARTBEAT_S = 5.0
-PATIENCE_S = 20.0            # four heartbeats: a counter that stood still that long belongs to a dead or cut-off driver
-RETRIES = 8                  # of a put whose outcome is unknown (time-outs of an object store)
+PATIENCE_S = 20.0  # four heartbeats: a counter that stands still this long belongs to a dead or cut-off driver
+RETRIES = 8                  # of a put whose outcome is unknown (object store time-outs)
 
 log = logging.getLogger("tokenmill")
 
 
 class Fenced(StoreError):
-    """Another driver has taken this store over; nothing more can be committed. The driver exits 1."""
+    """Another driver has taken over this store; this one can commit nothing more and exits with status 1."""
 
 
 class OtherContent(StoreError):
-    """A task that ran again because its files were damaged or gone made files with other contents."""
+    """A task ran again because its files were damaged or missing, and made files with other contents."""
 
 
 class LeaseHeld(StoreError):
-    """A living driver holds this store."""
+    """A living driver holds the lease of this store."""
 
 
 def attempt_name(epoch: int, serial: int) -> str:
-    """Name of an attempt: unique because an epoch has one driver, which counts `serial` up. The garbage collector reads
-    the epoch in front."""
+    """Name of an attempt. It is unique because an epoch has one driver, which counts `serial` up. The garbage collector
+    reads the epoch at its beginning."""
     return f"{epoch:08d}-{serial:08d}"
 
 
@@ -60,8 +61,8 @@ def heartbeat_name(epoch: int) -> str:
 
 
 class Log(LogView):
-    """The log with its lease: the one driver that may append. Thread-safe; a background thread writes heartbeats and
-    records that wait.
+    """The log as its lease holder sees it, the only driver that may append. Thread-safe; a background thread writes
+    heartbeats and waiting records.
 
     Every method that writes or verifies raises Fenced once another driver has taken over.
     """
@@ -74,9 +75,9 @@ class Log(LogView):
         self._quarantined: list[dict[str, Any]] = []
         self._released: list[str] = []
         self._retired: list[dict[str, Any]] = []
-        self._sending: tuple[int, dict[str, Any]] | None = None      # the segment that is being written, and its body
-        self._oldest = 0.0                                    # when the first waiting entry came
-        self._beaten = 0.0                                    # when the latest heartbeat was written
+        self._sending: tuple[int, dict[str, Any]] | None = None      # number and body of the segment being written
+        self._oldest = 0.0                                    # when the oldest waiting entry came
+        self._beaten = 0.0                                    # when the last heartbeat was written
         self._counter = 0
         self._failed: Exception | None = None
         self._closed = False
@@ -85,7 +86,7 @@ class Log(LogView):
 
     @staticmethod
     def read(store: Store) -> LogView:
-        """The log as it stands, without a lease (report, inspect)."""
+        """The current log without a lease (report, inspect)."""
         view = LogView(store)
         view.refresh()
         return view
@@ -94,10 +95,11 @@ class Log(LogView):
     def open(cls, store: Store, *, run: str = "", takeover: bool = False, clock: Clock = SYSTEM,
              holder: Holder | None = None, threaded: bool = True,
              segment_records: int = SEGMENT_RECORDS) -> Log:
-        """Replay the log and take its lease. `run` names this driver to others; `takeover` fences a living holder too.
+        """Replay the log and take its lease. `run` names this driver to others; `takeover` fences even a living holder.
 
-        Raises LeaseHeld when a living driver holds the lease, CorruptLog, and StoreError when the store cannot be
-        written. A simulation passes a clock and a holder of its own, and with `threaded` False calls `tend` itself.
+        Raises LeaseHeld when a living driver holds the lease, CorruptLog for a damaged log, and StoreError when the
+        store cannot be written. A simulation passes its own clock and holder, and with `threaded` False calls `tend`
+        itself.
         """
         log = cls(store, clock, segment_records)
         log._begin(holder or identity(run), takeover)
@@ -107,9 +109,9 @@ class Log(LogView):
         return log
 
     def _begin(self, me: Holder, takeover: bool) -> None:
-        """Append an epoch of our own, once no living driver holds the lease."""
+        """Append an epoch of our own once no living driver holds the lease."""
         self.store.check_conditional_put()
-        met = 0                                               # the segment another driver wrote before us
+        met = 0                                               # segment we last tried to write and found taken
         while True:
             try:
                 self.refresh()
@@ -129,7 +131,7 @@ class Log(LogView):
         self._beat()
 
     def _wait_for_the_lease(self, holder: Holder, epoch: int) -> None:
-        """Return once the holder of `epoch` has closed or is dead. Raises LeaseHeld when it lives. Where its process
+        """Return once the holder of `epoch` has closed or is dead. Raises LeaseHeld when it is alive. If its process
         cannot be seen from here, its heartbeat is watched for up to PATIENCE_S."""
         first = self._heartbeat(epoch)
         if first.get("closed") or alive(holder) is False:
@@ -138,7 +140,7 @@ class Log(LogView):
             log.warning("%s was last held by run '%s' on host %s, which cannot be asked from here: waiting up to "
                         "%.0f s to see whether it lives (--takeover does not wait)", self.store.root, holder["run"],
                         holder["host"], PATIENCE_S)
-            # heartbeats that were read are counted, not seconds: while this machine stands still it reads none
+            # count heartbeats that were read, not seconds: while this machine is suspended it reads none
             step = min(1.0, PATIENCE_S / 10)
             for _ in range(math.ceil(PATIENCE_S / step)):
                 self._clock.sleep(step)
@@ -173,7 +175,7 @@ class Log(LogView):
 
     def tend(self) -> bool:
         """Write records that have waited for SEGMENT_S, and the heartbeat when it is due. False once nothing can be
-        written any more; the driver's next call raises the reason."""
+        written any more; the driver's next call then raises the reason."""
         with self._lock:
             if self._uncommitted and self._clock.now() - self._oldest >= SEGMENT_S:
                 try:
@@ -188,9 +190,9 @@ class Log(LogView):
 
     # -- writing -------------------------------------------------------------------------------------------------
     def append(self, record: PartRecord) -> PartRecord:
-        """Commit `record` with the next segment, at most SEGMENT_S from now (`flush` waits for it). Returns the record
-        that counts: the first one for its key. Raises OtherContent when one for this key was retired and held something
-        else."""
+        """Commit `record` with the next segment, about SEGMENT_S from now (`flush` waits for it). Returns the record
+        that counts, which is the first one for its key. Raises OtherContent when a retired record of this key had files
+        with other contents."""
         with self._lock:
             self._check()
             before = self.retired_contents(record.key)
@@ -207,8 +209,9 @@ class Log(LogView):
             return self.get(record.key)  # type: ignore[return-value]
 
     def quarantine(self, key: str, row: int, stage: int, reason: str) -> None:
-        """Commit the quarantine of a row of the task `key` before that task is done (at most SEGMENT_S from now;
-        `flush` waits for it): the next attempt skips the row even if this driver dies. The first verdict counts."""
+        """Commit the quarantine of a row of the task `key` before that task is done, so that the next attempt skips the
+        row even if this driver dies. It is written about SEGMENT_S from now (`flush` waits for it). The first verdict
+        counts."""
         entry = {"key": key, "row": row, "stage": stage, "reason": reason}
         with self._lock:
             self._check()
@@ -216,38 +219,38 @@ class Log(LogView):
                 self._wait(self._quarantined, entry)
 
     def release(self, key: str) -> None:
-        """Take back, durably, the quarantine of all rows of the task `key`: the task has failed for good, so nothing
-        shows that they are to blame. The next attempt reads all of them again."""
+        """Withdraw, durably, the quarantine of all rows of the task `key`. The task has failed for good, so nothing
+        shows that its rows are to blame. The next attempt reads them again."""
         with self._lock:
             self._check()
             if self._quarantined_rows.pop(key, None) is not None:
                 self._released.append(key)
-                self.flush()                # at once: within a segment, quarantines precede releases
+                self.flush()                # now, because replaying a segment applies quarantines before releases
 
     def retire(self, key: str, attempt: str, why: str) -> bool:
-        """Durably take back the record of `key` that `attempt` made, since its files are damaged or gone: the task runs
-        again when something wants it. False when that record does not count (any more)."""
+        """Withdraw, durably, the record of `key` that `attempt` made, because its files are damaged or missing. The
+        task runs again when it is needed. False when that record does not count (any more)."""
         return self._retire_all([{"key": key, "attempt": attempt, "why": why}]) > 0
 
     def retire_unnamed(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Durably take back records that no run names, by (key, attempt). What they held is forgotten."""
+        """Withdraw, durably, records that no run names, given as (key, attempt). The contents of their files are
+        forgotten."""
         self._retire_all({"key": key, "attempt": attempt, "why": "no run names it", "unnamed": True}
                          for key, attempt in pairs)
 
     def retire_files(self, damaged: Mapping[str, str]) -> int:
-        """Durably take back the records that name files of the store: path (objects/KEY/ATTEMPT.name) → what is wrong
-        with it. Returns how many records; a path that none names counts for nothing."""
+        """Withdraw, durably, the records that name damaged files: path (objects/KEY/ATTEMPT.name) → what is wrong with
+        it. Returns the number of records. A path that no record names is ignored."""
         def entries() -> Iterator[dict[str, Any]]:
             for path, why in damaged.items():
                 key = path.split("/")[1] if path.startswith("objects/") else ""
-                record = self.get(key)                        # None after the first of its files
+                record = self.get(key)                        # None if an earlier file already retired it
                 if record is not None and any(info.path == path for info in record.files.values()):
                     yield {"key": key, "attempt": record.attempt, "why": why}
         return self._retire_all(entries())
 
     def _retire_all(self, entries: Iterable[dict[str, Any]]) -> int:
-        """Write the entries, a bounded number in a segment: a lost folder of the store may have held a million
-        files."""
+        """Write the entries, a bounded number per segment: a lost folder of the store may have held a million files."""
         retired = 0
         with self._lock:
             self.flush()
@@ -269,13 +272,13 @@ class Log(LogView):
 
     @property
     def _uncommitted(self) -> bool:
-        """Whether something is to be written, or was being written when we were interrupted."""
+        """Whether anything is waiting to be written, or was being written when we were interrupted."""
         return bool(self._waiting or self._quarantined or self._released or self._retired
                     or (self._sending is not None and self._sending[0] > self.segments))
 
     def flush(self) -> None:
-        """Return when everything appended so far is committed, durably. When it is interrupted (Ctrl-C) it may be
-        called again: the same segment goes to the same place, so the nonce tells whether it is there already."""
+        """Return when everything appended so far is committed, durably. After an interrupt (Ctrl-C) it may be called
+        again: it writes the same segment to the same place, so the nonce shows whether it is already there."""
         with self._lock:
             self._check()
             while self._uncommitted:
@@ -292,13 +295,14 @@ class Log(LogView):
                     if other is not None:
                         raise self._fenced(other)
                 except Exception as e:
-                    # final even if a retry seems possible: a put of unknown outcome may still arrive at the store
+                    # final even if a retry might work: a put of unknown outcome may still reach the store
                     self._failed = e
                     raise
                 self.segments = number
 
     def verify(self) -> None:
-        """Raise Fenced now if another driver has taken over: before something other than a commit (a publication)."""
+        """Raise Fenced now if another driver has taken over. Called before an action that is not a commit (a
+        publication)."""
         with self._lock:
             self._check()
             name = segment_name(self.segments + 1)
@@ -317,8 +321,8 @@ class Log(LogView):
             raise self._failed
 
     def _put(self, number: int, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Put-if-absent of a segment. None: it is ours; otherwise the body that stands there. The nonce settles
-        refusals of a request that was performed but repeated by a client library, and time-outs."""
+        """Put a segment if its name is free. Returns None when the segment is ours, otherwise the body found there. The
+        nonce resolves time-outs, and refusals of a request that a client library repeated after it had succeeded."""
         data, name = encode_segment(body), segment_name(number)
         for attempt in range(RETRIES + 1):
             try:
@@ -326,13 +330,13 @@ class Log(LogView):
                     return None
             except StoreError:
                 raise
-            except Exception as e:                            # object stores raise their client libraries' own kinds
+            except Exception as e:                            # object storage libraries raise their own exceptions
                 if attempt == RETRIES:
                     raise StoreError(f"cannot commit to {self.store.at(name)} after {RETRIES} repetitions: {e}; see "
                                      f"that the store can be reached and run again, what was committed is kept") from e
             try:
                 found = decode_segment(self.store.read(name), self.store.at(name))
-            except FileNotFoundError:                         # the put failed without effect
+            except FileNotFoundError:                         # the put had no effect
                 self._clock.sleep(min(8.0, 0.1 * 2 ** attempt))
                 continue
             except CorruptLog:
@@ -347,8 +351,8 @@ class Log(LogView):
                          f"run again, what was committed is kept")
 
     def close(self) -> None:
-        """Commit what waits, and give the lease back. Raises what `flush` raises, also when that happened in the
-        background, as long as something appended is not committed. A second call does nothing."""
+        """Commit what waits and give up the lease. While something appended is not committed, raises what `flush`
+        raises, even if that happened in the background. A second call does nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,17 +1,18 @@
-"""Parts: documents as Parquet, with hashes of what they say.
+"""Parts: documents as Parquet, with hashes of their contents.
 
 Columns: `id`, `text` (large_string), `url`, `source`, `language`, `date` (as found, null when unknown),
 `locator` struct<file, offset, record, sub>, `signals` struct<float64…> (null = not computed), `meta` (JSON with sorted
 keys; HF datasets refuses map columns), `loss_spans` list<struct<start, end>> (UTF-8 bytes; null = everything counts).
 Dropped rows add `reason` and `stage`. The signal `bytes`, the UTF-8 length of the text, is always there.
 
-Hashes. The *row digest* is the sha256 of an encoding in which every column has its place: the lengths of all strings
-(-1: null), integers, floats by their exact bits, which of them are null, then the strings themselves; it begins with
-the names of the columns and signals. The `content` of a part is the sha256 of its row digests sorted by id. It does not
-change with row order, row groups, compression or library versions, and changes with any field.
+Hashes. The *row digest* is the sha256 of an encoding in which every column has a fixed place. The encoding begins with
+the names of the columns and signals; then come the lengths of all strings (-1: null), integers, floats by their exact
+bits, the null flags, and finally the strings themselves. The `content` of a part is the sha256 of its row digests
+sorted by id. It does not change with row order, row groups, compression or library versions, and changes with any
+field.
 
 The same documents in the same order give the same bytes under one set of library versions: writer options are pinned,
-row groups are cut by the bytes of the rows alone, nothing in the file tells the time.
+row groups are cut by the bytes of the rows alone, and the file holds no time.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ import pyarrow.compute as pc
 from pipeline.base.parquet import open_parquet, parquet_writer
 from stages.document import Document, DuplicateId
 
-#: bytes of a row group, uncompressed; the document that does not fit starts the next. A quarter of what the contract
-#: allows: a child holds one for kept and one for dropped documents, and resident memory is about three times as much.
+#: bytes of a row group, uncompressed; the document that exceeds it starts the next. A quarter of what the contract
+#: allows: a child holds one group of kept and one of dropped documents, and resident memory is about three times as
+#: much.
 ROW_GROUP_BYTES = 16 << 20
-#: rows, or characters of text, turned into Arrow columns at a time; a longer text is a batch of its own
+#: rows, or characters of text, converted to Arrow columns at a time; a longer text is a batch of its own
 BATCH_ROWS, BATCH_CHARS = 2048, 4 << 20
 
 LOCATOR = pa.struct([("file", pa.string()), ("offset", pa.int64()), ("record", pa.int64()), ("sub", pa.string())])
 SPANS = pa.list_(pa.struct([("start", pa.int64()), ("end", pa.int64())]))
 _any_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
-_quoted = json.encoder.encode_basestring          # of the standard library, in C: what the encoder says of one string
+_quoted = json.encoder.encode_basestring          # the encoder's function for one string, in C
 _STRINGS = ("id", "url", "source", "language", "date", "meta", "reason", "stage")
 
 
@@ -58,8 +60,8 @@ def signal_names(schema: pa.Schema) -> list[str]:
 class PartWriter:
     """Streams documents into one Parquet file. Memory: one row group and 64 bytes a row.
 
-    After `close`: `rows`, `text_bytes` (UTF-8), `content`. Lone surrogates, which no file can hold as UTF-8, become
-    U+FFFD and pairs of them the character they mean.
+    After `close`: `rows`, `text_bytes` (UTF-8), `content`. UTF-8 files cannot hold surrogates: a lone one becomes
+    U+FFFD, a pair becomes the character it encodes.
     """
 
     def __init__(self, path: str, schema: pa.Schema, row_group_bytes: int = ROW_GROUP_BYTES,
@@ -81,7 +83,7 @@ class PartWriter:
         self._writer = parquet_writer(
             path, schema, compression_level=3, version="2.6", data_page_version="1.0",
             use_dictionary=["source", "language", "locator.file", "reason", "stage"],
-            # no minima and maxima of texts: they would repeat whole documents in the footer
+            # no minima and maxima of texts: they would put whole documents into the footer
             write_statistics=["id", "source", "language", "date", "reason", "stage", "locator.offset", "locator.record",
                               *(f"signals.{name}" for name in self._names)])
 
@@ -104,7 +106,7 @@ class PartWriter:
             self._convert()
 
     def write_all(self, docs: list[Document]) -> None:
-        """What `write` does for each of them (without reason and stage), in a third of its time."""
+        """Add documents as `write` does (without reason and stage), in a third of the time."""
         chars = sum([len(d.text) for d in docs])
         if chars > self._batch_chars or not all(d.signals.keys() <= self._known for d in docs):
             for doc in docs:
@@ -124,7 +126,7 @@ class PartWriter:
             self._convert()
 
     def _convert(self) -> None:
-        """Pending documents → one Arrow batch with its row digests."""
+        """Convert the pending documents to one Arrow batch, and compute their row digests."""
         if not self._pending:
             return
         *columns, signals = zip(*self._pending)
@@ -159,7 +161,7 @@ class PartWriter:
             self._batches, self._bytes = [], 0
 
     def close(self) -> None:
-        """Finish the file. Raises DuplicateId."""
+        """Finish the file. Raises DuplicateId when two rows have the same id."""
         if self.content is not None:
             return
         self._convert()
@@ -175,7 +177,7 @@ class PartWriter:
 
 
 class RowDigester:
-    """Row digests of batches of one schema (see the module's docstring for what they are)."""
+    """Computes the row digests of batches of one schema (defined in the module's docstring)."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.signals = signal_names(schema)
@@ -184,7 +186,7 @@ class RowDigester:
         self._title = np.frombuffer(hashlib.sha256(title.encode()).digest(), "u1")
 
     def digests(self, batch: pa.RecordBatch) -> list[bytes]:
-        """sha256 of every row, 32 bytes each."""
+        """sha256 of every row, as 32 bytes each."""
         n = batch.num_rows
         if n == 0:
             return []
@@ -200,7 +202,8 @@ class RowDigester:
         counts = pc.fill_null(pc.list_value_length(spans).cast(pa.int64()), -1).to_numpy()
         head = np.stack([*lengths, *bits, counts], axis=1).astype("<i8").view("u1")
         head = np.concatenate([np.broadcast_to(self._title, (n, 32)), head, np.stack(nulls, axis=1)], axis=1)
-        # everything but the text in one piece a row: one call less is 0.3 µs a document, copying texts would cost more
+        # join all but the text into one string per row: each avoided hash call saves 0.3 µs a document, while copying
+        # texts would cost more
         fixed = pa.LargeBinaryArray.from_buffers(pa.large_binary(), n, [
             None, pa.py_buffer(np.arange(0, (n + 1) * head.shape[1], head.shape[1])), pa.py_buffer(head)])
         joined = pc.binary_join_element_wise(fixed, *(c.cast(pa.large_binary()) for c in short),
@@ -219,9 +222,9 @@ class RowDigester:
 
 
 def read_documents(path: str, columns: Iterable[str] | None = None, batch_rows: int = 256) -> Iterator[Document]:
-    """Documents of a part in the order of its rows. `columns` restricts what is read (`text` is "" when left out).
+    """Yield the documents of a part in row order. `columns` restricts what is read (`text` is "" when left out).
 
-    Memory: one row group of the columns asked for. Signals that are null are not in `doc.signals`.
+    Memory: one row group of the columns read. Null signals are left out of `doc.signals`.
     """
     with open_parquet(path, memory_map=True) as file:
         wanted = [c for c in file.schema_arrow.names if columns is None or c in set(columns)]
@@ -231,7 +234,7 @@ def read_documents(path: str, columns: Iterable[str] | None = None, batch_rows: 
 
 
 def batch_documents(batch: pa.RecordBatch) -> Iterator[Document]:
-    """Rows of a batch (any of the columns of a part) as documents."""
+    """Yield the rows of a batch (with any of the columns of a part) as documents."""
     n, names = batch.num_rows, set(batch.schema.names)
 
     def column(name: str, default: Any) -> Iterable[Any]:
@@ -261,7 +264,7 @@ def batch_documents(batch: pa.RecordBatch) -> Iterator[Document]:
 
 
 def _meta_json(meta: dict[str, Any]) -> str:
-    """Metadata as it is stored: keys sorted, no ASCII escapes."""
+    """Metadata as JSON for storage: sorted keys, no ASCII escapes."""
     for key, value in meta.items():
         if type(value) is not str or type(key) is not str:
             return _any_json(meta)
@@ -269,10 +272,10 @@ def _meta_json(meta: dict[str, Any]) -> str:
 
 
 def _order(ids: pa.ChunkedArray) -> tuple[np.ndarray, int | None]:
-    """(rows in the order of their ids, a row whose id another one has)."""
+    """(rows in the order of their ids, a row whose id occurs twice or None)."""
     text = "".join(ids.to_pylist())
     raw = _unhex(text) if len(text) == 32 * len(ids) else None
-    if raw is not None and pc.all(pc.equal(pc.binary_length(ids), 32)).as_py():      # ours: as numbers, much faster
+    if raw is not None and pc.all(pc.equal(pc.binary_length(ids), 32)).as_py():      # our own ids, as numbers: much faster
         high, low = raw.reshape(-1, 2).T
         order = np.argsort(high, kind="stable")
         if (high[order][1:] == high[order][:-1]).any():
@@ -287,7 +290,8 @@ def _order(ids: pa.ChunkedArray) -> tuple[np.ndarray, int | None]:
 
 
 def _unhex(text: str) -> np.ndarray | None:
-    """Numbers, 16 digits each, whose order is that of the text; None for anything but lower-case hex digits."""
+    """The text as numbers of 16 hex digits each, which sort like the text; None unless it is all lower-case hex
+    digits."""
     try:
         raw = bytes.fromhex(text)
     except ValueError:
@@ -300,7 +304,7 @@ def _strings(values: Iterable[str | None], type: pa.DataType | None = None) -> p
     type = type or pa.string()
     try:
         return pa.array(values, type)
-    except UnicodeEncodeError:                          # surrogates: JSON escapes, or file names that are not UTF-8
+    except UnicodeEncodeError:  # surrogates, from JSON escapes or from file names that are not UTF-8
         return pa.array([None if v is None else v.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
                          for v in values], type)
 
@@ -313,7 +317,7 @@ def _floats(values: Any) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> np.ndarray:
-    """The n + 1 offsets of a large_string array into `_data` of it, int64."""
+    """The n + 1 offsets of a large_string array into its `_data`, int64."""
     return np.frombuffer(array.buffers()[1], "<i8")[array.offset:array.offset + len(array) + 1]
 
 

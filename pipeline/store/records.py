@@ -1,6 +1,7 @@
-"""Commit records: what a finished task leaves in the log.
+"""Commit records: the data that a finished task leaves in the log.
 
-Counters are nested dicts of numbers: leaves add up, but for outermost keys that begin with `max_`: the maximum counts.
+Counters are nested dicts of numbers. Leaves are added up, except outermost keys that begin with `max_`, of which the
+maximum is taken.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import Any
 
 from stages.task import Counters as Counters
 
-#: the stage of a quarantined row that died while the first input file of its task was read; READING - n for file n
+#: stage of a quarantined row at whose reading the process died, in the task's first input file; READING - n in file n
 READING = -2
 
 
 @dataclass
 class FileInfo:
     """One file a task wrote, as committed. `content` identifies what it says (canonical rows for document parts,
-    otherwise the sha256 of the bytes), `sha256` its bytes."""
+    otherwise the sha256 of the bytes); `sha256` is the hash of its bytes."""
 
     path: str
     bytes: int
@@ -46,10 +47,11 @@ class PartRecord:
     cpu_s: float = 0.0
     wall_s: float = 0.0
     rss_mb: float = 0.0
-    replay_key: str = ""               # of its spec
+    replay_key: str = ""               # that of its spec
 
     def to_json(self) -> dict[str, Any]:
-        """Shares counters, quarantine and meta with the record: copying them would take most of a commit's time."""
+        """As JSON-able dict. It shares counters, quarantine and meta with the record: copying them would take most of a
+        commit's time."""
         return {**vars(self), "files": {name: dict(vars(info)) for name, info in self.files.items()}}
 
     @classmethod
@@ -58,8 +60,8 @@ class PartRecord:
 
 
 def merge_counters(into: Counters, other: Mapping[str, Any], maxima: bool = True) -> Counters:
-    """Add `other` into `into` (in place): numbers add, `max_*` take the maximum, dicts merge. Keys of dicts inside are
-    names (sources, languages, of which `max_Latn` is one) and always add."""
+    """Merge `other` into `into` (in place): numbers are added, `max_*` takes the maximum, dicts are merged. Keys of
+    nested dicts are names (sources, languages such as `max_Latn`), so their values are always added."""
     for k, v in other.items():
         if isinstance(v, dict):
             merge_counters(into.setdefault(k, {}), v, False)

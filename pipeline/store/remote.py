@@ -1,8 +1,9 @@
 """Object storage below one URL, through fsspec: S3, Google Cloud Storage, the Hugging Face hub, or whatever it knows.
 
-Every request goes through `retry.patiently`. Large objects move in parallel pieces, each repeated by itself. Their
-sizes follow from two numbers: a request costs some 30 ms before its first byte, a connection then carries some 60 MB/s;
-so a piece of 8 MiB spends four fifths of its time on data, and eight at a time fill a 4 Gb/s link.
+Every request goes through `retry.patiently`. Large objects move in parallel pieces, each of which is retried by itself.
+Their sizes follow from two numbers: a request takes some 30 ms until its first byte, and a connection then carries some
+60 MB/s. A piece of 8 MiB therefore spends four fifths of its time on data, and eight pieces at a time fill a 4 Gb/s
+link.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from pipeline.store.retry import answer, comes_back, patiently, say
 if TYPE_CHECKING:
     from pipeline.store.fs import Needs
 
-#: bytes of one request of a download, and how many are under way (their product is held in memory)
+#: bytes of one request of a download, and how many run at a time (their product is held in memory)
 PIECE, DOWNLOADS = 8 << 20, 8
-#: copies, deletions and small requests at a time
+#: copies, deletions and small requests that run at a time
 REQUESTS = 32
-#: least and most that a sequential reader fetches ahead
+#: least and most bytes that a sequential reader fetches ahead
 AHEAD_LEAST, AHEAD_MOST = 256 << 10, 8 << 20
 
-#: seconds within which a server takes the first connection
+#: seconds to wait for a server to accept the first connection
 PROBE_S = 5.0
 
-#: [start, stop) in a file
+#: the bytes [start, stop) of a file
 Range = tuple[int, int]
 T = TypeVar("T")
 S = TypeVar("S")
@@ -49,7 +50,8 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Entry:
-    """An object: its path relative to the root, its bytes, and what changes whenever its content does."""
+    """An object: its path relative to the root, its size in bytes, and a version that changes whenever its content
+    does."""
 
     path: str
     size: int
@@ -57,13 +59,13 @@ class Entry:
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """Identifies the content of an object: the hub's hash, an etag, or its creation time. Never the version id of S3:
-    listings lack it, and a file must have one identity however it was found."""
+    """A string that identifies the content of an object: the hub's hash, an etag, or its creation time. The version id
+    of S3 is not used: listings lack it, and a file must have the same identity however it was found."""
     lfs = info.get("lfs")
     hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
     for found in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
                   info.get("mtime"), info.get("created"), info.get("LastModified"), info.get("last_modified")):
-        if found:           # a time is a datetime here and a number there
+        if found:           # some storages give times as datetimes, others as numbers
             return str(found.timestamp() if isinstance(found, datetime) else found).strip('"')
     return ""
 
@@ -71,19 +73,19 @@ def version_of(info: dict[str, Any]) -> str:
 class Remote:
     """Objects below `root`. Paths are relative to it, with forward slashes.
 
-    Errors: FileNotFoundError for an object that is not there, otherwise StoreError; an EnvironmentFailure where storage
-    did not answer for as long as one should wait.
+    Raises FileNotFoundError for an object that does not exist, otherwise StoreError: an EnvironmentFailure when storage
+    kept failing through all retries.
     """
 
-    #: keyword arguments of the filesystem
+    #: keyword arguments of the fsspec filesystem
     options: dict[str, Any] = {}  # noqa: RUF012
-    #: how often a request is made; None: as often as `retry` has it
+    #: tries of a request; None: as many as `retry` makes by default
     tries: int | None = None
-    #: what waits between two tries
+    #: the clock that waits between two tries
     clock: Clock = SYSTEM
 
     def __init__(self, root: str) -> None:
-        # a tenth of the start of a child and of a command, most of which use no object storage
+        # imported late: it would be a tenth of the start of a child or command, most of which use no object storage
         from fsspec.core import url_to_fs
 
         self.root = root
@@ -102,8 +104,8 @@ class Remote:
                              f"folder") from e
 
     def reach(self) -> None:
-        """Raises StoreError when a web address or the hub takes no connection, after one try of a few seconds.
-        Requests are repeated for more than a minute, which is right for storage that has answered before."""
+        """Raise StoreError when a web address or the hub accepts no connection, after one try of a few seconds.
+        Ordinary requests are retried for about a minute, which suits storage that has answered before."""
         url = urlsplit(self.root)
         if url.scheme == "hf":
             url = urlsplit(str(getattr(self.fs, "endpoint", "")))
@@ -118,7 +120,7 @@ class Remote:
                              f"download the files and name them") from e
 
     def at(self, path: str) -> str:
-        """Full path as fsspec knows it."""
+        """Full path as fsspec expects it."""
         return f"{self.prefix}/{path}" if path else self.prefix
 
     def url(self, path: str) -> str:
@@ -129,15 +131,15 @@ class Remote:
 
     # -- reading -------------------------------------------------------------------------------------------------
     def head(self, path: str) -> Entry | None:
-        """An object as it stands now; None when there is none."""
+        """The current state of an object; None when it does not exist."""
         def ask() -> dict[str, Any]:
-            self.fs.invalidate_cache()                  # another driver's commits must be seen
+            self.fs.invalidate_cache()                  # no cached listing: another driver's commits must be seen
             try:
                 info: dict[str, Any] = self.fs.info(self.at(path))
                 return info
             except FileNotFoundError as e:
                 if isinstance(e.__cause__, Exception) and comes_back(e.__cause__):
-                    raise e.__cause__ from None         # fsspec calls a web server that fails an absent file
+                    raise e.__cause__ from None         # fsspec reports a failing web server as a missing file
                 raise
         try:
             info = self._ask("read", path, ask)
@@ -155,7 +157,7 @@ class Remote:
         return data
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), fewer where the object ends: one request."""
+        """Bytes [start, stop), or fewer where the object ends. One request."""
         if stop <= start:
             return b""
 
@@ -164,13 +166,13 @@ class Remote:
                 data: bytes = self.fs.cat_file(self.at(path), start=start, end=stop)
                 return data
             except Exception as e:
-                if answer(e)[0] == 416:                 # it ends before `start`
+                if answer(e)[0] == 416:                 # the object ends before `start`
                     return b""
                 raise
         return self._ask("read", path, get)
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """All objects below `prefix`, in the order of their paths."""
+        """Yield all objects below `prefix`, in the order of their paths."""
         def find() -> dict[str, Any]:
             self.fs.invalidate_cache()
             found: dict[str, Any] = self.fs.find(self.at(prefix), detail=True)
@@ -192,7 +194,7 @@ class Remote:
 
     def download(self, path: str, local: str, size: int, ranges: Sequence[Range] | None = None) -> None:
         """Write an object of `size` bytes to the new file `local`: all of it, or only `ranges` (the rest is a hole).
-        Missing bytes are an error, and then there is no file."""
+        Raises ChangedFile when bytes are missing; no file is left then."""
         pieces = [(a, min(a + PIECE, b)) for start, b in ([(0, size)] if ranges is None else ranges)
                   for a in range(start, b, PIECE)]
 
@@ -221,16 +223,16 @@ class Remote:
             os.close(fd)
 
     def fetch(self, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
-        """`Store.fetch`."""
+        """`Store.fetch` for a remote file."""
         return cache.fetch(self, path, scratch, size, version, needs)
 
     def forget(self, path: str, scratch: str, size: int | None) -> None:
-        """Remove a damaged file that `fetch` gave, and the copy in the cache of this machine."""
+        """Remove a damaged file that `fetch` returned, and its copy in this machine's cache."""
         cache.forget(self, path, scratch, size)
 
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
-        """Create an object if there is none (a conditional PUT). True when the object holds exactly `data`, which
+        """Create an object unless it exists (a conditional PUT). True when the object holds exactly `data`, which
         should contain a nonce. A refusal alone proves nothing: when a connection breaks, client libraries repeat a
         request whose first try may have created the object."""
         def create() -> None:
@@ -252,8 +254,8 @@ class Remote:
 
     @property
     def looks_first(self) -> bool:
-        """Whether `put_absent` checks and then writes, so that another driver may write in between: fsspec's fallback
-        for filesystems without a conditional write. No test with one writer shows it."""
+        """Whether `put_absent` first checks and then writes, so that another driver may write in between. fsspec does
+        so for filesystems without a conditional write. A test with one writer cannot detect it."""
         from fsspec import AbstractFileSystem
 
         return getattr(self.fs.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
@@ -269,7 +271,7 @@ class Remote:
             raise self._no_place(path, e) from e
 
     def upload(self, local: str, path: str) -> None:
-        """Copy a local file to an object of a name that no other process uses."""
+        """Copy a local file to an object, whose name no other process uses."""
         try:
             self._ask("write", path, lambda: self.fs.put_file(local, self.at(path)))
         except FileNotFoundError as e:
@@ -279,14 +281,14 @@ class Remote:
         return StoreError(f"cannot write {redact(self.url(path))}: {say(error)}; see that the bucket exists")
 
     def copy(self, path: str, to: str) -> None:
-        """Copy an object on the server's side. FileNotFoundError names it when it is not there."""
+        """Copy an object on the server's side. FileNotFoundError names it when it does not exist."""
         try:
             self._ask("copy", path, lambda: self.fs.cp_file(self.at(path), self.at(to)))
         except FileNotFoundError as e:
             raise FileNotFoundError(errno.ENOENT, "no such object", self.url(path)) from e
 
     def remove(self, path: str) -> None:
-        """Remove an object if there is one."""
+        """Remove an object if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._ask("remove", path, lambda: self.fs.rm_file(self.at(path)))
 
@@ -295,12 +297,12 @@ def _proxied(url: SplitResult) -> bool:
     return url.scheme in getproxies() and not proxy_bypass(url.hostname or "")
 
 
-#: what makes the connections of this process, where that is not `connect` itself
+#: makes the connections of this process instead of `connect`, if set
 _through: Callable[[str], Remote] | None = None
 
 
 def connect_through(make: Callable[[str], Remote]) -> None:
-    """Have `connect` use `make` from here on: in a process without credentials or sockets (`store.broker`)."""
+    """Make `connect` use `make` from here on, in a process without credentials or sockets (`store.broker`)."""
     global _through
     _through = make
 
@@ -319,7 +321,8 @@ def connect(root: str) -> Remote:
 
 
 class InMemory(Remote):
-    """Objects in this process (tests, notebooks). fsspec looks and then creates, which for threads is two steps."""
+    """Objects in this process (tests, notebooks). fsspec checks and then creates, so a lock makes that one step for
+    threads."""
 
     _creating = threading.Lock()
 
@@ -329,15 +332,15 @@ class InMemory(Remote):
 
 
 class Gcs(Remote):
-    """Google Cloud Storage. Its library repeats a request six times by itself, which takes a minute."""
+    """Google Cloud Storage. Its library itself retries a request six times, which takes a minute."""
 
     options = {"use_listings_cache": False}  # noqa: RUF012
     tries = 2
 
 
 def in_parallel(call: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:
-    """`call` of each item, in the order of the items, up to `threads` at a time. `items` is read by the caller's own
-    thread, as it goes. The first error ends it: what has begun is finished, nothing further is."""
+    """Yield `call(item)` for each item, in order, with up to `threads` calls at a time. `items` is read lazily, in the
+    caller's thread. The first error ends it: running calls finish, waiting ones are cancelled."""
     window: deque[Future[T]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="storage") as pool:
         try:
@@ -353,8 +356,8 @@ def in_parallel(call: Callable[[S], T], items: Iterable[S], threads: int) -> Ite
 
 
 class RangeFile(io.RawIOBase):
-    """An object as a file to read. It fetches what is asked for, and ahead of it the more the longer one reads on: from
-    256 KiB, doubled up to 8 MiB. So a Parquet footer costs little and a row group few requests."""
+    """An object as a file to read. It fetches what is asked for, and reads ahead by 256 KiB, doubled up to 8 MiB while
+    reading is sequential. A Parquet footer therefore costs little, and a row group takes few requests."""
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
         self.size, self._fetch = size, fetch

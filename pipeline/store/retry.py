@@ -1,13 +1,12 @@
-"""Requests to object storage: repeated while it makes sense, and their errors in words.
+"""Requests to object storage: retried while that makes sense, with errors put into words.
 
-What is repeated: time-outs, connections that break, data garbled on its way, 5xx, throttling (429, SlowDown and its
-relatives) and the conflict of two conditional writes, which S3 answers with 409. The wait doubles from 0.2 s to 20 s,
-of which a random half is waited, so that a thousand workers do not come back together. What is not: a refusal (401,
-403), an object that is not there (404), a request that makes no sense. Nothing here decides about documents, so the
-jitter needs no seed.
+Retried are time-outs, broken connections, data garbled in transit, 5xx, throttling (429, SlowDown and similar) and the
+conflict of two conditional writes, which S3 answers with 409. Waits double from 0.2 s to 20 s, and each is shortened at
+random by up to a half, so that a thousand workers do not return together. Not retried are a refusal (401, 403), a
+missing object (404) and an invalid request. Nothing here decides about documents, so the jitter needs no seed.
 
-Client libraries raise their own kinds of exception, which are recognized by name and HTTP status: neither botocore nor
-aiohttp, google-auth or httpx need to be installed.
+Client libraries raise their own exceptions, which are recognised by name and HTTP status, so that neither botocore nor
+aiohttp, google-auth or httpx needs to be installed.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from pipeline.store.errors import FULL, EnvironmentFailure, StoreError
 
-TRIES = 10                  # about a minute and a half in all
+TRIES = 10                  # waits of 33 to 65 s in all, beside the requests
 FIRST_S, LONGEST_S = 0.2, 20.0
-QUIET_S = 60.0              # at most one line in the log in this time
+QUIET_S = 60.0              # the log gets at most one line in this time
 
 T = TypeVar("T")
 log = logging.getLogger("tokenmill")
@@ -36,25 +35,25 @@ _AGAIN_CODES = {"SlowDown", "Throttling", "ThrottlingException", "ThrottledExcep
                 "RequestLimitExceeded", "BandwidthLimitExceeded", "TooManyRequestsException", "RequestTimeout",
                 "RequestTimeoutException", "PriorRequestNotComplete", "InternalError", "ServiceUnavailable",
                 "TransientError", "ConditionalRequestConflict", "OperationAborted",
-                "BadDigest", "XAmzContentChecksumMismatch", "IncompleteBody"}        # 400: garbled on its way
-#: exceptions of botocore, aiohttp, requests, httpx and google-auth that mean: the connection, not the request
+                "BadDigest", "XAmzContentChecksumMismatch", "IncompleteBody"}        # 400: garbled in transit
+#: exceptions of botocore, aiohttp, requests, httpx and google-auth in which the connection failed, not the request
 _AGAIN_NAMES = {"HTTPClientError", "ConnectionError", "IncompleteReadError", "IncompleteRead", "ResponseStreamingError",
                 "ResponseParserError", "ClientConnectionError", "ClientPayloadError", "ClientOSError", "Timeout",
                 "ChunkedEncodingError", "TransportError", "ProtocolError", "FSTimeoutError",
-                "FlexibleChecksumError", "ChecksumError"}                            # what came is not what was sent
+                "FlexibleChecksumError", "ChecksumError"}  # received data has a wrong checksum
 _AGAIN_ERRNO = {errno.EBUSY, errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE,
                 errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EAGAIN, errno.EINTR}
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError",
                    "DefaultCredentialsError", "ProfileNotFound", "LocalTokenNotFoundError", "TokenRetrievalError"}
-#: bugs of ours, which must not appear as errors of the store
+#: our own bugs, which must not be reported as errors of the store
 _BUGS = (TypeError, AttributeError, NameError, AssertionError, MemoryError)
 
 
 def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = None, clock: Clock = SYSTEM) -> T:
-    """`call()`, up to `tries` (TRIES) times while its error may pass. `what` ('read', 'write') and `url` are for
-    messages.
+    """Return `call()`, retried up to `tries` times (default TRIES) while its error may be temporary. `what` ('read',
+    'write') and `url` are for messages.
 
-    FileNotFoundError, FileExistsError and a full local disk pass as they are; everything else ends as a StoreError.
+    FileNotFoundError, FileExistsError and a full local disk are raised unchanged; everything else becomes a StoreError.
     """
     tries = tries or TRIES
     for attempt in range(1, tries + 1):
@@ -77,9 +76,9 @@ def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = No
 
 
 def comes_back(error: Exception) -> bool:
-    """Whether the same request may well succeed in a while."""
+    """Whether the same request may well succeed a little later."""
     status, code = answer(error)
-    if any("OfflineModeIsEnabled" in _kinds(e) for e in _chain(error)):      # a ConnectionError that was asked for
+    if any("OfflineModeIsEnabled" in _kinds(e) for e in _chain(error)):      # a ConnectionError that the user asked for
         return False
     if status is not None or code:
         return status in _AGAIN_STATUS or code in _AGAIN_CODES
@@ -89,14 +88,14 @@ def comes_back(error: Exception) -> bool:
 
 
 def _broken(error: BaseException) -> bool:
-    """Whether it is the connection that failed."""
+    """Whether the connection failed, not the request."""
     return isinstance(error, (TimeoutError, ConnectionError)) or bool(_kinds(error) & _AGAIN_NAMES)
 
 
 def answer(error: BaseException) -> tuple[int | None, str]:
     """(HTTP status, error code) of the response behind an exception; (None, "") when there was none."""
     for e in _chain(error):
-        if _broken(e):                          # what lies behind it is no answer: aiohttp gives its own errors a code
+        if _broken(e):  # causes further down are no HTTP answers: aiohttp gives its own errors a code
             break
         response = getattr(e, "response", None)
         if isinstance(response, dict):                                          # botocore
@@ -113,7 +112,7 @@ def answer(error: BaseException) -> tuple[int | None, str]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and those it was made of, nearest first."""
+    """The exception and its causes, nearest first."""
     e: BaseException | None = error
     for _ in range(6):
         if e is None:
@@ -128,7 +127,7 @@ def _kinds(error: BaseException) -> set[str]:
 
 def _final(what: str, url: str, error: Exception) -> Exception:
     if isinstance(error, OSError) and error.errno in FULL and answer(error)[0] is None:
-        return error                                                            # the local disk
+        return error                                                            # of the local disk
     status, _ = answer(error)
     if _kinds(error) & _NO_CREDENTIALS:
         remedy = ("there are no credentials for it: give them by environment variables, a profile or the machine's "
@@ -143,7 +142,7 @@ def _final(what: str, url: str, error: Exception) -> Exception:
 
 
 def say(error: BaseException) -> str:
-    """'Kind: message' of an error, with the HTTP status, without anything secret."""
+    """'Kind: message' of an error, with the HTTP status and without secrets."""
     status, code = answer(error)
     text = " ".join(str(error).split())[:300]
     known = " ".join(x for x in (str(status or ""), code if not code.isdecimal() else "") if x and x not in text)

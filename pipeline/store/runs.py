@@ -1,6 +1,6 @@
-"""Which tasks a run consisted of: runs/RUN/tasks.parquet, a row a task in the order of the plan.
+"""The tasks of a run: runs/RUN/tasks.parquet, one row per task in the order of the plan.
 
-plan.json says what the nodes are; their tasks may be millions, so they stand here and are read a few at a time.
+plan.json describes the nodes. Their tasks may be millions, so they are kept here and read a few at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ROWS = 1 << 14
 
 
 def write_tasks(store: Store, run: str, nodes: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """`nodes`: (name, keys of its tasks) in the order of the plan. 16 bytes a task in a temporary file, not in memory.
+    """Write the list of a run. `nodes`: (name, keys of its tasks) in the order of the plan. Needs 16 bytes per task in
+    a temporary file, not in memory.
     """
     with Scratch() as scratch:
         local = os.path.join(scratch.path, "tasks.parquet")
@@ -51,15 +52,15 @@ class RunTasks:
         self._store, self._path = store, f"runs/{run}/tasks.parquet"
 
     def keys(self, node: str) -> Iterator[str]:
-        """In the order of the plan; a task that was asked for twice is there twice."""
+        """Keys of a node's tasks in the order of the plan; a task that was asked for twice occurs twice."""
         with self._store.parquet(self._path) as file:
-            for group in range(file.num_row_groups):            # all at once would be buffered at once
+            for group in range(file.num_row_groups):  # iterating over all groups at once would buffer them all
                 found = file.read_row_group(group, use_threads=False)
                 mine = found.filter(pc.equal(found.column("node").cast(pa.string()), node))
                 yield from (key.hex() for key in mine.column("key").to_pylist())
 
     def all(self) -> Iterator[str]:
-        """Of all nodes, in the order of the plan."""
+        """Keys of the tasks of all nodes, in the order of the plan."""
         with self._store.parquet(self._path) as file:
             for group in range(file.num_row_groups):
                 keys = file.read_row_group(group, ["key"], use_threads=False)["key"]

@@ -1,8 +1,8 @@
-"""S3 and what speaks its protocol (MinIO, Ceph, R2 …), through s3fs.
+"""S3 and storage that speaks its protocol (MinIO, Ceph, R2 …), through s3fs.
 
-Needed of a store are conditional writes (`If-None-Match: *`, sent by `Remote.put_absent`), strong consistency and
-server-side copies: AWS has all of them. Listings come page by page, so that a million objects cost no memory; uploads
-beyond one part are multipart, each part repeated by itself.
+A store needs conditional writes (`If-None-Match: *`, sent by `Remote.put_absent`), strong consistency and server-side
+copies: AWS has all of them. Listings come page by page, so that a million objects take no memory. An upload of more
+than one part is multipart, and each part is retried by itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pipeline.store.errors import StoreError
 from pipeline.store.remote import Entry, Remote, in_parallel, version_of
 from pipeline.store.retry import answer, patiently, say
 
-#: bytes of a part of an upload (S3 wants at least 5 MiB, and at most 10,000 of them), and how many are under way
+#: bytes of a part of an upload, how many parts are sent at a time, and the most parts (S3 wants at least 5 MiB, at most
+#: 10,000)
 PART, UPLOADS, MAX_PARTS = 16 << 20, 4, 10_000
 
 
 class S3(Remote):
-    # Waiting and repeating is `retry.patiently`'s alone. No cache of listings: other drivers' commits must be seen.
+    # Only `retry.patiently` waits and retries. Listings are not cached: other drivers' commits must be seen.
     options = {"use_listings_cache": False, "max_concurrency": 1,  # noqa: RUF012
                "config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "max_pool_connections": 64,
                                  "retries": {"mode": "standard", "total_max_attempts": 1}}}
@@ -56,7 +57,7 @@ class S3(Remote):
             except FileNotFoundError as e:
                 raise StoreError(f"cannot list {self.url(prefix)}: {say(e)}; see that the bucket exists") from e
             for found in page.get("Contents", ()):
-                if not found["Key"].endswith("/"):                  # a "folder" that some tool made
+                if not found["Key"].endswith("/"):                  # a "folder" made by some tool
                     yield Entry(found["Key"][cut:], found["Size"], version_of(found))
 
     def upload(self, local: str, path: str) -> None:
@@ -82,7 +83,7 @@ class S3(Remote):
             try:
                 self._call("write", path, "complete_multipart_upload", Key=key, UploadId=upload,
                            MultipartUpload={"Parts": parts})
-            except FileNotFoundError:           # it was completed, and the reply to that was lost
+            except FileNotFoundError:           # it was completed, but the reply was lost
                 there = self.head(path)
                 if there is None or there.size != size:
                     raise
@@ -94,7 +95,7 @@ class S3(Remote):
             os.close(fd)
 
     def copy(self, path: str, to: str) -> None:
-        # one request, where fsspec would ask for the size before; it is refused beyond 5 GiB
+        # one request; fsspec would first ask for the size. S3 refuses it beyond 5 GiB
         def ask() -> None:
             try:
                 self.fs.call_s3("copy_object", Bucket=self.bucket, Key=self._key(to),

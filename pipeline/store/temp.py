@@ -1,4 +1,4 @@
-"""A temporary database for the working data of a process: on disk, so that memory does not grow with it."""
+"""A temporary database for a process's working data, on disk so that memory does not grow with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Database(sqlite3.Connection):
-    """A connection that reports a full disk in words."""
+    """A connection that turns a full disk into an EnvironmentFailure."""
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
         try:
@@ -42,9 +42,9 @@ def _in_words(error: sqlite3.OperationalError) -> Exception:
 
 
 def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
-    """An empty SQLite database that no other process sees; it ends with its connection or its process. Once it outgrows
-    the cache it lies in a file without a name below TMPDIR. Several threads may use it, one at a time.
-    Without space there its methods raise EnvironmentFailure."""
+    """An empty SQLite database that no other process sees; it is removed with its connection or process. When it
+    outgrows its cache of `cache_mb` MB, it continues in an unnamed file below TMPDIR. Several threads may use it, one
+    at a time. When there is no space, its methods raise EnvironmentFailure."""
     db = sqlite3.connect("", isolation_level=None, check_same_thread=False, factory=_Database)
     for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", f"cache_size={-1024 * cache_mb}"):
         db.execute(f"PRAGMA {pragma}")
@@ -53,7 +53,8 @@ def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
 
 
 class Spilled(Sequence[T], Generic[T]):
-    """A list on disk: it only grows at its end. `encode` makes JSON of an item, `decode` an item of that."""
+    """A list on disk that only grows at its end. `encode` turns an item into JSON, `decode` turns that back into an
+    item."""
 
     def __init__(self, items: Iterable[T] = (), *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
         self._encode, self._decode = encode, decode

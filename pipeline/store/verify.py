@@ -1,13 +1,13 @@
-"""Reading a whole store and comparing every file with what is recorded of it, and what can be done about damage.
+"""Reads a whole store, compares every file with what is recorded of it, and repairs damage where possible.
 
-Files the log names (`objects/`), lists of tasks, published folders, shard sets and their manifests are read once each:
-a published name that is a link of a file of `objects/` is not read again. Damaged files are reported by path. With a
-log (`repair`) their records are retired and damaged copies removed, so that the next run makes them anew.
+Files that the log names (`objects/`), lists of tasks, published folders, shard sets and their manifests are read once
+each: a published name that is a hard link to a file in `objects/` is not read again. Damaged files are reported by
+path. With a log (`repair`) their records are retired and damaged copies removed, so that the next run makes them anew.
 Manifests are never removed: the next run replaces its own anyway, and a manifest that this version cannot read may be
-sound, for example of a set that another version made and a training run still pins.
-Segments of the log are checked as they are replayed: a damaged one is refused by name, as it cannot be made again.
+sound, for example of a set that another version made and a training run still pins. Segments of the log are checked
+when they are replayed: a damaged one is refused by name, since it cannot be made again.
 
-An interrupted verification goes on where it stopped: `verify.json` in the store says how far it came.
+An interrupted verification continues where it stopped: `verify.json` in the store records its progress.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from pipeline.store.view import LogView
 from tokenizer.shards.layout import MANIFEST as SHARDS
 from tokenizer.shards.layout import Manifest, ShardError
 
-#: how far a verification has come
+#: file with the progress of a verification
 PROGRESS = "verify.json"
-#: files read at a time, bytes read at once, and files between two notes of how far it came
+#: files read at a time, bytes per read, and files between two records of the progress
 THREADS, BLOCK, NOTE = 4, 4 << 20, 256
 #: folders of published parts
 PUBLISHED = ("datasets", "dropped", "quarantine")
@@ -41,7 +41,7 @@ PUBLISHED = ("datasets", "dropped", "quarantine")
 
 @dataclass(frozen=True)
 class File:
-    """A file and what is recorded of it."""
+    """A file and its recorded size and hash."""
 
     path: str
     bytes: int
@@ -59,9 +59,10 @@ class Verified:
 
 def verify_store(store: Store, log: LogView,
                  seen: Callable[[Verified, int], None] = lambda done, total: None, *, batch: int = NOTE) -> Verified:
-    """Read everything. `seen` is called after every `batch` files with what was read and the bytes of all objects.
+    """Verify everything. After every `batch` files `seen` is called with the results so far and the bytes of all
+    objects.
 
-    Memory: the inodes of the files of `objects/` that have further names.
+    Memory: the inodes of the files of `objects/` that have other names, too.
     """
     done = _resumed(store, log)
     total = sum(info.bytes for record in log.records() for info in record.files.values())
@@ -78,7 +79,7 @@ def verify_store(store: Store, log: LogView,
                 done.bytes += file.bytes
                 if wrong:
                     done.damaged[file.path] = wrong
-            with contextlib.suppress(StoreError):               # a store that is only to be read is verified, too
+            with contextlib.suppress(StoreError):               # a read-only store can be verified, too
                 store.write(PROGRESS, json.dumps({"state": log.state(), **vars(done)}).encode())
             seen(done, total)
         for path, wrong in _manifests(store):
@@ -97,8 +98,8 @@ def verify_store(store: Store, log: LogView,
 
 
 def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> tuple[int, int]:
-    """Retire the records of damaged files and remove damaged copies: (records, files). The next run makes them anew.
-    Manifests stay."""
+    """Retire the records of damaged files and remove damaged copies; returns (records, files). The next run makes them
+    anew. Manifests stay."""
     retired, removed = log.retire_files(damaged), 0
     for path in damaged:
         if path.startswith(LISTS + "/") or not (path.startswith("objects/") or _is_manifest(path)):
@@ -109,7 +110,7 @@ def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> tuple[int, int
 
 
 def problem(store: Store, file: File) -> str:
-    """What is wrong with a file, "" when its bytes are those recorded."""
+    """What is wrong with a file; "" when its bytes are the recorded ones."""
     digest, size = hashlib.sha256(), 0
     try:
         with store.open(file.path) as f:
@@ -119,7 +120,7 @@ def problem(store: Store, file: File) -> str:
     except FileNotFoundError:
         return "is gone"
     except OSError as e:
-        if e.errno != errno.EIO:                   # EIO is a bad sector: go on and find other damage
+        if e.errno != errno.EIO:                   # EIO is a bad sector: go on to find other damage
             raise
         return f"cannot be read ({e.strerror})"
     if file.bytes >= 0 and size != file.bytes:
@@ -128,14 +129,14 @@ def problem(store: Store, file: File) -> str:
 
 
 def _recorded(store: Store, log: LogView) -> Iterator[File]:
-    """Files of the winning records, in the order of the log."""
+    """Files of the records that count, in the order of the log."""
     for record in log.records():
         for info in record.files.values():
             yield File(info.path, info.bytes, info.sha256)
 
 
 def _published(store: Store, damaged: Mapping[str, str]) -> Iterator[File]:
-    """Lists of tasks, parts of published folders, files of shard sets: of manifests that can be read."""
+    """Lists of tasks, parts of published folders and files of shard sets, as far as their manifests can be read."""
     for entry in store.entries(LISTS):
         yield File(entry.path, entry.size, entry.path.removeprefix(LISTS + "/").removesuffix(".json"))
     for kind in PUBLISHED:
@@ -174,7 +175,7 @@ def _folders(store: Store, kind: str, marker: str) -> list[str]:
 
 
 def _shard_manifests(store: Store) -> list[str]:
-    """Every manifest of a shard set, those that were published before and are still pinned included."""
+    """All manifests of shard sets, including earlier ones that are still pinned."""
     return [path for path in store.list("shards") if _is_manifest(path)]
 
 
@@ -184,7 +185,7 @@ def _is_manifest(path: str) -> bool:
 
 
 def _resumed(store: Store, log: LogView) -> Verified:
-    """Where an earlier verification of the same records stopped."""
+    """The results of an earlier verification of the same records that was interrupted; otherwise empty ones."""
     try:
         doc: dict[str, Any] = json.loads(store.read(PROGRESS))
         if doc.pop("state") == log.state():
@@ -205,7 +206,7 @@ def _remember(store: Store, file: File, known: set[tuple[int, int]]) -> None:
 
 
 def _is_link(store: Store, file: File, known: set[tuple[int, int]]) -> bool:
-    """Whether it is another name of a file that was read already."""
+    """Whether the file is another name of a file that was already read."""
     if store.local is None:
         return False
     try:
