@@ -32,7 +32,7 @@ from pipeline.store.view import FORMAT, CorruptLog, LogView, decode_segment, dum
 SEGMENT_RECORDS = 1000       # docs/contracts.md: Store
 SEGMENT_S = 1.0              # age of the oldest waiting record, in seconds, at which a segment is written
 HEARTBEAT_S = 5.0
-PATIENCE_S = 20.0  # four heartbeats: a counter that stands still this long belongs to a dead or cut-off driver
+PATIENCE_S = 20.0            # four heartbeats: a counter that stands still this long means a dead or cut-off driver
 RETRIES = 8                  # of a put whose outcome is unknown (object store time-outs)
 
 log = logging.getLogger("tokenmill")
@@ -61,8 +61,8 @@ def heartbeat_name(epoch: int) -> str:
 
 
 class Log(LogView):
-    """The log as its lease holder sees it, the only driver that may append. Thread-safe; a background thread writes
-    heartbeats and waiting records.
+    """The log with its lease, for the one driver that may append. Thread-safe; a background thread writes heartbeats
+    and waiting records.
 
     Every method that writes or verifies raises Fenced once another driver has taken over.
     """

@@ -275,7 +275,7 @@ def _order(ids: pa.ChunkedArray) -> tuple[np.ndarray, int | None]:
     """(rows in the order of their ids, a row whose id occurs twice or None)."""
     text = "".join(ids.to_pylist())
     raw = _unhex(text) if len(text) == 32 * len(ids) else None
-    if raw is not None and pc.all(pc.equal(pc.binary_length(ids), 32)).as_py():      # our own ids, as numbers: much faster
+    if raw is not None and pc.all(pc.equal(pc.binary_length(ids), 32)).as_py():      # our own ids: as numbers, faster
         high, low = raw.reshape(-1, 2).T
         order = np.argsort(high, kind="stable")
         if (high[order][1:] == high[order][:-1]).any():

@@ -32,7 +32,7 @@ from pipeline.store.records import READING, PartRecord
 from pipeline.store.temp import scratch_database
 
 FORMAT = 1
-READ_AHEAD = 8  # segments fetched at a time from object storage; each has a few MB, and up to twice as many are held
+READ_AHEAD = 8               # segments fetched at a time from object storage, a few MB each; twice as many may wait
 
 _SEGMENT = re.compile(r"log/(\d{8})\.json")
 _HEAD = b'{"sha256":"%s","body":'
