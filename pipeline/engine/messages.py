@@ -1,14 +1,14 @@
-"""What driver, supervisors and children say to each other, and the one codec that carries it over a border.
+"""The messages between driver, supervisors and children, and the one codec that carries them across process boundaries.
 
 * An `Assignment` goes from the scheduler to a backend. Events come back: `Done`, `Failed`, `Hindered`, `Lost`,
   `Returned`, `Hanging`, `Quarantined`, `StatusReport`, and `Ready` as a supervisor's first.
 * A `Work` order goes from a supervisor to a child, which answers with `Finished`, `Raised` or `NeedsFreshProcess`.
 
-Inside a process the objects themselves are passed. Over a border, which is a child's pipe or a call of a Ray actor,
-`encode` makes JSON of a message and the `Channel` of that direction makes the message again. So a spec is serialised at
-most twice: on its way to another node, and on its way into a child. A child parses hostile documents and may have been
-taken over by one. Its answers are never unpickled: they are read as JSON, only as one of the messages that are expected
-of it, and with fields of the declared types, so that a wrong message ends that child and not the run.
+Inside a process the objects themselves are passed. Across a boundary, which is a child's pipe or a call of a Ray actor,
+`encode` turns a message into JSON and the `Channel` of that direction restores it. So a spec is serialised at most
+twice: on its way to another node, and on its way into a child. A child parses hostile documents and may have been taken
+over by one. Its answers are never unpickled: they are read as JSON, only as one of the expected messages, and with
+fields of the declared types. A wrong message therefore ends that child and not the run.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from pipeline.store.records import PartRecord
 
 M = TypeVar("M")
 _LENGTH = struct.Struct(">I")
-MAX_BYTES = 64 << 20         # longest message; a record is about 1 kB
+MAX_BYTES = 64 << 20         # bytes of the longest message; a record is about 1 kB
 
-#: whose fault a failure is. `exception`: the task's own, and repeated a few times. `permanent`: every other attempt
-#: would meet the same. `environment`: the machine's or the storage's. `lost`: the node's. `damaged`: a file of the
-#: store is not what its record says
+#: what caused a failure. `exception`: the task itself; it is repeated a few times. `permanent`: an error that every
+#: other attempt would meet. `environment`: the machine or the storage. `lost`: the node. `damaged`: a file of the store
+#: is not what its record says
 FailureKind = Literal["exception", "permanent", "environment", "lost", "damaged"]
 
 
 class ProtocolError(ValueError):
-    """Bytes that are no message, or a message that was not expected here."""
+    """Bytes that are not a message, or a message that was not expected here."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt failed. `row`: the row at which the task itself raised; None where a repetition may well
-    succeed. `path`: the damaged file."""
+    """Why an attempt failed. `row`: the row at which the task itself raised; None when a repetition may well succeed.
+    `path`: the damaged file."""
 
     kind: FailureKind
     message: str
@@ -50,8 +50,8 @@ class Failure:
 
 
 class TaskStatus(NamedTuple):
-    """Where a running attempt stands. `row` and `stage` are those of its cursor (-1: outside any document), `seconds`
-    it has been at work, for `still` of them its cursor has not moved; `does` is what its process does
+    """The state of a running attempt. `row` and `stage` are those of its cursor (-1: outside any document). It has been
+    at work for `seconds`, and its cursor has not moved for `still` seconds. `does` is the state of its process
     (`worker.limits.doing`)."""
 
     id: int
@@ -67,8 +67,8 @@ class TaskStatus(NamedTuple):
 # -- scheduler to backend ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Assignment:
-    """One attempt at a task. `id` is unique within a driver, `attempt` names its files, `skip` are the rows earlier
-    attempts were killed by."""
+    """One attempt at a task. `id` is unique within a driver, `attempt` names the attempt's files, and `skip` lists the
+    rows that killed earlier attempts."""
 
     id: int
     spec: TaskSpec
@@ -79,8 +79,8 @@ class Assignment:
 # -- backend to scheduler ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Ready:
-    """A supervisor has started. `confinement`: what its node offers to confine children with. `sees_store`: whether it
-    found the file the driver wrote into the store; None where it was not asked to."""
+    """A supervisor has started. `confinement`: what its node supports for confining children. `sees_store`: whether it
+    found the file that the driver wrote into the store; None when it was not asked to look."""
 
     fingerprint: Fingerprint
     confinement: dict[str, Any]
@@ -103,7 +103,8 @@ class Failed:
 
 @dataclass(frozen=True)
 class Hindered:
-    """A full disk or silent storage keeps the task from its work. The task waits and is tried again on the same node.
+    """A full disk or unresponsive storage keeps the task from its work. The task waits and is tried again on the same
+    node.
     """
 
     id: int
@@ -128,7 +129,7 @@ class Returned:
 
 @dataclass(frozen=True)
 class Hanging:
-    """The cursor of an attempt has stood still for long."""
+    """The cursor of an attempt has not moved for a long time."""
 
     status: TaskStatus
 
@@ -146,7 +147,7 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """Where all tasks of this supervisor stand."""
+    """The states of all running tasks of this supervisor."""
 
     running: tuple[TaskStatus, ...]
 
@@ -157,15 +158,15 @@ Event = Ready | Done | Failed | Hindered | Lost | Returned | Hanging | Quarantin
 # -- supervisor to child -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Work:
-    """Run `spec`, for the store at `store`, on the folder `scratch`. `rows` and `file` restrict an inquiry into a crash
-    to some rows or one input file; its output is thrown away."""
+    """Run `spec` for the store at `store`, with the folder `scratch`. `rows` and `file` limit a crash investigation to
+    some rows or one input file; its output is discarded."""
 
     spec: TaskSpec
     attempt: str
     store: str
     scratch: str
     skip: tuple[Skip, ...] = ()
-    rows: tuple[int, int] | None = None          # first and last
+    rows: tuple[int, int] | None = None          # first and last row
     file: int | None = None
     batch_rows: int | None = None
 
@@ -183,7 +184,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class NeedsFreshProcess:
-    """This child was sealed for other stages: the task needs a process of its own."""
+    """This child was sealed for other stages, so the task needs a process of its own."""
 
 
 Answer = Finished | Raised | NeedsFreshProcess
@@ -197,7 +198,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def _checked(value: M) -> M:
-    """The dataclass `value`. Raises TypeError when a field of it does not hold what it declares."""
+    """Return the dataclass `value`. Raises TypeError when a field does not have its declared type."""
     for f in fields(value):                                                     # type: ignore[arg-type]
         expected, given = _TYPES.get(str(f.type)), getattr(value, f.name)
         if (expected and not isinstance(given, expected)) or (f.type == "FailureKind" and given not in _KINDS):
@@ -213,7 +214,7 @@ def _record(doc: Mapping[str, Any]) -> PartRecord:
 
 
 _KINDS = get_args(FailureKind)
-#: how a field that JSON has no type for is read back
+#: field → function that restores a type JSON lacks
 _READ: dict[str, Callable[[Any], Any]] = {
     "spec": TaskSpec.from_json,
     "record": _record,
@@ -236,12 +237,13 @@ def _plain(value: Any) -> Any:
 
 
 def encode(message: Any) -> dict[str, Any]:
-    """A message as JSON-able values; what is JSON already is shared, not copied."""
+    """Turn a message into JSON-able values. Values that already are JSON are shared, not copied."""
     return {"type": type(message).__name__, **{f.name: _plain(getattr(message, f.name)) for f in fields(message)}}
 
 
 def pack(message: Any) -> bytes:
-    """A message for a pipe: its length (4 bytes, big-endian) and its JSON. Raises ProtocolError when it is too long."""
+    """A message as bytes for a pipe: its length (4 bytes, big-endian) and its JSON. Raises ProtocolError when it is too
+    long."""
     body = json.dumps(encode(message), separators=(",", ":")).encode()
     if len(body) > MAX_BYTES:
         raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes; a message may have {MAX_BYTES}")
@@ -249,7 +251,7 @@ def pack(message: Any) -> bytes:
 
 
 class Channel(Generic[M]):
-    """One direction of a border: reads the messages that may come that way, and nothing else."""
+    """One direction across a boundary: reads the messages that may come that way, and no others."""
 
     def __init__(self, *kinds: type[Any]) -> None:
         self._kinds = {kind.__name__: kind for kind in kinds}
@@ -265,7 +267,8 @@ class Channel(Generic[M]):
         return message
 
     def unpack(self, buffer: bytearray) -> M | None:
-        """Take the first whole message off `buffer`; None while there is none. Raises ProtocolError for anything else.
+        """Take the first whole message off `buffer`; None until there is one. Raises ProtocolError for anything
+        unexpected.
         """
         if len(buffer) < _LENGTH.size:
             return None
@@ -290,5 +293,5 @@ ANSWERS: Channel[Answer] = Channel(Finished, Raised, NeedsFreshProcess)
 
 
 def skips(rows: Mapping[int, tuple[int, str]]) -> tuple[Skip, ...]:
-    """`rows` {row: (stage, reason)} as a message carries them, in order."""
+    """The entries of `rows` {row: (stage, reason)} as a message carries them, in order."""
     return tuple(Skip(row, stage, reason) for row, (stage, reason) in sorted(rows.items()))

@@ -14,8 +14,8 @@ files, and returns mergeable counters. It never sees Ray, the log or other tasks
             Path(out.path("lines.txt")).write_text(str(n))
             return {"lines": n}
 
-Workers find it by its import path 'module:Class'. Its key takes the name and the version instead, so that a class may
-move to another module and its results stay fresh.
+Workers find it by its import path 'module:Class'. Its key holds the name and the version instead, so that a class may
+move to another module without making its results stale.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class ResourceRequest(NamedTuple):
     """The resources a task needs. Tasks with equal requests are of one kind and wait in one queue."""
 
     memory_mb: int
-    gpus: float = 0.0                  # a share of one device below 1, else whole devices
-    cpu: str = ""                      # CPU tag its numbers depend on (`stages.stage.cpu_tag`); "": any will do
+    gpus: float = 0.0                  # below 1 a share of one device, else whole devices
+    cpu: str = ""                      # CPU tag its numbers depend on (`stages.stage.cpu_tag`); "": any CPU
 
 
 class Skip(NamedTuple):
-    """A row to quarantine instead of processing, because it killed its process: at which stage, and how. With a stage
+    """A row to quarantine instead of processing it, because it killed its process at `stage` for `reason`. With a stage
     of `Cursor.reading` the row is a record that could not be read, and its file is not read from there on."""
 
     row: int
@@ -61,30 +61,30 @@ class Skip(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One unit of work. `key` identifies its outcome by content (`pipeline.store.keys`); equal keys mean equal results.
-    `args` is JSON; `pipeline.store.keys` lists the kinds of dict that have a meaning of their own in it."""
+    """One unit of work. `key` identifies its outcome by content (`pipeline.store.keys`): equal keys mean equal results.
+    `args` is JSON; `pipeline.store.keys` lists the kinds of dict that have a special meaning in it."""
 
     key: str
     task: str                          # import path 'module:Class'
     node: str                          # dataset, or 'dataset/wave'; for progress, the log and the report
     args: dict[str, Any]
-    weight: int = 1                    # bytes read; largest first, and the ETA
+    weight: int = 1                    # bytes read; orders tasks (largest first) and drives the ETA
     label: str = ""                    # for people: 'web/crawl-01.warc.gz [3/8]'
     memory_mb: int = 500               # RSS declared for the child that runs it
     gpus: float = 0.0
     order: int = 0                     # position in the node's plan order
-    origin: str = ""                   # source or dataset its part comes from
-    replay_key: str = ""               # key without thresholds: verdicts of a task with the same one can be replayed
-    cpu: str = ""                      # CPU tag in the keys of its numeric stages: it runs nowhere else
-    confined: bool = True              # False: a stage of the user's own wants credentials, sockets or other programs
-    roots: tuple[str, ...] = ()        # object storage its input files are read from, beside the store
+    origin: str = ""                   # source or dataset of its part
+    replay_key: str = ""               # key without thresholds; a task with the same one can reuse verdicts
+    cpu: str = ""                      # CPU tag in the keys of its numeric stages; it runs only on such CPUs
+    confined: bool = True              # False: a user's own stage needs credentials, sockets or other programs
+    roots: tuple[str, ...] = ()        # object storage, besides the store, that its input files are read from
 
     @property
     def kind(self) -> ResourceRequest:
         return ResourceRequest(self.memory_mb, self.gpus, self.cpu)
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields by name; `args` is shared, not copied."""
+        """The fields by name; `args` is shared, not copied."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
@@ -93,7 +93,7 @@ class TaskSpec:
 
 
 class ChangedInput(Exception):
-    """A file is not what it was when the run was planned."""
+    """An input file changed after the run was planned."""
 
     permanent = True
 
@@ -103,7 +103,7 @@ def _changed(ref: Mapping[str, Any]) -> ChangedInput:
 
 
 def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
-    """Whether a local file is the planned version: by size and time, or by its hash where the plan has one."""
+    """Whether a local file is the planned version: by size and time, or by its hash if the plan has one."""
     try:
         info = os.stat(path)
     except FileNotFoundError:
@@ -117,12 +117,12 @@ def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
 
 
 class Cursor:
-    """The crash cursor: (first row, last row, stage) of what is being worked on, three aligned int64.
+    """The crash cursor: (first row, last row, stage) of the work in progress, as three aligned int64.
 
     In a shared-memory mapping it survives the death of the process, so the supervisor can tell which document killed
-    its child. In a bytearray (inline backend) it only serves messages. Row -1 means outside any document: a death there
-    is never charged to a document. Stage -1 is no stage yet; `reading` tells which input file a row is read from, so
-    that the file is to blame.
+    its child. In a bytearray (inline backend) it only serves messages. Row -1 means outside any document; a death there
+    is never charged to a document. Stage -1 means before the first stage. `reading` stores the number of the input file
+    that a row is read from, so that this file can be blamed.
     """
 
     SIZE = 24
@@ -130,7 +130,7 @@ class Cursor:
 
     def __init__(self, buffer: mmap.mmap | bytearray | None = None) -> None:
         self._buffer = bytearray(self.SIZE) if buffer is None else buffer
-        #: set(first row, last row, stage); no method, for it is called once a document and stage
+        #: set(first row, last row, stage); not a method, since it is called for every document and stage
         self.set: Callable[[int, int, int], None] = partial(struct.Struct("<qqq").pack_into, self._buffer, 0)
         self.clear()
 
@@ -142,14 +142,14 @@ class Cursor:
         self.set(row, row, READING - file)
 
     def read(self) -> tuple[int, int, int]:
-        """(first row, last row, stage). A writer that is preempted between its three stores leaves a new first row and
-        an older last row. The last row is raised to the first: an empty range would have a CPU limit of 0."""
+        """(first row, last row, stage). A writer preempted between its three stores leaves a new first row and an older
+        last row. The last row is then raised to the first, since an empty range would have a CPU limit of 0."""
         first, last, stage = struct.unpack_from("<qqq", self._buffer, 0)
         return first, max(first, last), stage
 
 
 class Inputs:
-    """What a task may read: its arguments and the files they name."""
+    """All that a task may read: its arguments and the files they name."""
 
     def __init__(self, spec: TaskSpec, store: Store, scratch: str, *, skip: Iterable[Skip] = (),
                  only: Iterable[int] | None = None, batch_rows: int | None = None, file: int | None = None,
@@ -160,23 +160,24 @@ class Inputs:
         self.args: dict[str, Any] = unfold(spec.args, store.read)
         #: rows of this partition to quarantine instead of processing
         self.skip: dict[int, Skip] = {fault.row: fault for fault in skip}
-        #: None, or the only rows to process in crash triage; the output of such a run is thrown away
+        #: in crash triage, the only rows to process, else None; the output of such a run is discarded
         self.only = None if only is None else frozenset(only)
-        #: largest number of documents between two cursor positions; 1 while a dead batch is replayed one by one
+        #: most documents between two cursor positions; 1 while a crashed batch is replayed one by one
         self.batch_rows = batch_rows
-        #: None, or the number of the only input file to read (as `Cursor.reading` counts) in crash triage
+        #: in crash triage, the number of the only input file to read (as `Cursor.reading` counts), else None
         self.file = file
-        #: confines this process; call it after stages are set up and before input is parsed, with programs stages start
+        #: confines this process; called with the programs that stages start, after stages are set up and before input
+        #: is parsed
         self.confine = confine
-        self._by_range: dict[str, Mapping[str, Any]] = {}      # files of the store that are read by range
+        self._by_range: dict[str, Mapping[str, Any]] = {}      # files of the store read by range
         self._read: dict[str, Mapping[str, Any]] = {}          # input files on this disk that were handed out
 
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
-        """Path on local disk of a `$ref` or `$file`, not to be written to. A remote file is downloaded through the
-        cache of this machine; of a remote `$file` only the ranges that `needs` asks for.
+        """Return the path on local disk of a `$ref` or `$file`, which must not be written to. A remote file is
+        downloaded through this machine's cache; of a remote `$file` only the ranges that `needs` asks for.
 
-        Raises ChangedInput when an input file is not the planned version: its results must not stand under this key.
-        Raises DamagedFile when a file of the store is not what its record says.
+        Raises ChangedInput when an input file is not the planned version, since its results must not be stored under
+        this key. Raises DamagedFile when a file of the store is not what its record says.
         """
         if "$ref" in ref:
             return self.store.checked(ref["$ref"], ref["sha256"], self.scratch, size=ref.get("bytes"))
@@ -193,14 +194,14 @@ class Inputs:
         return path
 
     def check(self) -> None:
-        """Raise ChangedInput when an input file on this disk is not what it was when it was fetched."""
+        """Raise ChangedInput when an input file on this disk has changed since it was fetched."""
         for path, ref in self._read.items():
             if not _unchanged(path, ref):
                 raise _changed(ref)
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """A file of the store to seek and read in, unchecked: the caller compares its bytes with its own checksums,
-        and raises `damaged`. DamagedFile when the file is gone."""
+        """Open a file of the store to seek and read in, unchecked: the caller compares its bytes with its own checksums
+        and raises `damaged`. Raises DamagedFile when the file is missing."""
         self._by_range[ref["$ref"]] = ref
         try:
             return self.store.open(ref["$ref"])
@@ -208,7 +209,7 @@ class Inputs:
             raise self.damaged(ref, GONE) from e
 
     def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file of the store, or fewer where it was cut short; otherwise as `open`."""
+        """Bytes [start, stop) of a file of the store, or fewer where it was truncated; otherwise like `open`."""
         self._by_range[ref["$ref"]] = ref
         try:
             return self.store.read_range(ref["$ref"], start, stop)
@@ -216,11 +217,11 @@ class Inputs:
             raise self.damaged(ref, GONE) from e
 
     def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its bytes do not have their sum") -> DamagedFile:
-        """The error to raise when a file that a task reads by range does not hold what was written."""
+        """The error to raise when a file that the task reads by range does not hold what was written."""
         return DamagedFile(ref["$ref"], why)
 
     def find_damage(self, named: str = "") -> DamagedFile | None:
-        """The first of the files read by range that is not what its record says, if any. The file at the path `named`
+        """The first of the files read by range that is not what its record says, or None. The file at the path `named`
         is checked first."""
         for path in sorted(self._by_range, key=lambda path: path != named):
             ref = self._by_range[path]
@@ -232,7 +233,7 @@ class Inputs:
         return None
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
-        """Records of one bucket of an exchange file (`Out.segments`), read-only; only they are read."""
+        """Records of one bucket of an exchange file (`Out.segments`), read-only. No other records are read."""
         from pipeline.engine.shuffle.exchange import read_segment
 
         self._by_range[ref["$ref"]] = ref
@@ -248,7 +249,8 @@ class Inputs:
 
 
 class Out:
-    """Where a task writes: named files on local scratch, moved into the store under a unique name when it returns."""
+    """The outputs of a task: named files on local scratch, moved into the store under a unique name when the task
+    returns."""
 
     def __init__(self, scratch: str, covers: Sequence[str] = ()) -> None:
         self.scratch = scratch
@@ -271,7 +273,7 @@ class Out:
                  key: Sequence[str] | None = (), memory: int = 64 << 20) -> Iterator[SegmentWriter]:
         """Write the exchange file `name`: `with out.segments(…) as to: to.write(bucket of each record, records)`.
 
-        Inside a bucket records are sorted by the fields `key` (None: by all), or stay in the order of writing.
+        Inside a bucket records are sorted by the fields `key` (None: by all), or stay in the order of writing (()).
         `memory`: bytes of records held before they are spilled to scratch.
         """
         from pipeline.engine.shuffle.exchange import SegmentWriter
@@ -283,14 +285,14 @@ class Out:
     def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str,
                    file: Mapping[str, Any] | None = None) -> None:
         """Record a quarantined document (a crash, a hang, memory), or the rest of an input `file` from one of its
-        records on. It goes into the commit record and the log."""
+        records on. The entry goes into the commit record and the log."""
         self.quarantined.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason,
                                **({} if file is None else {"file": dict(file)})})
 
 
 class Task(Protocol):
-    """`name` is unique among tasks. `sets_up = True`: it sets up stages and then calls `inputs.confine`; others are
-    confined before they begin."""
+    """`name` is unique among tasks. A task with `sets_up = True` sets up stages and then calls `inputs.confine`; others
+    are confined before they begin."""
 
     name: str
     version: int
@@ -301,5 +303,6 @@ class Task(Protocol):
 
 if TYPE_CHECKING:
     def as_stages_see_them(inputs: Inputs, cursor: Cursor, out: Out) -> tuple[task.Inputs, task.Cursor, task.Out]:
-        """Type check: `Inputs`, `Cursor` and `Out` satisfy the protocols that barrier tasks are written against."""
+        """For the type checker: `Inputs`, `Cursor` and `Out` satisfy the protocols that barrier tasks are written
+        against."""
         return inputs, cursor, out

@@ -1,4 +1,5 @@
-"""Why a supervisor died, in words for people, from what Ray says about it. No Ray here: texts as of Ray 2.60."""
+"""Why a supervisor died, in words for people, derived from Ray's error. It does not use Ray; texts are those of Ray
+2.60."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 
 
 def cause(error: Exception) -> str:
-    """One line: what ended it and, where there is one, the remedy."""
+    """One line with the cause and, if there is one, the remedy."""
     text = str(error)
     if match := re.search(r"running low on memory.*? was (\S+) used / (\S+) limit", text, re.S):
         return (f"Ray killed it because its node ran low on memory ({match[1]} of {match[2]} used); stop what else "

@@ -1,7 +1,7 @@
-"""What code and libraries a node runs: compared before it gets any work (docs/contracts.md: Code on workers).
+"""The code and libraries that a node runs, compared before it gets any work (docs/contracts.md: Code on workers).
 
-Results are keyed by what the driver's code and libraries are. A node that runs others would commit results under keys
-that are not theirs, so the driver refuses it by name.
+Keys of results stand for the driver's code and libraries. A node that runs others would commit results under keys that
+do not fit them, so the driver refuses it by name.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
 def declared_libraries() -> list[str]:
-    """Names of the distributions this project declares for its base and its pipeline, and of those that add steps and
-    readers, sorted."""
+    """Sorted names of the distributions that this project declares for its base and its pipeline, and of those that add
+    steps and readers."""
     added = {e.dist.name.lower() for group in GROUPS for e in metadata.entry_points(group=group) if e.dist is not None}
     try:
         wanted = metadata.requires("tokenmill") or []
-    except metadata.PackageNotFoundError:       # code shipped as plain folders
+    except metadata.PackageNotFoundError:       # the code was shipped as plain folders
         return sorted(added)
     chosen = [r for r in wanted if "extra ==" not in r or re.search(r"extra == ['\"]pipeline['\"]", r)]
     return sorted({re.split(r"[^A-Za-z0-9._-]", r, maxsplit=1)[0].lower() for r in chosen} | added)
 
 
 def roots() -> dict[str, str]:
-    """Where each of the four packages lies ("" when it is not there)."""
+    """The folder of each of the four packages ("" when it is missing)."""
     result = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -45,7 +45,7 @@ def roots() -> dict[str, str]:
 
 
 def code_hash(places: dict[str, str]) -> str:
-    """Hash over the Python sources of the packages: relative paths and contents."""
+    """Hash of the Python sources of the packages: relative paths and contents."""
     h = hashlib.sha256()
     for name, root in sorted(places.items()):
         for path in sorted(Path(root).rglob("*.py")) if root else ():
@@ -57,8 +57,8 @@ def code_hash(places: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a process runs. `code` is a hash over the four packages, `roots` say where they lie, `libraries` has
-    versions by name ("": not installed), `cpu` is the tag of `stages.stage.cpu_tag`."""
+    """What a process runs. `code` is a hash of the four packages, `roots` are their folders, `libraries` maps names to
+    versions ("": not installed), and `cpu` is the tag of `stages.stage.cpu_tag`."""
 
     node: str
     code: str
@@ -69,14 +69,14 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Fingerprint:
-        """That of another node, which may run a version with other fields: it must be refused for its code, by name,
-        and not be taken for a broken one."""
+        """The fingerprint of another node. That node may run a version with other fields. It must then be refused by
+        name for its code, and not be taken for broken, so missing fields are empty."""
         empty: dict[str, Any] = {"roots": {}, "libraries": {}}
         return cls(**{f.name: doc.get(f.name, empty.get(f.name, "")) for f in fields(cls)})
 
 
 def fingerprint(libraries: list[str]) -> Fingerprint:
-    """That of this process."""
+    """The fingerprint of this process."""
     places = roots()
     versions = {}
     for name in libraries:
@@ -88,8 +88,8 @@ def fingerprint(libraries: list[str]) -> Fingerprint:
 
 
 def differences(ours: Fingerprint, theirs: Fingerprint) -> list[str]:
-    """What about `theirs` would make results differ, in words; empty when nothing does. Places may differ, and so may
-    the CPU: only numeric tasks depend on it, and they say so (`TaskSpec.cpu`)."""
+    """Differences in `theirs` that would change results, in words; [] when there are none. Folders may differ, and so
+    may the CPU: only numeric tasks depend on it, and they declare that (`TaskSpec.cpu`)."""
     result = []
     if ours.code != theirs.code:
         result.append(f"other code (there: {', '.join(sorted({r or 'missing' for r in theirs.roots.values()}))})")

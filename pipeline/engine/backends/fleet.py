@@ -1,16 +1,17 @@
-"""Which supervisors a cluster should have: where to start one, which to preempt, what to ask an autoscaler for.
+"""Decides which supervisors a cluster should have: where to start one, which to preempt, what to ask an autoscaler for.
 
-Decisions only, from plain numbers; `ray_backend` carries them out. The rules:
+It only decides, from plain numbers; `ray_backend` carries the decisions out. The rules:
 
-* A supervisor is started only for tasks that wait and find no room, never ahead of work. It takes the CPUs of its node
+* A supervisor is started only for waiting tasks that find no room, never ahead of work. It takes the CPUs of its node
   (at most 16) with their part of the memory, or the GPUs (`pools.Available.shape_for`).
 * A task that fits no supervisor but would fit a node preempts the supervisors of one node: they finish what they run,
   then a supervisor of the right shape takes their place.
-* A task that fits no node at all waits for one (an autoscaler may bring it). After `fit_s` it ends the run, by name.
+* A task that fits no node at all waits for one (an autoscaler may add it). After `fit_s` seconds the run ends with an
+  error that names the task.
 * A supervisor that has been idle for `idle_s` ends, so that its node can be given back.
-* A node whose supervisors die one after the other, or do not start, rests, each time for longer. An idle worker on a
-  faulty machine would otherwise draw tasks and lose them for as long as the run lasts.
-* The user is warned of tasks that wait: at once where no node is large enough, after WARN_S where others use the nodes.
+* A node whose supervisors die one after the other, or do not start, gets no supervisor for a while, each time for
+  longer. An idle worker on a faulty machine would otherwise draw tasks and lose them for as long as the run lasts.
+* The user is warned of waiting tasks: at once when no node is large enough, after WARN_S when others use the nodes.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from pipeline.engine.backends.pools import OWN_MB, Available, Capacity, Resource
 from pipeline.engine.messages import Assignment
 from pipeline.engine.task import ResourceRequest
 
-FIT_S = 600.0            # a task waits this long for a node that it fits on
-IDLE_S = 60.0            # a supervisor without work ends after this
+FIT_S = 600.0            # seconds a task waits for a node that it fits on
+IDLE_S = 60.0            # seconds after which a supervisor without work ends
 REST_S, LONGEST_REST_S = 2.0, 120.0
-STEADY_S = 60.0          # a supervisor that lived this long clears its node's record of crashes
-PREEMPT_S = 30.0         # room that was preempted is reserved this long
-PENDING_S = 120.0        # a supervisor that is not ready by then is given up: other programs have its resources
-WARN_S = 60.0            # the user is warned when no supervisor has taken a task that fits a node for this long
-BLIND_S = 5.0            # longer than this between two polls: this driver stood still, not the supervisors
-START_S = 600.0          # without a single supervisor ready, the run ends
+STEADY_S = 60.0          # seconds a supervisor lives until its node's record of crashes is cleared
+PREEMPT_S = 30.0         # seconds that preempted room stays reserved
+PENDING_S = 120.0        # seconds until a supervisor that is not ready is given up: other programs have its resources
+WARN_S = 60.0            # seconds without a supervisor for a task that fits a node, until the user is warned
+BLIND_S = 5.0            # a longer gap between two polls: this driver stood still, not the supervisors
+START_S = 600.0          # seconds without a single ready supervisor after which the run ends
 MAX_DEATHS = 5           # supervisors that may die in a row without any becoming ready
-MAX_DEMAND = 1000        # most tasks that an autoscaler is asked to make room for at a time
+MAX_DEMAND = 1000        # most tasks for which an autoscaler is asked to make room at a time
 
 NOTHING = ResourceShape(0, 0, 0)
 
@@ -44,8 +45,9 @@ log = logging.getLogger("tokenmill")
 
 @dataclass(frozen=True)
 class Host:
-    """A node: its resources, and those that other programs have reserved (`others`). `largest_mb`: memory that a task
-    may declare which runs alone, where nothing is reserved (None: what the memory leaves)."""
+    """A node: its resources, and those that other programs have reserved (`others`). `largest_mb`: on a node where
+    memory is not reserved, what a task that runs alone may declare; None where memory is reserved (the memory less our
+    own)."""
 
     id: str
     name: str
@@ -61,7 +63,7 @@ class Host:
         return self.memory_mb - OWN_MB if self.largest_mb is None else self.largest_mb
 
     def clamp(self, kind: ResourceRequest) -> ResourceRequest:
-        """The kind as it counts on this node: a task that may run alone need not fit the memory that is free now."""
+        """The kind, with its memory lowered if a task that runs alone need not fit the memory that is free now."""
         if kind.memory_mb > self.largest or self.largest_mb is None:
             return kind
         return kind._replace(memory_mb=max(1, min(kind.memory_mb, self.memory_mb - OWN_MB)))
@@ -69,24 +71,25 @@ class Host:
 
 @dataclass
 class WorkerSlot(Capacity):
-    """A supervisor on a node. It gets work once it is `ready`, and no more when it is `leaving` or does not answer."""
+    """A supervisor on a node. It gets work once it is `ready`, and none when it is `leaving` or does not answer
+    (`late`)."""
 
     host: str = ""
-    number: int = 0                  # of our supervisors on that node
+    number: int = 0                  # number among our supervisors on that node
     shape: ResourceShape = NOTHING
     ready: bool = False
     leaving: bool = False
     late: bool = False
-    drained: bool = False            # its node is about to go
+    drained: bool = False            # its node is about to be removed
     fingerprint: Fingerprint | None = None                       # from its Ready event
     started: float = 0.0
     idle_since: float = 0.0
     served: bool = False             # it has had a task
-    running: set[int] = field(default_factory=set)               # from its latest StatusReport
+    running: set[int] = field(default_factory=set)               # ids of tasks that run, from its latest StatusReport
     unsent: list[Assignment] = field(default_factory=list)       # assignments for its next poll
     actor: Any = None
-    poll: Any = None                 # the poll in flight, None when there is none
-    polled: float = 0.0              # when it began
+    poll: Any = None                 # the poll in flight, None if there is none
+    polled: float = 0.0              # when `poll` began
 
     def add(self, id: int, kind: ResourceRequest) -> None:
         super().add(id, kind)
@@ -99,7 +102,8 @@ class WorkerSlot(Capacity):
 
 @dataclass
 class ScalingPlan:
-    """`leave`: supervisors that must finish their tasks and end. `demand`: tasks that no supervisor has room for."""
+    """`start`: supervisors to start, as (node, number, shape). `leave`: supervisors that must finish their tasks and
+    end. `demand`: tasks that no supervisor has room for."""
 
     start: list[tuple[Host, int, ResourceShape]] = field(default_factory=list)
     leave: list[WorkerSlot] = field(default_factory=list)
@@ -107,25 +111,25 @@ class ScalingPlan:
 
 
 class Fleet:
-    """The supervisors of a run. `workers` bounds the children that have no GPU (None: all CPUs). A task that fits no
-    node waits for one for `fit_s`. `idle_s` None keeps idle supervisors."""
+    """The supervisors of a run. `workers` bounds the children without a GPU (None: all CPUs). `fit_s`: seconds that a
+    task which fits no node waits for one. `idle_s`: seconds until an idle supervisor ends (None: never)."""
 
     def __init__(self, workers: int | None = None, *, fit_s: float = FIT_S, idle_s: float | None = IDLE_S) -> None:
         self.workers, self.fit_s, self.idle_s = workers, fit_s, idle_s
         self.worker_slots: dict[tuple[str, int], WorkerSlot] = {}
         self.hosts: dict[str, Host] = {}
         self.waiting: Mapping[ResourceRequest, int] = {}
-        self.tags: dict[str, str] = {}               # CPU tags of nodes, by their supervisors' fingerprints
-        self.refused: dict[str, str] = {}            # node name → why
+        self.tags: dict[str, str] = {}               # node → CPU tag, from its supervisors' fingerprints
+        self.refused: dict[str, str] = {}            # node name → why it is refused
         self.guard = StarvationGuard()
-        self._unfit_since: dict[ResourceRequest, float] = {}         # no node fits these kinds
-        self._crashes: dict[str, tuple[int, float]] = {}             # node → supervisors that died in a row, rest until
-        #: node → the kind its supervisors leave for, and when one of them was last seen to leave
+        self._unfit_since: dict[ResourceRequest, float] = {}         # kinds that no node fits
+        self._crashes: dict[str, tuple[int, float]] = {}             # node → deaths in a row, rest until
+        #: node → the kind that its supervisors make room for, and when one of them was last seen leaving
         self._preempted: dict[str, tuple[ResourceRequest, float]] = {}
         self._warned: set[tuple[str, ResourceRequest]] = set()
-        self._unplaced_since: dict[ResourceRequest, float] = {}      # no supervisor takes these kinds
-        self._deaths, self._last_death = 0, ""       # of supervisors that were not ready, in a row
-        self.alone_since: float | None = None        # since when a supervisor is wanted and none is ready
+        self._unplaced_since: dict[ResourceRequest, float] = {}      # kinds that no supervisor takes
+        self._deaths, self._last_death = 0, ""       # supervisors that died before they were ready, in a row
+        self.alone_since: float | None = None        # since when a supervisor is needed and none is ready
         self._looked = float("inf")
 
     @property
@@ -134,7 +138,7 @@ class Fleet:
 
     # -- what waits ----------------------------------------------------------------------------------------------
     def set_demand(self, waiting: Mapping[ResourceRequest, int], now: float) -> dict[ResourceRequest, str]:
-        """Take the tasks that wait, by kind. Returns the kinds that no node has fitted for `fit_s`, and why."""
+        """Note how many tasks of each kind wait. Returns the kinds that have fitted no node for `fit_s`, and why."""
         self.waiting = waiting
         self.guard.observe(self.usable, waiting, now)
         if not self.hosts:
@@ -155,14 +159,14 @@ class Fleet:
         return [h for h in self.hosts.values() if not h.draining and h.name not in self.refused]
 
     def _could(self, host: Host, kind: ResourceRequest) -> bool:
-        """Whether one task of this kind fits this node when no other program uses it."""
+        """Whether one task of this kind would fit this node if no other program used it."""
         return (not host.draining and host.name not in self.refused
                 and (not kind.cpu or self.tags.get(host.id, kind.cpu) == kind.cpu)
                 and Available(host.cpus, host.memory_mb, host.gpus).shape_for(host.clamp(kind)) is not None)
 
     def before_poll(self, now: float) -> None:
-        """Discount time in which this driver did not poll: after the machine was suspended or the driver stopped, the
-        supervisors' answers are still on their way, and no supervisor is late."""
+        """Discount time in which this driver did not poll, because the machine was suspended or the driver stopped. The
+        supervisors' answers are then still on their way, so no supervisor is late."""
         if (blind := now - self._looked) > BLIND_S:
             for slot in self.worker_slots.values():
                 slot.polled = min(now, slot.polled + blind)
@@ -173,7 +177,8 @@ class Fleet:
 
     # -- what to do ----------------------------------------------------------------------------------------------
     def plan(self, hosts: Iterable[Host], now: float) -> ScalingPlan:
-        """Decide, for the nodes there are, which supervisors to start, which to end and what to ask for."""
+        """Decide, for the existing nodes, which supervisors to start, which to end, and what to ask the autoscaler
+        for."""
         self.hosts = {h.id: h for h in sorted(hosts, key=lambda h: h.id)}
         plan = ScalingPlan()
         plan.leave += [p for p in self.worker_slots.values() if not p.leaving and p.host in self.hosts
@@ -224,8 +229,8 @@ class Fleet:
         return plan
 
     def _preempting_for(self, free: Mapping[str, Available], plan: ScalingPlan, now: float) -> set[ResourceRequest]:
-        """Kinds for which supervisors were preempted: what becomes free on their node is reserved for these kinds,
-        unless other programs take it first."""
+        """Kinds for which supervisors were preempted. Room that becomes free on their nodes is reserved for these
+        kinds, unless other programs take it first."""
         for host, (kind, _) in list(self._preempted.items()):
             if any(p.leaving and p.host == host for p in self.worker_slots.values()):
                 self._preempted[host] = kind, now
@@ -235,22 +240,22 @@ class Fleet:
         return {kind for kind, _ in self._preempted.values()}
 
     def _able(self, kind: ResourceRequest, plan: ScalingPlan) -> list[WorkerSlot]:
-        """Supervisors that stay and take this kind, including those that are starting."""
+        """Supervisors that stay and take this kind, including those that are still starting."""
         return [p for p in self.worker_slots.values() if not p.leaving and p not in plan.leave and p.takes(kind)]
 
     def greeted(self, slot: WorkerSlot, now: float) -> None:
-        """A supervisor has answered and may work."""
+        """Note that a supervisor has answered and may work."""
         slot.ready, slot.idle_since, self._deaths = True, now, 0
 
     def died(self, slot: WorkerSlot, now: float, why: str = "") -> None:
-        """A supervisor died without being told to end."""
+        """Note that a supervisor died without being told to end."""
         if not slot.ready:
             self._deaths, self._last_death = self._deaths + 1, why
         self._crashed(slot, now)
 
     def _crashed(self, slot: WorkerSlot, now: float) -> None:
-        """Rest the node of a supervisor that died or did not start. The first time does not count; nor does the node
-        rest while no other node works, so that a hopeless run ends soon."""
+        """Give the node of a supervisor that died or did not start a rest. Its first crash does not count. Nor does the
+        node rest while no other node works, so that a hopeless run ends soon."""
         before = 0 if slot.ready and now - slot.started > STEADY_S else self._crashes.get(slot.host, (0, 0.0))[0]
         alone = not slot.ready and not self._well()
         rest = min(LONGEST_REST_S, REST_S * 2 ** before) if before and not alone else 0.0
@@ -263,12 +268,12 @@ class Fleet:
         return any(p.ready or p.host not in self._crashes for p in self.worker_slots.values())
 
     def _patience(self, host: str) -> float:
-        """Seconds until a supervisor must be ready. Each failed start doubles them, up to eight times as long: a
-        slow machine would otherwise never start a supervisor."""
+        """Seconds until a supervisor must be ready. Each failed start on the node doubles them, at most to eight times
+        as long: a slow machine would otherwise never start a supervisor."""
         return PENDING_S * float(2 ** min(self._crashes.get(host, (0, 0.0))[0], 3))
 
     def stuck(self, now: float) -> str | None:
-        """Why it is hopeless to wait for supervisors any longer; None while it is not."""
+        """Why it is hopeless to wait for supervisors any longer; None if it is not."""
         if any(p.ready for p in self.worker_slots.values()) or not self.waiting:
             self.alone_since = None
             return None
@@ -287,7 +292,7 @@ class Fleet:
         return None
 
     def _warn_of_waiting(self, kind: ResourceRequest, now: float) -> None:
-        """Warn once that tasks wait for room that other programs use. `set_demand` warns of those that fit no node."""
+        """Warn once that tasks wait for room that other programs use. `set_demand` warns of tasks that fit no node."""
         able = [h for h in self.hosts.values() if self._could(h, kind)]
         if not able or not self._unplaced_since.setdefault(kind, now) + WARN_S <= now or ("", kind) in self._warned:
             return
@@ -299,14 +304,14 @@ class Fleet:
 
     @staticmethod
     def _places(hosts: Iterable[Host]) -> str:
-        """Nodes, with what others use of them, in words: ten at most."""
+        """Nodes and what other programs use of them, in words: ten at most."""
         result = [f"{h.name}: others use {h.others.cpus} of {h.cpus} CPUs, {h.others.memory_mb:,} of {h.memory_mb:,} MB"
                  + (f", {h.others.gpus} of {h.gpus} GPUs" if h.gpus else "") for h in hosts]
         more = f" and {len(result) - 10} more" if len(result) > 10 else ""
         return "; ".join(result[:10]) + more or "there is no node"
 
     def slot(self, host: Host, number: int, shape: ResourceShape) -> WorkerSlot:
-        """A supervisor of this shape, which is not started yet."""
+        """The slot of a supervisor of this shape that is not started yet."""
         return WorkerSlot(shape.slots, max(1, shape.memory_mb - OWN_MB), shape.gpus, self.tags.get(host.id, ""),
                           host.name, host.largest_mb or 0, host=host.id, number=number, shape=shape)
 
@@ -323,8 +328,9 @@ class Fleet:
 
     def _preempt(self, kind: ResourceRequest, free: Mapping[str, Available], plan: ScalingPlan) -> list[WorkerSlot]:
         """Supervisors that must leave one node so that a task of this kind fits there: those with the fewest tasks, on
-        the node where that costs least. One that has not had a task yet stays, or two kinds would preempt each other
-        for ever. Nothing while any are leaving: the room they free may suffice."""
+        the node where that costs least. A supervisor that has not had a task yet stays if waiting tasks can use it;
+        otherwise two kinds would preempt each other for ever. Returns [] while any supervisor is leaving, since the
+        room it frees may suffice."""
         if plan.leave or any(p.leaving for p in self.worker_slots.values()):
             return []
         best: tuple[int, list[WorkerSlot]] | None = None
@@ -357,7 +363,7 @@ class Fleet:
         return result
 
     def _warn_too_small(self, host: Host, kind: ResourceRequest) -> None:
-        """Warn once that a node is too small for some tasks."""
+        """Warn once that a node is too small for a kind of task."""
         if (host.name, kind) in self._warned or kind.gpus > host.gpus or host.largest >= kind.memory_mb:
             return
         self._warned.add((host.name, kind))

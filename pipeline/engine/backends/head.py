@@ -1,4 +1,4 @@
-"""Watches whether the head of an attached cluster is there. No Ray: a port that answers or does not."""
+"""Watches whether the head of an attached cluster is reachable: its port answers or does not. No Ray is used."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import logging
 import socket
 import threading
 
-CHECK_S = 5.0            # between two looks
-MISSES = 2               # in a row, until the user is warned
+CHECK_S = 5.0            # seconds between two looks
+MISSES = 2               # in a row until the user is warned
 
 log = logging.getLogger("tokenmill")
 
 
 def watch_head(address: str, every_s: float = CHECK_S) -> threading.Event:
-    """Say it when nothing answers at HOST:PORT any more: a minute later Ray ends this process, with words of its own,
-    in the middle of whatever we do. The event that is returned ends the watch."""
+    """Watch HOST:PORT in a thread, and log an error when nothing answers there any more. Otherwise Ray would end this
+    process a minute later, in the middle of its work and with a message of its own. Setting the returned event ends the
+    watch."""
     closed = threading.Event()
     threading.Thread(target=_watch, args=(address, closed, every_s), name="head", daemon=True).start()
     return closed

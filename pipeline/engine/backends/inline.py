@@ -1,7 +1,7 @@
-"""The inline backend: every task in this very process, one after the other. No Ray, no child, no limits.
+"""The inline backend: runs every task in this very process, one after the other. No Ray, no child, no limits.
 
-For debugging (a breakpoint in a stage works), unit tests, and machines without Linux. Same results and same records as
-the other backends; only a document that crashes the interpreter takes the run with it.
+It is meant for debugging (a breakpoint in a stage works), unit tests, and machines without Linux. Results and records
+are the same as with other backends, but a document that crashes the interpreter ends the run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pipeline.store.fs import Store
 
 
 class InlineBackend:
-    """Runs one assignment for each `wait`. See `protocols.Backend` for the interface."""
+    """Runs one assignment in each `wait`. See `protocols.Backend` for the interface."""
 
     def __init__(self, store: Store, *, scratch: str | None = None, clock: Clock = SYSTEM) -> None:
         self.store, self.scratch, self._clock = store, scratch, clock
-        self._own: Scratch | None = None             # the next process sweeps it if this one is killed
-        #: True from when a task is taken until it has run: a stop signal then interrupts it at once (there is no child
-        #: that could be killed)
+        self._own: Scratch | None = None             # if this process is killed, the next one sweeps it
+        #: True from when a task is submitted until it has run: a stop signal then interrupts it at once, since there is
+        #: no child to kill
         self.interruptible = False
         self._queue: deque[Assignment] = deque()
 
@@ -67,7 +67,7 @@ class InlineBackend:
             self.interruptible = False
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Nothing: the terminal and the store show the progress."""
+        """Does nothing: the terminal and the store show the progress."""
 
     def close(self) -> None:
         self._queue.clear()

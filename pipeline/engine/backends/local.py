@@ -1,4 +1,4 @@
-"""The process backend: one supervisor in the driver's own process. Everything but Ray, on one Linux machine."""
+"""The process backend: one supervisor in the driver's own process. It works without Ray, on one Linux machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("tokenmill")
 
 
 class ProcessBackend:
-    """Runs tasks in `workers` children of this process (default: one a CPU). See `protocols.Backend`."""
+    """Runs tasks in `workers` children of this process (default: one per CPU). See `protocols.Backend`."""
 
     interruptible = False
 
@@ -41,7 +41,7 @@ class ProcessBackend:
                                          scratch=self._scratch, clock=self._clock)
             if gaps := confinement.missing(confinement.support()):
                 log.warning("workers cannot be confined as they should be on this machine: %s", gaps)
-            # nothing is reserved here: what declares more than is free just now runs alone
+            # nothing is reserved here: a task that declares more than is free now runs alone
             machine = measure.memory_use()[1] >> 20
             self.worker = Capacity(self.slots, self.supervisor.memory_mb, len(self.supervisor.devices.names), cpu_tag(),
                            largest_mb=max(machine, self.supervisor.memory_mb), shared=True)
@@ -75,7 +75,7 @@ class ProcessBackend:
         return events
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Nothing: the terminal and the store show the progress."""
+        """Does nothing: the terminal and the store show the progress."""
 
     def close(self) -> None:
         if self.supervisor is not None:

@@ -1,9 +1,10 @@
-"""What fits where: how much a supervisor can take, and how large a new one is. Pure arithmetic: no Ray, no process.
+"""What fits where: how much a supervisor can take, and how large a new one is. Pure arithmetic, without Ray or
+processes.
 
 The `Capacity` of a worker (a supervisor with its children) is a number of children at a time, the memory they may
-declare together, and GPUs. On a cluster, tasks with and without a GPU have workers of their own, so that filters run
-beside a classifier and neither takes the other's place. A single machine is one worker for everything (`shared`).
-Tasks that declare the same `ResourceRequest` are of one kind. A worker takes a kind when a single task of it fits.
+declare together, and GPUs. On a cluster, tasks with and without a GPU have separate workers, so that filters run beside
+a classifier and neither takes the other's place. A single machine is one worker for everything (`shared`). Tasks that
+declare the same `ResourceRequest` are of one kind. A worker takes a kind when a single task of it fits.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ from typing import TypeVar
 
 from pipeline.engine.task import ResourceRequest
 
-OWN_MB = 300             # memory of a supervisor itself, without its children
+OWN_MB = 300             # memory of the supervisor itself, without its children
 CPUS_A_WORKER = 16          # docs/contracts.md: Tasks and blame
-PATIENCE_S = 10.0        # a kind that never finds room waits this long before a worker is kept for it
+PATIENCE_S = 10.0        # seconds that a kind which finds no room waits before a worker is kept for it
 
 
 def share(gpus: float) -> float:
-    """The devices a task really takes: 0.3 takes a third of one (three tasks fit), 1.5 takes two."""
+    """The devices that a task really occupies: 0.3 takes a third of one (three tasks fit), 1.5 takes two."""
     return 1 / int(1 / gpus + 1e-9) if 0 < gpus < 1 else float(math.ceil(gpus))
 
 
 def per_devices(devices: int, gpus: float) -> int:
-    """Tasks of `gpus` each that `devices` devices hold at a time."""
+    """Number of tasks of `gpus` each that fit on `devices` devices at a time."""
     return devices * round(1 / share(gpus)) if gpus < 1 else int(devices // share(gpus))
 
 
 @dataclass
 class Capacity:
-    """One supervisor. `open`: kinds of the assignments it has, by id, in the order it got them."""
+    """The capacity of one supervisor. `open`: id → kind of its assignments, in the order it got them."""
 
     slots: int
     memory_mb: int
     gpus: int = 0
-    cpu: str = ""                # CPU tag, "" while it is not known
+    cpu: str = ""                # CPU tag, "" until it is known
     name: str = "this machine"
-    largest_mb: int = 0          # for a task that runs alone: more than `memory_mb` only where nothing is reserved
+    largest_mb: int = 0          # for a task that runs alone; above `memory_mb` only where memory is not reserved
     shared: bool = False         # takes tasks with and without a GPU
     open: dict[int, ResourceRequest] = field(default_factory=dict)
     reserved_for: ResourceRequest | None = None         # no other kind goes here until a task of this kind came
@@ -56,9 +57,9 @@ class Capacity:
                 and (share(kind.gpus) <= self.gpus if kind.gpus else self.shared or not self.gpus))
 
     def capacity(self, kind: ResourceRequest) -> int:
-        """Tasks of this kind that run at a time when no other task does."""
+        """Number of tasks of this kind that run at a time when no others do."""
         found = self._capacity.get((kind, self.cpu))
-        if found is None:                        # cached: asked for every worker and assignment
+        if found is None:                        # cached: computed for every worker and assignment
             found = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1))) if self.takes(kind) else 0
             if kind.gpus:
                 found = min(found, per_devices(self.gpus, kind.gpus))
@@ -66,7 +67,7 @@ class Capacity:
         return found
 
     def room(self, kind: ResourceRequest) -> int:
-        """Further tasks of this kind that would start at once."""
+        """Number of further tasks of this kind that would start at once."""
         if self._runs >= self.slots or not self.capacity(kind) or self.reserved_for not in (None, kind):
             return 0
         by_memory = (self.memory_mb - self._memory) // max(kind.memory_mb, 1)
@@ -81,7 +82,7 @@ class Capacity:
 
     @property
     def prefetched(self) -> int:
-        """Assignments it has and cannot have started yet."""
+        """Number of its assignments that cannot have started yet."""
         return len(self.open) - self._runs
 
     def add(self, id: int, kind: ResourceRequest) -> None:
@@ -91,14 +92,15 @@ class Capacity:
             self.reserved_for = None
 
     def remove(self, ids: Iterable[int]) -> set[int]:
-        """Take out those of `ids` it has; returns them."""
+        """Remove those of `ids` that it has, and return them."""
         mine = {i for i in ids if self.open.pop(i, None) is not None}
         if mine:
             self._pack()
         return mine
 
     def _pack(self) -> None:
-        """Count the assignments of `open` that can run together, in order as `Supervisor` starts them; others wait."""
+        """Count the assignments of `open` that can run together, in the order in which `Supervisor` starts them; others
+        wait."""
         self._runs, self._memory, self._gpus = 0, 0, 0.0
         for kind in self.open.values():
             gpus = share(kind.gpus) if kind.gpus else 0.0
@@ -112,7 +114,7 @@ B = TypeVar("B", bound=Capacity)
 
 
 def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
-    """`Backend.room_for` over several workers: a full one does not make an idle one less idle."""
+    """`Backend.room_for` for several workers together: a full worker does not reduce the room of an idle one."""
     free = sum(b.room(kind) for b in workers if b.has_slot)
     if free:
         return free
@@ -120,13 +122,13 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
     for worker in workers:
         if worker.reserved_for is None and (most := worker.capacity(kind)):
             prefetched, capacity = prefetched + worker.prefetched, capacity + most
-    # prefetch one task for each that could run, never more: it could wait there long while other workers become free
+    # prefetch at most one task for each that could run: more could wait there long while other workers become free
     return -prefetched if prefetched < capacity else -max(1, sum(b.slots for b in workers))
 
 
 def most_room(workers: Sequence[B], kind: ResourceRequest) -> list[B]:
-    """The workers an assignment of this kind may go to, best first. If some would start it at once, only those. Equal
-    workers stay in their order."""
+    """The workers that an assignment of this kind may go to, best first: only those that would start it at once, if
+    there are any. Equal workers stay in their order."""
     rooms = [(-room, place, b) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     if rooms:
         return [b for _, _, b in sorted(rooms)]
@@ -135,8 +137,8 @@ def most_room(workers: Sequence[B], kind: ResourceRequest) -> list[B]:
 
 
 class StarvationGuard:
-    """Gives a large task its turn: it would never find room while small tasks take all that becomes free. After
-    PATIENCE_S without a running task of its kind, a worker is kept free for it."""
+    """Gives large tasks their turn, which would find no room while small tasks take all that becomes free. When no task
+    of a waiting kind has run for PATIENCE_S, a worker is kept free for that kind."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
@@ -160,7 +162,7 @@ class StarvationGuard:
 
 @dataclass(frozen=True)
 class ResourceShape:
-    """What a new supervisor reserves: `memory_mb` with its own OWN_MB."""
+    """The resources that a new supervisor reserves; `memory_mb` includes its own OWN_MB."""
 
     slots: int
     cpus: int
@@ -181,8 +183,8 @@ class Available:
 
     def shape_for(self, kind: ResourceRequest, most: int = CPUS_A_WORKER) -> ResourceShape | None:
         """The supervisor to start here for tasks of this kind: its CPUs (at most `most`) and their part of the memory,
-        or more when one task needs more. With a GPU: all devices, and a CPU for each child if there are more. None when
-        not a single task fits."""
+        or more when one task needs more. For GPU tasks: all devices, and a CPU for each child, as far as one CPU
+        remains. None when not a single task fits."""
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:
             return None
@@ -190,7 +192,7 @@ class Available:
             children = per_devices(self.gpus, kind.gpus)
             if children < 1:
                 return None
-            cpus = max(0, min(self.cpus - 1, children))      # one CPU stays for tasks without a GPU
+            cpus = max(0, min(self.cpus - 1, children))      # one CPU remains for tasks without a GPU
             memory = max(self.memory_mb * cpus // max(self.cpus, 1), children * kind.memory_mb + OWN_MB)
             return ResourceShape(children, cpus, min(memory, self.memory_mb), self.gpus)
         cpus = min(self.cpus, CPUS_A_WORKER, most)
@@ -200,7 +202,7 @@ class Available:
 
 
 def needs(kind: ResourceRequest) -> str:
-    """What a task of this kind declares, in words."""
+    """The resources that a task of this kind declares, in words."""
     words = [f"{kind.memory_mb:,} MB of memory"]
     if kind.gpus:
         words.append(f"{kind.gpus:g} GPU" + ("s" if kind.gpus > 1 else ""))

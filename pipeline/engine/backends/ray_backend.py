@@ -1,9 +1,10 @@
-"""The Ray backend: supervisor actors on the nodes of a cluster, embedded or attached. The only Ray in the engine.
+"""The Ray backend: supervisor actors on the nodes of a cluster, embedded or attached. It is the engine's only use of
+Ray.
 
-Ray places processes and carries records of about 1 KB; text never travels through it. Ray's restarts and retries
-are off: the scheduler repeats the tasks of a dead node. A supervisor is a synchronous actor, so its poll runs on the
-main thread of its worker process: the parent-death signal of its children is tied to that thread. Each supervisor has
-exactly one poll in flight. `fleet` decides which supervisors there are.
+Ray places processes and carries records of about 1 kB; text never travels through it. Ray's restarts and retries are
+off: the scheduler repeats the tasks of a dead node. A supervisor is a synchronous actor, so its poll runs on the main
+thread of its worker process, to which the parent-death signal of its children is tied. Each supervisor has at most one
+poll in flight. `fleet` decides which supervisors there are.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.disk import WITNESS
 from pipeline.store.fs import Store
 
-POLL_S = 1.0             # longest time a supervisor holds a poll
-GROW_S = 2.0             # between two inspections of the cluster
-LATE_S = 10.0            # a supervisor whose poll is this late gets no new work until it answers
-SILENT_S = 90.0          # a supervisor this late counts as dead (Ray notices a stopped node after about as long)
+POLL_S = 1.0             # longest time in seconds that a supervisor holds a poll
+GROW_S = 2.0             # seconds between two inspections of the cluster
+LATE_S = 10.0            # a supervisor whose poll is this late (s) gets no new work until it answers
+SILENT_S = 90.0          # a supervisor this late (s) counts as dead (Ray notices a stopped node after about as long)
 STARTS = 3               # attempts to start a local Ray: its own time-outs of 15 to 30 s are short on a busy machine
 TINY = sys.float_info.min        # reserves practically nothing
 
@@ -73,12 +74,12 @@ log = logging.getLogger("tokenmill")
 
 
 class NoNodes(TokenmillError):
-    """No node can take work: none has resources, or all were refused. The message says which and why."""
+    """No node can take work: none has resources, or all were refused. The message gives the reasons."""
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class SupervisorActor:
-    """`Supervisor` behind a process boundary: assignments and events travel encoded."""
+    """`Supervisor` in an actor: assignments and events travel encoded."""
 
     def __init__(self, store: str, slots: int, limits: dict[str, Any], **kw: Any) -> None:
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
@@ -97,12 +98,12 @@ class SupervisorActor:
 
 @ray.remote(max_retries=0)
 def _pending_task() -> None:
-    """Stands for work without room, so that the autoscaler adds nodes. It ends at once where it finds room, and dies
-    with the driver; a standing request (`ray.autoscaler.sdk.request_resources`) would outlive the driver."""
+    """A placeholder for work without room, so that the autoscaler adds nodes. It ends at once when it finds room, and
+    dies with the driver; a standing request (`ray.autoscaler.sdk.request_resources`) would outlive the driver."""
 
 
 def _end_what_began(error: BaseException) -> None:
-    """Kill the processes of a Ray that did not come up: `ray.shutdown` knows only of one that did."""
+    """Kill the processes of a Ray that did not come up: `ray.shutdown` only knows of one that did."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("self")
         if isinstance(node, ray._private.node.Node):
@@ -111,12 +112,12 @@ def _end_what_began(error: BaseException) -> None:
 
 
 class RayBackend:
-    """Runs tasks on Ray: on its own on this machine (`address` None), or on the cluster at `address`.
+    """Runs tasks on Ray: on a cluster of its own on this machine (`address` None), or on the cluster at `address`.
 
     `workers` bounds the children that have no GPU (default: every CPU). Supervisors are started while tasks wait
-    without room, and end when they were idle for `idle_s`. Ray's autoscaler is shown the tasks that no node has room
-    for. `child_memory_mb` is the memory assumed for a task before the first tasks are known.
-    A Ray that this process is already connected to is used as it is, and stays connected at the end.
+    without room, and end after they were idle for `idle_s` seconds. Ray's autoscaler is shown the tasks that no node
+    has room for. `child_memory_mb` is the memory assumed for a task until the first tasks are known. If this process is
+    already connected to a Ray, that one is used as it is, and stays connected at the end.
 
     `ship_code` sends the four packages to the nodes of an attached cluster (Ray's `py_modules`); by default every node
     has them installed.
@@ -133,20 +134,20 @@ class RayBackend:
         self.object_store_mb, self.child_memory_mb = object_store_mb, child_memory_mb
         self.limits, self.scratch = limits or Limits(), scratch
         self.fleet = Fleet(workers, idle_s=idle_s)
-        self.nodes_lost = 0                           # supervisors that were ready and died
-        self._keys: dict[int, str] = {}               # task keys of the open assignments, by id
+        self.nodes_lost = 0                           # supervisors that died after they were ready
+        self._keys: dict[int, str] = {}               # id of an open assignment → its task key
         self._demand: dict[ResourceRequest, list[Any]] = {}
-        self._given_back: list[Event] = []            # events for the next wait
-        self._head: threading.Event | None = None     # set: ends the watch over Ray's head process
+        self._given_back: list[Event] = []            # events for the next `wait`
+        self._head: threading.Event | None = None     # set to end the watch over Ray's head
         self._started = self._own = False
         self._temp: Scratch | None = None
         self._witness: str | None = None
-        self._gaps: set[str] = set()                  # gaps of confinement the user was warned of
+        self._gaps: set[str] = set()                  # gaps of confinement that the user was warned of
         self._libraries = declared_libraries()
-        self._print: Fingerprint | None = None        # fingerprint of this process, as it began
+        self._print: Fingerprint | None = None        # fingerprint of this process at its start
         self._grown = float("-inf")
         self._metrics: dict[str, Counter | Gauge] = {}
-        self._counted: dict[tuple[str, ...], float] = {}       # amounts added to the counters so far
+        self._counted: dict[tuple[str, ...], float] = {}       # amounts already added to the counters
 
     # -- start and end -------------------------------------------------------------------------------------------
     def start(self, memory_mb: int = 0) -> None:
@@ -159,7 +160,7 @@ class RayBackend:
                 code = {"py_modules": [r for r in roots().values() if r]} if self.ship_code else None
                 ray.init(address=self.address, runtime_env=code, **quiet)
             else:
-                base = tempfile.gettempdir()          # Ray's sockets lie below; their path may have 107 characters
+                base = tempfile.gettempdir()          # Ray's sockets lie below; their paths may have 107 characters
                 self._temp = Scratch(base if len(base) <= 8 else "/tmp")
                 cpus = self.workers or len(os.sched_getaffinity(0))
                 for left in reversed(range(STARTS)):
@@ -182,14 +183,14 @@ class RayBackend:
         if self._temp is None:
             self._head = watch_head(ray.get_runtime_context().gcs_address)
         if self._temp is None and self.store.local is not None:
-            self._witness = f"runs/{WITNESS}{self._clock.new_id()}"    # a local path must be a shared one on a cluster
+            self._witness = f"runs/{WITNESS}{self._clock.new_id()}"    # on a cluster a local path must be a shared one
             self.store.write(self._witness, b"")
-        self.fleet.waiting = {ResourceRequest(max(self.child_memory_mb, memory_mb)): 1}   # until `set_demand`
+        self.fleet.waiting = {ResourceRequest(max(self.child_memory_mb, memory_mb)): 1}   # until `set_demand` is called
         self._print = fingerprint(self._libraries)    # taken now: files edited later must not change it
         self._started, self.fleet.alone_since = True, None
 
     def close(self) -> None:
-        """Take down our supervisors with their children and, if we started or attached it, our Ray."""
+        """End our supervisors with their children and, if we started or attached it, our Ray."""
         if self._head is not None:
             self._head.set()
         worker_slots, self.fleet.worker_slots = list(self.fleet.worker_slots.values()), {}
@@ -221,7 +222,7 @@ class RayBackend:
     def submit(self, assignment: Assignment) -> None:
         spec = assignment.spec
         fitting = most_room(self.fleet.usable, spec.kind)
-        # a second attempt at a slow task goes to another supervisor: the first supervisor may be the slow part
+        # a second attempt at a slow task goes to another supervisor: the first one may be what is slow
         slot = next((p for p in fitting if p.room(spec.kind) and all(self._keys[i] != spec.key for i in p.open)),
                     fitting[0])
         self._keys[assignment.id] = spec.key
@@ -233,7 +234,7 @@ class RayBackend:
             mine = self._settle(slot, ids)
             slot.unsent = [a for a in slot.unsent if a.id not in mine]
             if mine:
-                slot.actor.cancel.remote(sorted(mine))     # after the poll in flight, whose events may still come
+                slot.actor.cancel.remote(sorted(mine))     # runs after the poll in flight, whose events may still come
 
     def wait(self, timeout: float) -> list[Event]:
         now = self._clock.now()
@@ -299,7 +300,7 @@ class RayBackend:
         return mine
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Show the run on the metrics port of this node. Ray takes over the values within about ten seconds, and
+        """Export the run on the metrics port of this node. Ray takes the values over within about ten seconds, and
         drops them when this process ends."""
         if not ray.is_initialized():
             return
@@ -319,7 +320,7 @@ class RayBackend:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
     def _grow(self, now: float) -> None:
-        """Carry out what the fleet decides. A supervisor gets work only once it has answered."""
+        """Carry out the fleet's decisions. A supervisor gets work only once it has answered."""
         scaling = self.fleet.plan(self._hosts(), now)
         for slot in scaling.leave:
             self._vacate(slot)
@@ -344,10 +345,10 @@ class RayBackend:
                            max(0, (int(used["memory"]) >> 20) - sum(s.memory_mb for s in ours)),
                            max(0, round(used["GPU"]) - sum(s.gpus for s in ours)))
             if self._demand and not ours:
-                others = NOTHING                       # a new node runs our pending demand for a moment
+                others = NOTHING                       # a new node briefly runs our pending demand
             name = f"{info.get('NodeManagerHostname') or info['NodeManagerAddress']} ({id[:8]})"
             memory, largest = int(total.get("memory", 0)) >> 20, None
-            if self._temp is not None:                 # this machine alone: memory is measured, not reserved
+            if self._temp is not None:                 # a cluster of our own: memory is measured, not reserved
                 memory, others = self._measured, NOTHING
                 largest = measure.memory_use()[1] >> 20
             result.append(Host(id, name, int(total.get("CPU", 0)), memory, int(total.get("GPU", 0)), others,
@@ -356,7 +357,7 @@ class RayBackend:
 
     @property
     def _measured(self) -> int:
-        """Memory of this machine for us, MB, measured before the first supervisor started."""
+        """Memory of this machine that we may use, in MB, measured before the first supervisor started."""
         if not hasattr(self, "_memory_mb"):
             used, total = measure.memory_use()
             self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
@@ -364,7 +365,7 @@ class RayBackend:
 
     def _spawn(self, host: Host, number: int, shape: ResourceShape) -> None:
         slot = self.fleet.slot(host, number, shape)
-        actors: Any = SupervisorActor          # what the decorator made of the class
+        actors: Any = SupervisorActor          # the class as the decorator changed it
         slot.actor = actors.options(
             num_cpus=shape.cpus, num_gpus=shape.gpus, memory=None if self._temp else shape.memory_mb << 20,
             scheduling_strategy=NodeAffinitySchedulingStrategy(host.id, soft=False),
@@ -375,7 +376,7 @@ class RayBackend:
         self.fleet.worker_slots[host.id, number] = slot
 
     def _greet(self, slot: WorkerSlot, ready: Ready) -> None:
-        """Accept or refuse a supervisor by its first answer."""
+        """Accept or refuse a supervisor after its first answer."""
         assert self._print is not None, "start() comes first"
         ours, theirs = self._print, ready.fingerprint
         slot.fingerprint = theirs
@@ -401,7 +402,7 @@ class RayBackend:
         self.fleet.greeted(slot, self._clock.now())
 
     def _vacate(self, slot: WorkerSlot) -> None:
-        """Let a supervisor leave: it gets no more work, returns what it has not begun, and ends when the rest is done.
+        """Make a supervisor leave: it gets no more work, returns what it has not begun, and ends when the rest is done.
         """
         slot.leaving = True
         waiting = set(slot.open) - slot.running
@@ -414,7 +415,8 @@ class RayBackend:
                         len(waiting))
 
     def _lost(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
-        """A supervisor is gone: its assignments go back to the scheduler. Another one starts when there is room."""
+        """Handle the loss of a supervisor: its assignments go back to the scheduler. Another one starts when there is
+        room."""
         self.nodes_lost += slot.ready
         ids, unsent = sorted(slot.open), {a.id for a in slot.unsent}
         free = ids if preempted or slot.drained else [i for i in ids if i in unsent]
@@ -434,7 +436,7 @@ class RayBackend:
             ray.kill(slot.actor)
 
     def _dismiss(self, worker_slots: list[WorkerSlot], patience_s: float = 2.0) -> None:
-        """Let supervisors clear up, then end them."""
+        """Let supervisors clean up, then end them."""
         closing = [p.actor.close.remote() for p in worker_slots if p.fingerprint]
         if closing:
             with contextlib.suppress(RayError):
@@ -443,7 +445,7 @@ class RayBackend:
             self._drop(slot)
 
     def _show_demand(self, demand: Mapping[ResourceRequest, int]) -> None:
-        """Show the autoscaler the work that has no room."""
+        """Show the autoscaler the work that has no room, as pending Ray tasks."""
         for kind in {*self._demand, *demand}:
             pending = self._demand.pop(kind, [])
             if pending:
@@ -458,6 +460,6 @@ class RayBackend:
                 self._demand[kind] = pending
 
     def _check_any(self) -> None:
-        """Raise NoNodes when no node will come to take the work."""
+        """Raise NoNodes when waiting for a node that takes work is hopeless."""
         if (why := self.fleet.stuck(self._clock.now())) is not None:
             raise NoNodes(why)

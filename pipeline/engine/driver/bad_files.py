@@ -1,4 +1,4 @@
-"""Input files that could not be read, whole or in part, against how many a run may have (`run.max_bad_files`)."""
+"""Input files that could not be read, whole or in part, and how many of them a run may have (`run.max_bad_files`)."""
 
 from __future__ import annotations
 
@@ -8,46 +8,48 @@ from pipeline.base.errors import TokenmillError
 from pipeline.engine.task import TaskSpec
 from pipeline.store.records import READING, PartRecord
 
-#: files of an error message
+#: files named in an error message
 NAMED = 3
-#: of a budget that is a share, files that are always allowed
+#: files that are always allowed when the budget is a share
 ALWAYS = 10
 
 
 class TooManyBadFiles(TokenmillError):
-    """More input files could not be read than `run.max_bad_files` allows, or none of a source."""
+    """More input files could not be read than `run.max_bad_files` allows, or a source's reader failed in all its
+    files."""
 
 
 class BadFiles:
-    """Collects bad files while a run goes on. A big file that was split counts once for each piece that is bad.
+    """Collects bad files while a run goes on. A big file that was split counts once for each bad piece.
 
-    `allowed` as in the recipe: a number of files, or a share of the `files` that the run reads (which always allows
+    `allowed` is as in the recipe: a number of files, or a share of the `files` that the run reads (but at least
     ALWAYS).
     """
 
     def __init__(self, allowed: int | float, files: int) -> None:
         self.written = allowed
         self.allowed = allowed if isinstance(allowed, int) else max(ALWAYS, int(allowed * files))
-        #: source → file → reason → bytes that were not read
+        #: source → file → reason → bytes not read
         self.found: dict[str, dict[str, dict[str, int]]] = {}
-        self._dying: dict[tuple[str, int], str] = {}         # (task, its file) that killed children, no record yet
+        #: (task, its file) that killed children and has no record yet → its label and the reason
+        self._dying: dict[tuple[str, int], str] = {}
 
     def done(self, record: PartRecord) -> None:
-        """Count what a committed record says."""
+        """Count the bad files of a committed record."""
         for source, files in record.counters.get("bad_files", {}).items():
             known = self.found.setdefault(source, {})
             for file, reasons in files.items():
-                known[file] = dict(reasons)                  # two datasets may read one source
+                known[file] = dict(reasons)                  # two datasets may read the same source
         for task in [t for t in self._dying if t[0] == record.key]:
             del self._dying[task]
 
     def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
-        """Count a file that a supervisor has just found to kill its reader."""
+        """Count a file whose reader it killed, as a supervisor just reported."""
         if stage <= READING:
             self._dying[spec.key, READING - stage] = f"{spec.label} ({reason})"
 
     def check(self) -> None:
-        """Raise TooManyBadFiles beyond the budget."""
+        """Raise TooManyBadFiles when the budget is exceeded."""
         count = sum(map(len, self.found.values())) + len(self._dying)
         if count > self.allowed:
             named = ", ".join(_first([*self.listed(), *self._dying.values()]))
@@ -56,14 +58,15 @@ class BadFiles:
                 f"{self.allowed}: mend these files, or leave them out of `path:`, or raise run.max_bad_files")
 
     def listed(self, source: str | None = None) -> Iterator[str]:
-        """'SOURCE: FILE (reasons)' of each."""
+        """Yield 'SOURCE: FILE (reasons)' for each bad file."""
         for name, files in sorted(self.found.items()):
             for file, reasons in sorted(files.items() if source in (None, name) else ()):
                 yield f"{name}: {file} ({', '.join(sorted(reasons))})"
 
     def warnings(self, of_records: Iterable[str] = ()) -> Iterator[str]:
-        """What a user should hear at the end, one line a source: `of_records`, what is to be said of its records (lines
-        that begin with the source), with the files that could not be read."""
+        """Yield the warnings to show at the end, one line per source. `of_records` are warnings about the records of
+        sources (each begins with its source); the files that could not be read are appended to the line of their
+        source."""
         lines = {line.partition(":")[0].partition(" gave")[0]: line for line in of_records}
         for name, files in sorted(self.found.items()):
             size = sum(n for reasons in files.values() for n in reasons.values())
@@ -75,8 +78,8 @@ class BadFiles:
         yield from lines.values()
 
     def check_source(self, source: str, files: int, detail: str = "") -> None:
-        """Raise TooManyBadFiles for a source whose reader failed in each of its files: its settings are wrong, or its
-        code. To be asked of a source that gave no document; `detail` is what its reader said of the first."""
+        """Raise TooManyBadFiles for a source whose reader failed in every file: its settings or its code are wrong.
+        Called for a source that gave no document; `detail` is what its reader said about the first file."""
         failed = [file for file, reasons in self.found.get(source, {}).items() if any(map(_of_the_reader, reasons))]
         if files and len(failed) >= files:
             named = ", ".join(_first(list(self.listed(source)))) + (f": {detail.rstrip('.')}" if detail else "")
@@ -89,6 +92,6 @@ def _first(names: list[str]) -> list[str]:
 
 
 def _of_the_reader(reason: str) -> bool:
-    """Whether the reader raised, died or could not begin; otherwise it has said itself that the file is damaged."""
+    """Whether the reader raised, died or could not begin; otherwise it has itself reported the file as damaged."""
     return reason.startswith(("error:", "crash:")) or reason in (
         "memory", "cpu_limit", "wrong_schema", "no_permission")

@@ -1,4 +1,4 @@
-"""How a run ends before its tasks are done."""
+"""Exceptions that end a run before its tasks are done."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pipeline.store.errors import StoreError, remedy_of
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM: everything that was committed is kept; run again to go on. Not an Exception, so that no
-    stage's error handling mistakes it for a bad document."""
+    """SIGINT or SIGTERM stopped the run. Everything committed is kept, and another run goes on from there. Not an
+    Exception, so that no stage's error handling mistakes it for a bad document."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}; what was committed is kept, run again to go on")
@@ -22,7 +22,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class TaskFailed(TokenmillError):
-    """A task failed for good. `reasons` lists the message of every failed attempt, in order; what the worker printed of
+    """A task failed for good. `reasons` lists the message of every failed attempt, in order. Output of the worker about
     it (a traceback, its last words) is a note of the exception."""
 
     def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = ()) -> None:
@@ -36,8 +36,8 @@ class TaskFailed(TokenmillError):
 
 
 class DamageFound(StoreError):
-    """Tasks cannot go on since files of the store are not what their records say. `paths`: which, and how that came to
-    be known."""
+    """Tasks cannot go on because files of the store are not what their records say. `paths`: path → the error that
+    revealed the damage."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         super().__init__(f"{len(paths)} files of the store are damaged or gone: {', '.join(sorted(paths)[:3])}"
@@ -46,7 +46,7 @@ class DamageFound(StoreError):
 
 
 class CannotRun(TaskFailed):
-    """No worker can ever take the task. The message says what it declares and what the largest node has."""
+    """No worker can ever take the task. The message says what it declares and what the largest node offers."""
 
     def __init__(self, spec: TaskSpec, why: str) -> None:
         super().__init__(spec, [why])

@@ -1,9 +1,9 @@
-"""Progress of a run as Prometheus metrics: their names, their meaning, and how they follow from a snapshot.
+"""Progress of a run as Prometheus metrics: their names, their meaning, and how they are derived from a snapshot.
 
-`samples` maps the snapshot of `Progress` (the content of `runs/RUN/progress.json`) to values; the backend shows them
-(`RayBackend.emit`: on the metrics port of the driver's node). All come from the driver, with few series: labelled by
-run and *kind* of node, never by partition, file or worker. They serve monitoring only: counters begin at zero with
-every driver and vanish with it. The lasting facts of a run stand in the store.
+`samples` maps the snapshot of `Progress` (the content of `runs/RUN/progress.json`) to values; the backend exports them
+(`RayBackend.emit`: on the metrics port of the driver's node). All come from the driver and form few series: they are
+labelled by run and *kind* of node, never by partition, file or worker. They serve monitoring only: counters begin at
+zero with every driver and vanish with it. The lasting facts of a run are in the store.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from math import nan
 from typing import Any
 
-#: kinds of nodes, as `plan.nodes.Node.kind` has them
+#: kinds of nodes, as in `plan.nodes.Node.kind`
 KINDS = ("index", "pass", "barrier", "tokenizer", "shards")
 OUTCOMES = ("in", "kept", "dropped", "quarantined")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """`kind`: gauge (a state) or counter (what happened since this driver began)."""
+    """`kind`: gauge (a state) or counter (events since this driver began)."""
 
     name: str
     kind: str
@@ -29,8 +29,8 @@ class Metric:
 
     @property
     def exported(self) -> str:
-        """The name on Ray's metrics port, which dashboards and alerts use: Ray puts `ray_` in front of custom metrics,
-        and `_total` behind counters."""
+        """The name on Ray's metrics port, for dashboards and alerts: Ray puts `ray_` before custom metrics, and
+        `_total` after counters."""
         return f"ray_{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
@@ -59,7 +59,7 @@ Sample = tuple[Metric, dict[str, str], float]
 
 
 def kind_of(node: str) -> str:
-    """Kind of a node by its name, as `pipeline.plan` names them."""
+    """The kind of a node, from its name as `pipeline.plan` makes it."""
     head, colon, _ = node.partition(":")
     if colon and head in ("index", "tokenizer", "shards"):
         return head
@@ -67,17 +67,17 @@ def kind_of(node: str) -> str:
 
 
 def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
-    """Documents of one task by outcome, from the counters of a pass or of an encoding task (docs/architecture.md).
-    Other tasks count none.
+    """Documents of one task by outcome, from the counters of a pass or of an encoding task (docs/architecture.md);
+    zeros for other tasks.
 
-    Records a reader cannot read are in `quarantined` though they never were documents, so the outcomes may add up to
-    more than `in`.
+    Records that a reader could not read count as `quarantined` though they never became documents, so the outcomes may
+    add up to more than `in`.
     """
     passed, encoded = "stages" in counters, "quarantined" in counters and "train" in counters
     if not passed and not encoded:
         return dict.fromkeys(OUTCOMES, 0)
     lost = sum(counters["quarantined"].values())
-    if encoded:                                               # documents of two splits
+    if encoded:                                               # the documents of two splits
         kept = counters["train"]["docs"] + counters["val"]["docs"]
         return {"in": kept + lost, "kept": kept, "dropped": 0, "quarantined": lost}
     seen, kept = (sum(source["docs"] for source in counters[key].values()) for key in ("in", "kept"))
@@ -87,7 +87,7 @@ def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
 
 
 def samples(run: str, snapshot: Mapping[str, Any], nodes_lost: int = 0) -> Iterator[Sample]:
-    """Every metric of a run, from a snapshot of its progress."""
+    """Yield every metric of a run, from a snapshot of its progress."""
     active = snapshot["state"] == "running"
     eta = snapshot["eta_s"] if active else 0
     yield ACTIVE, {"run": run}, float(active)
@@ -99,7 +99,7 @@ def samples(run: str, snapshot: Mapping[str, Any], nodes_lost: int = 0) -> Itera
     yield DOCS_PER_SECOND, {"run": run}, float(sum(n["docs_per_s"] for name, n in snapshot["nodes"].items()
                                                    if name in at_work))
     for kind in KINDS:
-        # kinds still to come count zero: Prometheus does not see a counter's first value as an increase
+        # kinds that have not begun are zero: Prometheus does not see a counter's first value as an increase
         nodes = {name: n for name, n in snapshot["nodes"].items() if kind_of(name) == kind}
         labels = {"run": run, "kind": kind}
 

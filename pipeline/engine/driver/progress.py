@@ -1,4 +1,4 @@
-"""Progress of a run: for people (rich), for programs (JSON lines), and a snapshot for the store.
+"""Progress of a run: for people (rich), for programs (JSON lines), and as a snapshot for the store.
 
 Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`). It survives the driver.
 Clocks here are for display alone: nothing depends on them. The ETA comes from bytes, not from parts.
@@ -30,34 +30,34 @@ from pipeline.store.fs import StoreError
 from pipeline.store.records import PartRecord
 
 SNAPSHOT_S = 3.0
-PLAIN_S = 20.0          # between two lines where there is no terminal to redraw
-AGAIN_S = 600.0         # before a failure is printed again that differs from an earlier one only in its paths
-SHOWN = 50              # entries of a snapshot: tasks that run longest, and failures that came last
+PLAIN_S = 20.0          # seconds between two lines when there is no terminal to redraw
+AGAIN_S = 600.0         # seconds before a failure is printed again that differs from an earlier one only in its paths
+SHOWN = 50              # entries of a snapshot: longest-running tasks, latest failures
 LONGEST = 1000          # characters of a message in a snapshot
 
 
 @dataclass
 class _Node:
-    """What is known of one node. `weight` counts bytes to read."""
+    """The counts of one node. `weight` counts bytes to read."""
 
     parts: int = 0
     done: int = 0
-    fresh: int = 0              # those of `done` that were taken from the log
+    fresh: int = 0              # of `done`, taken from the log
     weight: int = 0
     weight_done: int = 0
-    weight_run: int = 0         # the part of `weight_done` that ran here
+    weight_run: int = 0         # of `weight_done`, run here
     docs: int = 0
     docs_run: int = 0
     quarantined: int = 0
-    failed: int = 0             # attempts
-    retried: int = 0            # attempts that were begun again
+    failed: int = 0             # failed attempts
+    retried: int = 0            # repeated attempts
     doubled: int = 0            # second attempts beside a slow one
-    outcomes_run: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))    # documents, run here
+    outcomes_run: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))    # documents run here
     running: int = 0
     hung: int = 0
     cpu_s: float = 0.0
-    started: float | None = None    # set while tasks run, not while they wait for workers
-    spent: float = 0.0              # seconds it ran before that
+    started: float | None = None    # when tasks began to run; None while they wait for workers
+    spent: float = 0.0              # seconds it ran before `started`
 
     def seconds(self, now: float) -> float:
         return self.spent + (now - self.started if self.started is not None else 0.0)
@@ -84,7 +84,7 @@ class _Node:
 
 
 class Progress:
-    """Collects what the scheduler reports, and shows it.
+    """Collects the scheduler's reports and shows them.
 
     `mode`: "rich" (bars on a terminal, a line now and then elsewhere), "quiet", or "json" (one event a line on stdout).
     `snapshot` is called with a JSON-able dict every few seconds and at the end.
@@ -104,17 +104,17 @@ class Progress:
         self.facts = dict(facts or {})
         self.error: str | None = None
         self.traceback: str | None = None
-        #: (node, kind, gist of the message) → its latest label and message, and how often; latest last
+        #: (node, kind, gist of the message) → its latest label and message, and its count; latest last
         self.failures: dict[tuple[str, str, str], tuple[str, str, int]] = {}
         self._told: dict[str, float] = {}                            # gist of a message → when it was last printed
-        self._hung: dict[str, tuple[int, int]] = {}                  # key of a task → row and stage it stands at
+        self._hung: dict[str, tuple[int, int]] = {}                  # task key → row and stage where it hangs
         self._finished: float | None = None                          # when the last task finished
         self._written = self._said = self._begun = clock.now()
         self._bars: Bars | None = None
         self._ids: dict[str, TaskID] = {}
         self._lines_said: dict[str, str] = {}
         if mode == "rich":
-            console = Console(file=self._stream, emoji=False)        # a node is called index:b:1
+            console = Console(file=self._stream, emoji=False)        # node names such as index:b:1 hold no emoji
             self._console = console
             if console.is_terminal:
                 self._bars = Bars(TextColumn("{task.description}", markup=False), BarColumn(bar_width=24),
@@ -123,7 +123,8 @@ class Progress:
 
     # -- what the scheduler tells --------------------------------------------------------------------------------
     def plan_again(self) -> None:
-        """The tasks of all nodes are about to be added again; those that ran so far will count as reused."""
+        """Start over: the tasks of all nodes are about to be added again. Those that ran so far will then count as
+        reused."""
         self.nodes.clear()
 
     def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None:
@@ -141,7 +142,7 @@ class Progress:
             node = self.nodes[name]
             self._event("planned", node=name, parts=node.parts, reused=node.fresh, bytes=node.weight)
             self._draw(name)
-        self._tick()                 # reading a million finished tasks takes minutes
+        self._tick()                 # reading a million finished tasks takes minutes, so show progress
 
     def done(self, spec: TaskSpec, record: PartRecord) -> None:
         node = self.nodes[spec.node]
@@ -165,7 +166,7 @@ class Progress:
         self._tick()
 
     def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None:
-        """An attempt failed. `again`: there will be another; otherwise the run ends, and its error says why."""
+        """Count a failed attempt. `again`: there will be another; otherwise the run ends, and its error says why."""
         self.nodes[spec.node].failed += 1
         message = redact(message)
         key = (spec.node, kind, gist(message))
@@ -178,17 +179,18 @@ class Progress:
             self._say_once(message, f"{spec.node}: {spec.label or spec.key}: {message} ({kind}, trying again)")
 
     def hindered(self, spec: TaskSpec, message: str) -> None:
-        """A task waits for the environment: for space on a disk, for storage that does not answer."""
+        """Report a task that waits for the environment, such as disk space or storage that does not answer."""
         message = redact(message)
         self._event("hindered", node=spec.node, key=spec.key, label=spec.label, message=message)
         self._say_once(message, f"{spec.node}: {spec.label or spec.key}: {message} (waiting, then trying again)")
 
     def repeated(self, spec: TaskSpec) -> None:
-        """A task waits for another attempt, because one failed, or was lost or given back by its worker."""
+        """Count a task that waits for another attempt, because one failed, was lost, or was given back by its
+        worker."""
         self.nodes[spec.node].retried += 1
 
     def doubled(self, spec: TaskSpec) -> None:
-        """A straggler got a second attempt beside the first."""
+        """Count a second attempt that a straggler got beside the first."""
         self.nodes[spec.node].doubled += 1
         self._event("doubled", node=spec.node, key=spec.key, label=spec.label)
 
@@ -197,8 +199,8 @@ class Progress:
         self._say(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
 
     def hanging(self, task: Running) -> None:
-        """A task whose cursor has stood still for long. It may only be slow: it is shown here, and limits and second
-        attempts act on it."""
+        """Report a task whose cursor has not moved for a long time. It may only be slow: it is just shown here, while
+        limits and second attempts act on it."""
         spec = task.spec
         self._hung[spec.key] = task.row, task.stage
         self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=task.row,
@@ -207,10 +209,11 @@ class Progress:
         self._say(f"{spec.node}: {spec.label or spec.key}: {hang_of(task)}")
 
     def running(self, slots: int, tasks: list[Running]) -> None:
-        """The running tasks. A hanging task is shown first, with the place and a remedy, until it goes on."""
+        """Take the list of running tasks. A hanging task is shown first, with its position and a remedy, until it goes
+        on."""
         self.slots = slots
         for t in tasks:
-            if t.spec.key in self._hung and self._hung[t.spec.key] != (t.row, t.stage):        # it goes on
+            if t.spec.key in self._hung and self._hung[t.spec.key] != (t.row, t.stage):        # it moves again
                 del self._hung[t.spec.key]
         ranked = sorted(tasks, key=lambda t: (t.spec.key not in self._hung, -t.seconds))[:SHOWN]
         self.tasks = [{"node": t.spec.node, "label": t.spec.label or t.spec.key, "seconds": round(t.seconds, 1),
@@ -228,7 +231,7 @@ class Progress:
 
     # -- what we tell --------------------------------------------------------------------------------------------
     def snapshot(self) -> dict[str, Any]:
-        """The state as JSON: totals, ETA in seconds (None: unknown), and a dict for each node."""
+        """The state as JSON-able dict: totals, ETA in seconds (None: unknown), and a dict for each node."""
         now = self._clock.now()
         nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
         left = sum(n.weight - n.weight_done for n in self.nodes.values())
@@ -247,11 +250,11 @@ class Progress:
                 "traceback": self.traceback}
 
     def begin(self) -> None:
-        """Write the first snapshot: from now on others see that this run is under way."""
+        """Write the first snapshot, which shows others that this run is under way."""
         self._write()
 
     def close(self, state: str = "done", error: str | None = None, traceback: str | None = None) -> None:
-        """`state`: done, failed or stopped, and the `error` it ended with. Writes the last snapshot."""
+        """Write the last snapshot. `state`: done, failed or stopped; `error`: the error the run ended with."""
         self.state, self.tasks = state, []
         self.error = None if error is None else redact(error)[:4 * LONGEST]
         self.traceback = None if traceback is None else redact(traceback)[-16 * LONGEST:]
@@ -290,7 +293,7 @@ class Progress:
 
     def _write(self) -> None:
         if self._snapshot is not None:
-            with contextlib.suppress(OSError, StoreError):      # if the store is gone, the commit log raises
+            with contextlib.suppress(OSError, StoreError):      # if the store is gone, the commit log raises an error
                 self._snapshot(self.snapshot())
 
     def _event(self, event: str, **fields: Any) -> None:
@@ -304,7 +307,7 @@ class Progress:
             console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
     def _say_once(self, message: str, line: str) -> None:
-        """Print `line` unless the gist of its message was printed lately: all workers meet the same failure."""
+        """Print `line` unless the gist of its message was printed recently: all workers meet the same failure."""
         now, key = self._clock.now(), gist(message)
         if now - self._told.get(key, -AGAIN_S) >= AGAIN_S:
             self._told[key] = now
@@ -312,7 +315,7 @@ class Progress:
 
     def _lines(self) -> None:
         for name, node in self.nodes.items():
-            if (words := self._words(node)) != self._lines_said.get(name):       # a pass that is done is said once
+            if (words := self._words(node)) != self._lines_said.get(name):       # a finished pass is printed once
                 self._lines_said[name] = words
                 self._say(f"{name}: {words}")
 
@@ -346,13 +349,13 @@ class Progress:
 
 
 def stage_of(task: Running) -> str:
-    """Name of the stage a task is in; "read" while a record is read."""
+    """Name of the stage that a task is in; "read" while a record is read."""
     chain = task.spec.args.get("chain", ())
     at = task.stage
     return chain[at].get("name", str(at)) if 0 <= at < len(chain) else str(at) if at >= 0 else "read"
 
 
-#: what a child without progress does → what can be done about it
+#: state of a child without progress → what the user can do
 _REMEDIES = {
     "stopped": "kill -CONT {pid} there lets it go on, kill -9 {pid} has its task run again",
     "waiting": "a disk or a network share does not answer: dmesg there may say which",
@@ -362,7 +365,7 @@ _REMEDIES = {
 
 
 def hang_of(task: Running) -> str:
-    """A task that makes no progress, in words: for how long, where it stands, which worker has it, what to do."""
+    """A task without progress, in words: for how long, at what position, on which worker, and what to do."""
     place = "outside any document" if task.row < 0 else f"document {task.row} in stage {stage_of(task)}" \
         if task.stage >= 0 else f"while record {task.row} is read"
     words = [f"no progress for {age(task.still)}", place]
@@ -373,12 +376,12 @@ def hang_of(task: Running) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago something was, for people: 75 → '75 s', 1234 → '20:34'."""
+    """A time span for people: 75 → '75 s', 1234 → '20:34'."""
     return f"{seconds:.0f} s" if seconds < 600 else clock(seconds)
 
 
 def docs_in(record: PartRecord) -> int:
-    """Documents a task read, by its counters; 0 for tasks that read none."""
+    """Number of documents a task read, from its counters; 0 for tasks that read none."""
     sources = record.counters.get("in")
     if isinstance(sources, dict):
         return sum(s.get("docs", 0) for s in sources.values() if isinstance(s, dict))
@@ -387,6 +390,6 @@ def docs_in(record: PartRecord) -> int:
 
 
 def clock(seconds: float) -> str:
-    """Seconds for people: 75 → '1:15', 4000 → '1:06:40'."""
+    """A duration for people: 75 → '1:15', 4000 → '1:06:40'."""
     s = int(seconds)
     return f"{s // 3600}:{s % 3600 // 60:02d}:{s % 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"

@@ -1,4 +1,5 @@
-"""What the scheduler needs: a backend that runs tasks, a log that commits records, a listener that shows them."""
+"""The interfaces of the scheduler: a backend that runs tasks, a log that commits records, a listener that shows
+them."""
 
 from __future__ import annotations
 
@@ -12,41 +13,42 @@ from pipeline.store.records import PartRecord
 
 
 class Backend(Protocol):
-    """Where tasks run: inline, in child processes, on Ray."""
+    """Runs tasks: inline, in child processes, or on Ray."""
 
     interruptible: bool
 
     def start(self, memory_mb: int = 0) -> None:
-        """Get ready to take tasks that declare up to `memory_mb`; a second call does nothing."""
+        """Get ready for tasks that declare up to `memory_mb`. A second call does nothing."""
 
     @property
     def slots(self) -> int:
-        """Tasks that can run at the same time right now."""
+        """Number of tasks that can run at the same time right now."""
 
     def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
-        """Tasks that wait, by kind: what to get workers for. Returns the kinds that can never run here, and why."""
+        """Tell the backend how many tasks of each kind wait, so that it can start workers for them. Returns the kinds
+        that can never run here, and why."""
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        """Assignments of this kind it would start at once. 0 or less: none, as many are prefetched already; -slots or
-        less: it takes no more."""
+        """Number of assignments of this kind it would start at once. At 0 or below there is no free slot, and that many
+        are prefetched already; at -slots or below it takes no more."""
 
     def submit(self, assignment: Assignment) -> None: ...
 
     def cancel(self, ids: list[int]) -> None:
-        """Forget these assignments, killing what runs of them. Their events may or may not still come."""
+        """Forget these assignments and kill those that run. Their events may or may not still arrive."""
 
     def wait(self, timeout: float) -> list[Event]:
-        """Events, as soon as there are any, after `timeout` seconds at the latest."""
+        """Return events as soon as there are any, or after `timeout` seconds."""
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Export a snapshot of the run's progress as metrics of the cluster (on Ray); elsewhere nothing."""
+        """Export a snapshot of the run's progress as metrics of the cluster (Ray only)."""
 
     def close(self) -> None:
-        """Leave no process and no scratch file behind."""
+        """End all processes and remove all scratch files."""
 
 
 class CommitLog(Protocol):
-    """What the scheduler needs of `pipeline.store.log.Log`."""
+    """The part of `pipeline.store.log.Log` that the scheduler uses."""
 
     epoch: int
 
@@ -60,8 +62,8 @@ class CommitLog(Protocol):
 
 @dataclass(frozen=True)
 class Running:
-    """A task at work: for how many seconds, at which row and stage (-1: outside any document), for how long its cursor
-    has not moved, in which process, and what that does (`limits.doing`)."""
+    """A running task. It has run for `seconds`, is at `row` and `stage` (-1: outside any document), and its cursor has
+    not moved for `still` seconds. `does` is the state of its process `pid` on `host` (`limits.doing`)."""
 
     spec: TaskSpec
     seconds: float
@@ -74,7 +76,7 @@ class Running:
 
 
 class Listener(Protocol):
-    """What the scheduler tells `pipeline.engine.driver.progress.Progress`."""
+    """What the scheduler reports to `pipeline.engine.driver.progress.Progress`."""
 
     def plan_again(self) -> None: ...
 

@@ -1,7 +1,7 @@
-"""The driver's queue of tasks on disk: their specs, their order and which are done.
+"""The driver's queue of tasks on disk: their specs, their order, and which of them are done.
 
-A run may have millions of tasks, and a spec is a few kB. They stand in a temporary SQLite database of this process, so
-that memory holds only tasks in flight. A node asks for tasks with an iterable, which is read as the run goes on. It
+A run may have millions of tasks, and a spec is a few kB. They are kept in a temporary SQLite database of this process,
+so that memory holds only tasks in flight. A node asks for tasks with an iterable, which is read as the run goes on. It
 gets their records back as a sequence that is read from the log.
 """
 
@@ -25,7 +25,7 @@ Get = Callable[[str], PartRecord | None]
 
 
 class Records(Sequence[PartRecord]):
-    """Records of the tasks of a batch, in the order of their specs, read from the log as they are asked for.
+    """Records of the tasks of a batch, in the order of their specs, read from the log on demand.
 
     `origins` are the `TaskSpec.origin` of the same tasks.
     """
@@ -77,11 +77,12 @@ class Records(Sequence[PartRecord]):
 
 
 class Batch:
-    """Tasks one node asked for together. It is complete when its iterable is at its end and all of them are done."""
+    """The tasks that one node asked for together. It is complete when its iterable is exhausted and all of them are
+    done."""
 
     def __init__(self, number: int, specs: Iterable[TaskSpec]) -> None:
         self.number = number
-        self.source: Iterator[TaskSpec] | None = iter(specs)     # None: read to its end
+        self.source: Iterator[TaskSpec] | None = iter(specs)     # None once read to its end
         self.size = self.left = 0
 
     @property
@@ -90,7 +91,7 @@ class Batch:
 
 
 class TaskQueue:
-    """Batches of tasks; those that are still to be run go largest first, or shuffled by `seed`."""
+    """Batches of tasks. Tasks that still have to run go largest first, or shuffled by `seed`."""
 
     def __init__(self, get: Get, seed: int | None = None) -> None:
         self._get, self._seed = get, seed
@@ -102,16 +103,16 @@ class TaskQueue:
             self._db.execute(f"CREATE TABLE {table} WITHOUT ROWID")
         self._batches: dict[int, Batch] = {}
         self._serial = 0
-        #: tasks waiting to be dispatched, by what they declare
+        #: number of tasks waiting to be dispatched, by kind
         self.waiting: dict[ResourceRequest, int] = {}
 
     def __len__(self) -> int:
-        """Tasks that are read from their batches and wait to be dispatched."""
+        """Number of tasks that were read from their batches and wait to be dispatched."""
         return sum(self.waiting.values())
 
     @property
     def unread(self) -> bool:
-        """Whether a batch may hold tasks that are not read yet."""
+        """Whether a batch may hold tasks that have not been read yet."""
         return any(b.source is not None for b in self._batches.values())
 
     def add(self, specs: Iterable[TaskSpec]) -> Batch:
@@ -120,8 +121,8 @@ class TaskQueue:
         return batch
 
     def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], dict[str, PartRecord]]]:
-        """Read at most `limit` further tasks of every batch. Yields (tasks that are new or done already, the records of
-        those that are done)."""
+        """Read at most `limit` further tasks of every batch. Yields (tasks that are new or already done, records of
+        those already done)."""
         for batch in list(self._batches.values()):
             if batch.source is None:
                 continue
@@ -133,7 +134,7 @@ class TaskQueue:
             yield [s for s in specs if s.key in fresh or s.key in new], fresh
 
     def _enter(self, batch: Batch, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> set[str]:
-        """Enter the tasks of a batch. Returns the keys that now wait to be dispatched and did not before."""
+        """Enter tasks of a batch. Returns the keys that wait to be dispatched now and did not before."""
         self._db.executemany("INSERT INTO task VALUES (?, ?, ?, ?)",
                              [(batch.number, batch.size + i, s.key, s.origin) for i, s in enumerate(specs)])
         batch.size += len(specs)
@@ -143,7 +144,7 @@ class TaskQueue:
             if batch.number not in waiters:
                 self._db.execute("INSERT INTO waiter VALUES (?, ?)", (spec.key, batch.number))
                 batch.left += 1
-            if not waiters:                                   # no batch asked for this key before
+            if not waiters:                                   # first batch that asks for this key
                 self._push(spec)
                 new.add(spec.key)
         return new
@@ -156,7 +157,7 @@ class TaskQueue:
         self.waiting[kind] = self.waiting.get(kind, 0) + 1
 
     def kinds(self) -> list[ResourceRequest]:
-        """Kinds of the waiting tasks, the kind with the first one first."""
+        """Kinds of the waiting tasks, in the order of their first tasks."""
         heads = []
         for kind in self.waiting:
             found = self._db.execute("SELECT rank, key FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? "
@@ -165,7 +166,7 @@ class TaskQueue:
         return [kind for _, kind in sorted(heads)]
 
     def pop(self, kind: ResourceRequest) -> TaskSpec:
-        """The next task of a kind."""
+        """Remove and return the next task of a kind."""
         rank, key, spec = self._db.execute("SELECT rank, key, spec FROM ready WHERE memory = ? AND gpus = ? "
                                            "AND cpu = ? ORDER BY rank, key LIMIT 1", kind).fetchone()
         self._db.execute("DELETE FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? AND rank = ? AND key = ?",
@@ -176,13 +177,13 @@ class TaskQueue:
         return TaskSpec.from_json(json.loads(spec))
 
     def done(self, key: str) -> None:
-        """A task has its record."""
+        """Note that a task has its record."""
         for number, in self._db.execute("SELECT batch FROM waiter WHERE key = ?", (key,)).fetchall():
             self._batches[number].left -= 1
         self._db.execute("DELETE FROM waiter WHERE key = ?", (key,))
 
     def finished(self) -> list[tuple[Batch, Records]]:
-        """Take out the batches that are complete."""
+        """Remove the complete batches and return them with their records."""
         complete = [b for b in self._batches.values() if b.complete]
         for batch in complete:
             del self._batches[batch.number]

@@ -3,16 +3,16 @@
 It runs in the driver and knows neither Ray nor processes: a backend takes an `Assignment` and returns events
 (`pipeline.engine.messages`). Only O(slots) assignments exist at a time, however many tasks there are.
 
-What an attempt's failure costs depends on its kind:
+The consequence of a failed attempt depends on the kind of failure:
 
-* `exception`: raised by the task's own code; counts against `max_attempts`. The same message at the same row twice in a
-  row is deterministic and ends the run.
+* `exception`: raised by the task's own code; counts against `max_attempts`. The same message at the same row in two
+  successive attempts is taken as deterministic and ends the run.
 * `permanent`: a setting that cannot work; ends the run at once.
-* `environment` (a killed child, memory pressure) and `lost` (its worker): counted apart and bounded by `max_lost`, so
-  that a task that takes down every node it runs on ends the run.
+* `environment` (a killed child, memory pressure) and `lost` (its worker): counted separately and limited by `max_lost`,
+  so that a task that takes down every node it runs on ends the run.
 * `damaged`: a file of the store is not what its record says. Tasks that do not need the file are finished first, then
   DamageFound ends this plan; the next plan makes the file anew.
-* `Returned` attempts cost nothing.
+* `Returned` attempts do not count.
 
 A quarantined row is committed at once, so that later attempts at its task skip it even if this driver dies. A task that
 fails for good releases its rows: the task, not its documents, may have been at fault.
@@ -53,21 +53,21 @@ from pipeline.engine.task import ResourceRequest, TaskSpec
 from pipeline.store.log import attempt_name
 from pipeline.store.records import PartRecord
 
-FLUSH_S = 1.0            # a record waits at most this long for its commit (docs/contracts.md: Store)
+FLUSH_S = 1.0            # seconds a record waits for its commit, at most (docs/contracts.md: Store)
 MAX_LOST = 8             # node deaths and environment failures of one task that end the run. As many environment
-                         # failures for each slot, and no task done meanwhile, end it too: a disk stays full
-STRAGGLER_S = 30.0       # never double a task that runs for less
-TIMES = 512              # a node's p95 is taken of so many of its latest tasks
-READ_AHEAD = 1000        # tasks of a batch that are read between two polls of the backend
+                         # failures per slot, with no task finished in between, end it too: a disk stays full
+STRAGGLER_S = 30.0       # a task that has run for less is never doubled
+TIMES = 512              # latest tasks of a node that its p95 is taken from
+READ_AHEAD = 1000        # tasks of a batch read between two polls of the backend
 
 
 @dataclass
 class _History:
-    """What happened to one key so far."""
+    """The failed attempts at one key so far."""
 
     reasons: list[str] = field(default_factory=list)
     tracebacks: list[str] = field(default_factory=list)
-    raised: tuple[str, int] | None = None        # message and row of the latest failure, where the task itself raised
+    raised: tuple[str, int] | None = None        # message and row of the latest failure that the task itself raised
     exceptions: int = 0
     lost: int = 0
 
@@ -76,10 +76,10 @@ class Scheduler:
     """Runs tasks on a backend and commits their records. Use it as a context manager: when it exits, no task runs and
     every finished task is committed, also after an error.
 
-    `add` takes the tasks of a node, `step` goes on with all of them, `finished` gives those that are complete.
-    `dispatch_seed` shuffles the order of dispatch (tests: nothing may depend on it); by default the largest goes first.
-    `grace_s`: for how long running tasks may go on after a SIGTERM. `bad_files` counts input files that could not be
-    read, and may end the run.
+    `add` takes the tasks of a node, `step` advances all of them, and `finished` returns those that are complete.
+    `dispatch_seed` shuffles the order of dispatch (tests: nothing may depend on it); by default the largest go first.
+    `grace_s`: seconds for which running tasks may go on after a SIGTERM. `bad_files` counts input files that could not
+    be read, and may end the run.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
@@ -88,25 +88,25 @@ class Scheduler:
         self.backend, self.log, self.progress, self.bad_files = backend, log, progress, bad_files
         self.max_attempts, self.max_lost = max_attempts, max_lost
         self.straggler_s, self.grace_s = straggler_s, grace_s
-        self.executed = self.reused = 0              # tasks that ran here, tasks that the log held
+        self.executed = self.reused = 0              # tasks that ran here, tasks whose records were in the log
         self._dispatch_seed, self._clock = dispatch_seed, clock
-        self._awaited: set[str] = set()              # nodes of tasks that others wait for
-        self._hindered = 0                           # environment failures since a task was done
+        self._awaited: set[str] = set()              # nodes that other nodes wait for
+        self._hindered = 0                           # environment failures since the last finished task
         self._flights: dict[int, Flight] = {}
         self._forget()
         self._history: dict[str, _History] = defaultdict(_History)
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
         self._serial, self._flushed = 0, 0.0
-        self._stop: int | None = None                # the signal that asked for a stop
+        self._stop: int | None = None                # signal that asked for a stop
         self._stop_at = 0.0                          # when tasks that still run are killed
         self._ending = contextlib.ExitStack()
         self._started = False
 
     def _forget(self) -> None:
         self._queue = TaskQueue(self.log.get, self._dispatch_seed)
-        self._retries: deque[TaskSpec] = deque()     # handed out before new tasks
+        self._retries: deque[TaskSpec] = deque()     # dispatched before new tasks
         self._left: Counter[str] = Counter()         # tasks in the queue, by node
-        self._damaged: dict[str, str] = {}           # files that tasks could not read → the error
+        self._damaged: dict[str, str] = {}           # unreadable file → the error
 
     def __enter__(self) -> Scheduler:
         return self
@@ -123,13 +123,14 @@ class Scheduler:
             self._started = False
 
     def plan_again(self) -> None:
-        """Forget what was planned and counted: the same tasks are about to be added again."""
+        """Forget the counts of the plan: the same tasks are about to be added again."""
         self.reused = 0
         if self.progress:
             self.progress.plan_again()
 
     def run(self, specs: Iterable[TaskSpec]) -> list[PartRecord]:
-        """Records of `specs` in their order. Tasks whose record the log holds do not run again; equal keys run once.
+        """Run `specs` and return their records in order. Tasks whose record is in the log do not run again; equal keys
+        run once.
 
         Raises TaskFailed, Interrupted, and what the log raises (Fenced when another driver took over).
         """
@@ -142,8 +143,8 @@ class Scheduler:
                         return list(records)
 
     def add(self, specs: Iterable[TaskSpec], awaited: bool = False) -> Batch:
-        """Run these tasks, which are read as the run goes on. Tasks whose record the log holds do not run again; equal
-        keys run once. `awaited`: other nodes cannot begin before these tasks are done."""
+        """Add tasks, which are read as the run goes on. Tasks whose record is in the log do not run again; equal keys
+        run once. `awaited`: other nodes cannot begin before these tasks are done."""
         def noted() -> Iterator[TaskSpec]:
             for spec in specs:
                 self._awaited.add(spec.node)
@@ -152,13 +153,14 @@ class Scheduler:
         return self._queue.add(noted() if awaited else specs)
 
     def finished(self) -> list[tuple[Batch, Records]]:
-        """Batches that are complete, once each."""
+        """The batches completed since the last call, with their records."""
         return self._queue.finished()
 
     def step(self) -> None:
-        """Read a few more tasks, hand out what there is room for, commit what comes back. Waits half a second at most.
+        """Read a few more tasks, dispatch as many as there is room for, and commit what comes back. Waits half a second
+        at most.
 
-        Raises TaskFailed, Interrupted, DamageFound once nothing else is left to do, and what the log raises (Fenced
+        Raises TaskFailed, Interrupted, DamageFound (once nothing else is left to do), and the errors of the log (Fenced
         when another driver took over).
         """
         self.check_stop()
@@ -178,15 +180,15 @@ class Scheduler:
         if self._stop is None:
             self._hand_out()
         if self.backend.interruptible and self._stop is not None:
-            self._stop_at = 0.0         # the stop came before tasks could be interrupted: do not wait for them
+            self._stop_at = 0.0         # the stop came when no signal could interrupt tasks: do not wait for them
             self.check_stop()
         events, failure = self.backend.wait(0.0 if self._queue.unread else 0.5), None
         for event in events:
             try:
                 self._take(event)
-            except TaskFailed as e:      # the other events of this poll must not be lost
+            except TaskFailed as e:      # do not lose the other events of this poll
                 failure = failure or e
-        # a quarantine cost at least two children: it is committed at once, so that a dead driver does not lose it
+        # commit a quarantine at once: it cost at least two children, and a dead driver must not lose it
         if any(isinstance(e, Quarantined) for e in events) or self._clock.now() - self._flushed > FLUSH_S:
             self.log.flush()
             self._flushed = self._clock.now()
@@ -197,7 +199,7 @@ class Scheduler:
             self.bad_files.check()
 
     def _take(self, event: Event) -> None:
-        """Act upon one event. Events of attempts that were given up in the meantime are ignored."""
+        """Act on one event. Events of attempts that were given up in the meantime are ignored."""
         match event:
             case Done(id, record) if id in self._flights:
                 self._commit(id, record)
@@ -219,7 +221,7 @@ class Scheduler:
                 self.progress.running(self.backend.slots, [self._running(s) for s in running if s.id in self._flights])
 
     def _landed(self, ids: Iterable[int]) -> Iterator[Flight]:
-        """Take out those of these attempts that were in flight."""
+        """Remove, and yield, those of these attempts that are still in flight."""
         for id in ids:
             if id in self._flights:
                 yield self._flights.pop(id)
@@ -230,7 +232,7 @@ class Scheduler:
 
     def _start(self) -> None:
         if not self._started:
-            # before the signal handlers: ray.init installs its own
+            # before our signal handlers: ray.init installs its own
             kinds = {*self._queue.waiting, *(s.kind for s in self._retries)}
             self.backend.start(max(kind.memory_mb for kind in kinds))
             self._ending.enter_context(self._signals())
@@ -277,23 +279,24 @@ class Scheduler:
             self._double_stragglers(idle=True)
 
     def _has_room(self, kind: ResourceRequest) -> bool:
-        """One task a slot, and one prefetched for each slot while many wait, so that no slot waits for the driver. Near
-        the end nothing is prefetched: it would wait behind a long task while another slot is idle."""
+        """Whether a task of this kind may be dispatched: one for each slot, and one prefetched for each slot while many
+        wait, so that no slot waits for the driver. Near the end nothing is prefetched: it would wait behind a long task
+        while another slot is idle."""
         room, slots = self.backend.room_for(*kind), self.backend.slots
         return room > 0 or (room > -slots and self._queue.waiting.get(kind, 0) > 2 * slots)
 
     def _dispatch(self, spec: TaskSpec) -> None:
         self._serial += 1
         self._flights[self._serial] = Flight(spec, self._clock.now())
-        skip = self.log.quarantined_rows(spec.key)      # of this driver and of earlier ones
+        skip = self.log.quarantined_rows(spec.key)      # by this driver and earlier ones
         self.backend.submit(Assignment(self._serial, spec, attempt_name(self.log.epoch, self._serial), skips(skip)))
 
     def _double_stragglers(self, idle: bool) -> None:
-        """Start a second attempt of tasks that take suspiciously long. The attempt that commits first counts."""
+        """Start second attempts at tasks that take suspiciously long. The attempt that commits first counts."""
         unfinished = {*(node for node, n in self._left.items() if n > 0), *(s.node for s in self._retries)}
         for spec in to_double(self._flights.values(), self._times, self._clock.now(), idle=idle, unfinished=unfinished,
                               awaited=self._awaited, slots=self.backend.slots, least_s=self.straggler_s):
-            # prefetched instead of a waiting task, or on an idle slot
+            # prefetched in place of a waiting task, or put on an idle slot
             if self.backend.room_for(*spec.kind) > (0 if idle else -self.backend.slots):
                 self._dispatch(spec)
                 if self.progress:
@@ -301,7 +304,7 @@ class Scheduler:
 
     # -- failure -------------------------------------------------------------------------------------------------
     def _quarantine(self, spec: TaskSpec, row: int, stage: int, reason: str) -> None:
-        """Keep the verdict for every later attempt at this key, also of other drivers."""
+        """Record the verdict for every later attempt at this key, including those of other drivers."""
         self.log.quarantine(spec.key, row, stage, reason)
         if self.bad_files:
             self.bad_files.quarantined(spec, stage, reason)
@@ -309,8 +312,8 @@ class Scheduler:
             self.progress.quarantined(spec, row, reason)
 
     def _failed(self, spec: TaskSpec, failure: Failure) -> None:
-        """Count a failed attempt and repeat it; raises TaskFailed when it was the last one. An attempt that met a
-        damaged file is not repeated before that file is made anew (`DamageFound`)."""
+        """Count a failed attempt and repeat the task; raises TaskFailed when this attempt was the last one. A task that
+        met a damaged file is not repeated until that file is made anew (`DamageFound`)."""
         if failure.kind == "damaged":
             self._damaged[failure.path] = failure.message
             return
@@ -335,7 +338,7 @@ class Scheduler:
         self._repeat(spec)
 
     def _repeat(self, spec: TaskSpec) -> None:
-        """Repeat a task before new ones, so that a hopeless run ends soon."""
+        """Queue a task for repetition before new ones, so that a hopeless run ends soon."""
         if not any(f.spec.key == spec.key for f in self._flights.values()):
             self._retries.append(spec)
             if self.progress:
@@ -344,10 +347,11 @@ class Scheduler:
     # -- stop ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask for a clean stop while tasks run; a second one meets the earlier handler, which kills.
+        """While tasks run, SIGINT and SIGTERM ask for a clean stop. A second signal gets the previous handler, which
+        kills.
         """
         if threading.current_thread() is not threading.main_thread():
-            yield                     # only the main thread may install handlers; its owner calls `stop`
+            yield                     # only the main thread may install handlers; another thread's owner calls `stop`
             return
         before = {s: signal.getsignal(s) or signal.SIG_DFL for s in (signal.SIGINT, signal.SIGTERM)}
 
@@ -367,14 +371,15 @@ class Scheduler:
                 signal.signal(s, old)
 
     def stop(self, signum: int = signal.SIGTERM, grace_s: float = 0.0) -> None:
-        """Ask for a stop, from any thread: no task begins, and running tasks may finish within `grace_s`. Then the run
-        kills its children, commits finished tasks and raises Interrupted. The earliest of several requests counts."""
+        """Ask for a stop, from any thread. No further task begins, and running tasks may finish within `grace_s`
+        seconds. Then the run kills its children, commits finished tasks and raises Interrupted. Of several requests the
+        earliest deadline counts."""
         at = self._clock.now() + grace_s
         if self._stop is None or at < self._stop_at:
             self._stop_at, self._stop = at, signum
 
     def check_stop(self) -> None:
-        """Raise Interrupted when a stop was asked for, and no task runs any more or the grace time is over."""
+        """Raise Interrupted when a stop was requested and either no task runs any more or the grace time is over."""
         if self._stop is not None and (not self._flights or self._clock.now() >= self._stop_at):
             signum, self._stop = self._stop, None
             raise Interrupted(signum)

@@ -1,10 +1,10 @@
 """Stragglers: which tasks get a second attempt beside the first. Pure functions.
 
-The attempt that commits first counts, so a wrong guess costs a slot for a while and nothing else. On an idle slot a
-second attempt is free. On a slot that other tasks wait for it must be worth its cost: the straggler's node has handed
-out all its tasks, later nodes cannot begin before it ends, and it runs far longer than other tasks of its node. At most
-a tenth of the slots, and at least one, hold such attempts, as speculation in MapReduce is bounded (Dean and Ghemawat,
-OSDI 2004, §3.6, backs up what is left when an operation is nearly complete).
+The attempt that commits first counts, so a wrong guess only costs a slot for a while. On an idle slot a second attempt
+is free. On a slot that other tasks wait for it must be worth its cost: the straggler's node has handed out all its
+tasks, later nodes cannot begin before it ends, and it runs far longer than other tasks of its node. At most a tenth of
+the slots, but at least one, hold such attempts, similar to the bound on backup tasks in MapReduce (Dean and Ghemawat,
+OSDI 2004, §3.6, which starts them when an operation is nearly complete).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from pipeline.engine.task import TaskSpec
 
-FACTOR = 3.0             # times the p95 of its node on an idle slot; on a wanted one the median, and beyond the p95
-KNOWN = 5                # tasks of a node that must have finished before its durations mean anything
-SHARE = 10               # one of so many slots may hold a second attempt that displaces other work
+FACTOR = 3.0             # on an idle slot times the node's p95; on a wanted slot times its median, and at least its p95
+KNOWN = 5                # finished tasks of a node that are needed before its durations mean anything
+SHARE = 10               # one in this many slots may hold a second attempt that displaces other work
 
 
 @dataclass(frozen=True)
 class Flight:
-    """An attempt at a task, under way since `started` (the scheduler's clock)."""
+    """An attempt at a task, running since `started` (on the scheduler's clock)."""
 
     spec: TaskSpec
     started: float
@@ -31,10 +31,11 @@ class Flight:
 def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], now: float, *, idle: bool,
               unfinished: Container[str] = (), awaited: Container[str] = (), slots: int = 1,
               least_s: float = 0.0) -> list[TaskSpec]:
-    """The tasks to begin a second time, the longest running first.
+    """The tasks to start a second time, longest-running first.
 
-    `times`: seconds that tasks of a node took. `idle`: nothing waits for a slot. `unfinished`: nodes with tasks still
-    to be handed out; `awaited`: nodes that others wait for. Nothing that runs for less than `least_s` is doubled.
+    `times`: seconds that finished tasks of each node took. `idle`: no task waits for a slot. `unfinished`: nodes with
+    tasks still to be dispatched; `awaited`: nodes that other nodes wait for. A task that has run for less than
+    `least_s` is never doubled.
     """
     flights = list(flights)
     attempts = Counter(f.spec.key for f in flights)

@@ -1,17 +1,17 @@
-"""The exchange: how barriers and `materialize` move records between tasks, through files instead of Ray's object store.
+"""The exchange: barriers and `materialize` move records between tasks through files, not through Ray's object store.
 
 A map task writes one file of `buckets` segments of fixed-size records (a packed numpy dtype). A reduce task reads its
-bucket of all files, by range. Inside a segment records are sorted by the key fields the writer was given, ties in the
-order of writing; without key fields they stand as written. Neither side needs memory in proportion to the data: the
-writer spills sorted runs to scratch and merges them, the reader merges blocks.
+bucket of every file, by range. Inside a segment records are sorted by the writer's key fields, ties in the order of
+writing; without key fields they stay in that order. Neither side needs memory in proportion to the data: the writer
+spills sorted runs to scratch and merges them, the reader merges blocks.
 
 File: ``TMSEG002``, header length (u64), header (JSON: dtype, buckets, rows, key, index, covers), padding to 64 bytes,
-the index, records. All little-endian. The index comes in pages of PAGE buckets: the record offsets of their borders
-(u64, one more than buckets), then an xxh3-128 of each bucket's records. `index` in the header holds an xxh3-128 a page,
-and the file's `content` is the sha256 of the header. A reader checks the header against its reference, the page of a
-bucket against the header, and the bucket against the page: no damaged range is used, and no whole file is read.
-`covers` lists the contents of the parts the records come from. It does not enter `content`, because a task downstream
-is stale only when its records changed.
+the index, the records. All numbers are little-endian. The index is divided into pages of PAGE buckets: the record
+offsets of their borders (u64, one more than buckets), then an xxh3-128 of each bucket's records. `index` in the header
+holds an xxh3-128 per page, and the file's `content` is the sha256 of the header without `covers`. A reader checks the
+header against its reference, the page of a bucket against the header, and the bucket against the page: no damaged range
+is used, and no whole file is read. `covers` lists the contents of the parts that the records come from. It does not
+enter `content`, because a task downstream is stale only when its records changed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store
 
 MAGIC = b"TMSEG002"
-#: bytes of a checksum, and buckets of a page of the index
+#: bytes of a checksum, and buckets per page of the index
 SUM, PAGE = 16, 1024
 ALIGN = 64
-#: bytes of a file's beginning read at once; holds the header and the index of 2,000 buckets
+#: bytes read at once from the beginning of a file; they hold the header and the index of 2,000 buckets
 HEAD = 64 << 10
 
 def _check(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -62,11 +62,11 @@ class SegmentWriter:
         self.key = self.dtype.names if key is None and self.dtype.names else key
         self.covers, self.memory = list(covers), memory
         self.rows, self.largest, self.content = 0, 0, ""
-        # half for the records as they come, half for their sorted copy
+        # half for incoming records, half for their sorted copy
         capacity = max(1, memory // (2 * self.dtype.itemsize + 24))
         self._records, self._ids, self._used = np.empty(capacity, self.dtype), np.empty(capacity, np.uint32), 0
         self._counts = np.zeros(buckets, np.int64)
-        self._runs: list[np.ndarray] = []          # for each run: where its buckets begin, in records of the file
+        self._runs: list[np.ndarray] = []          # offsets of the buckets of each run, in records of the spill file
         self._spill: BinaryIO | None = None
 
     def write(self, buckets: Any, records: np.ndarray) -> None:
@@ -89,7 +89,7 @@ class SegmentWriter:
         self.rows += len(ids)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """(records sorted by bucket, then key; records of each bucket); empties the buffer."""
+        """(records sorted by bucket, then key; number of records in each bucket). Empties the buffer."""
         ids, records = self._ids[:self._used], self._records[:self._used]
         order = np.argsort(ids if self.buckets > 1 << 16 else ids.astype(np.uint16), kind="stable")   # u16: radix sort
         if self.key is None or self.key:
@@ -102,7 +102,7 @@ class SegmentWriter:
         return records[order], counts
 
     def _flush(self) -> None:
-        """Write the buffer to scratch as a sorted run."""
+        """Spill the buffer to scratch as a sorted run."""
         if self._spill is None:
             self._spill = open(self.path + ".runs", "w+b")  # noqa: SIM115  (closed by `close`)
         records, counts = self._sorted()
@@ -111,7 +111,7 @@ class SegmentWriter:
         self._spill.write(records.view(np.uint8).data)
 
     def close(self) -> None:
-        """Merge what was spilled, and finish the file."""
+        """Merge the spilled runs and finish the file."""
         if self.content:
             return
         last, counts = self._sorted()
@@ -142,7 +142,7 @@ class SegmentWriter:
         self.content = _content(header)
 
     def _bucket(self, bucket: int, rest: np.ndarray) -> Iterator[np.ndarray]:
-        """The records of a bucket in blocks: `rest` (not spilled), merged with those of all runs."""
+        """Yield the records of a bucket in blocks: `rest` (not spilled) merged with those of all runs."""
         if not self._runs:
             yield rest
             return
@@ -204,7 +204,7 @@ def _descr(dtype: np.dtype[Any]) -> Any:
 # -- reading ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SegmentFile:
-    """The beginning of an exchange file: what it holds and where."""
+    """The beginning of an exchange file: the description of its contents, and offsets."""
 
     store: Store
     path: str
@@ -213,13 +213,14 @@ class SegmentFile:
     rows: int
     key: tuple[str, ...] | None
     covers: tuple[str, ...]
-    after: int                     # where the index begins, bytes
-    index: str                     # a checksum for each page of the index, hexadecimal
+    after: int                     # offset of the index, bytes
+    index: str                     # a checksum per page of the index, hexadecimal
     head: bytes                    # the beginning of the file, with the index if that is small
 
     @classmethod
     def open(cls, store: Store, ref: Mapping[str, Any]) -> SegmentFile:
-        """Raises DamagedFile for a file that is gone, or whose size or header is not that of the reference."""
+        """Read the beginning of the file `ref`. Raises DamagedFile when it is missing, or its size or header differs
+        from the reference."""
         path, size = ref["$ref"], ref["bytes"]
         if store.local is not None and store.size(path) != size:       # on object storage that would cost a request
             raise DamagedFile(path, "is gone or has another size than its record says")
@@ -245,11 +246,11 @@ class SegmentFile:
 
     @property
     def start(self) -> int:
-        """Where the records begin, bytes."""
+        """Offset of the records, bytes."""
         return self.after + _index_bytes(self.buckets)
 
     def bounds(self, bucket: int) -> tuple[int, int, bytes]:
-        """(first, stop, checksum) of a bucket: its records are [first, stop) of the file. Of a large index only one
+        """(first, stop, checksum) of a bucket, whose records are [first, stop) of the file. Of a large index only one
         page is read."""
         if not 0 <= bucket < self.buckets:
             raise IndexError(f"{self.store.at(self.path)} has buckets 0 to {self.buckets - 1}, not {bucket}")
@@ -271,7 +272,7 @@ def _range(store: Store, path: str, start: int, stop: int) -> bytes:
 
 
 def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int, stop: int) -> np.ndarray:
-    """Records [first, stop). Raises DamagedFile where the file ends early: fewer records would mean lost documents."""
+    """Records [first, stop). Raises DamagedFile when the file ends early: fewer records would mean lost documents."""
     data = _range(store, path, start + first * dtype.itemsize, start + stop * dtype.itemsize)
     if len(data) != (stop - first) * dtype.itemsize:
         raise DamagedFile(path, "is cut short")
@@ -279,8 +280,9 @@ def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int,
 
 
 def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
-    """The records of one bucket of the file `ref` ({"$ref", "bytes", "content"}), read-only: mapped into memory where
-    the store is local, fetched by one more range request where it is not. Raises DamagedFile when they are damaged."""
+    """The records of one bucket of the file `ref` ({"$ref", "bytes", "content"}), read-only. They are mapped into
+    memory from a local store, and fetched by one more range request otherwise. Raises DamagedFile when they are
+    damaged."""
     file = SegmentFile.open(store, ref)
     first, stop, expected = file.bounds(bucket)
     if store.local is None or first == stop:
@@ -296,17 +298,17 @@ def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarra
 def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int, limits: Limits = LIMITS, *,
                    whole: Sequence[str] = (), numbered: bool = False,
                    scratch: str | None = None) -> Iterator[np.ndarray]:
-    """The records of one bucket of all files in the order of the key they were sorted by, ties in the order of `refs`,
-    in blocks. Files without a key follow each other as they stand.
+    """Yield the records of one bucket of all files in blocks, in the order of the key they were sorted by, ties in the
+    order of `refs`. Files without a key follow each other unchanged.
 
-    `whole`: the first fields of the key; records in which they are equal come in one block. `numbered`: records get one
-    field more, `source` (u4), the number of their file. `scratch`: folder for merged groups of files, used with more
-    than `limits.fan_in` files (default: the system's). Memory: about `limits.memory` bytes and 300 bytes a file,
-    however large the bucket is; one file is open at a time.
+    `whole`: the first fields of the key; records that agree in them come in one block. `numbered`: adds the field
+    `source` (u4), the number of the record's file. `scratch`: folder for merged groups of files, needed for more than
+    `limits.fan_in` files (default: the system's). Memory: about `limits.memory` bytes and 300 bytes a file, however
+    large the bucket is; one file is open at a time.
     """
     runs: list[Run] = []
     like: SegmentFile | None = None
-    # the heads of remote files are fetched many at a time
+    # many heads of remote files are fetched at a time
     for number, file in enumerate(store.map(lambda ref: SegmentFile.open(store, ref), refs)):
         if like is None:
             like = file
@@ -317,7 +319,7 @@ def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int,
     if like is None:
         return
     dtype = _numbered(like.dtype) if numbered else like.dtype
-    # the file number does not enter the order: ties are in the order of the files anyway
+    # the file number does not enter the order: ties already are in the order of the files
     key = like.dtype.names if numbered and like.key is None else like.key
     with tempfile.TemporaryDirectory(prefix="merge-", dir=scratch) as folder:
         blocks = merge(in_few(runs, key, dtype, folder, limits), key, dtype.itemsize, limits)
@@ -329,10 +331,10 @@ def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
-    """A bucket of a file as a run. Only the few facts that reading it needs stay in memory.
+    """A bucket of a file as a run. Only the few facts needed to read it stay in memory.
 
-    A run is read from its beginning to its end. Its checksum is compared when the last record has been read: a task
-    that has used damaged records by then raises before it returns, and commits nothing.
+    A run must be read from beginning to end. Its checksum is compared after its last record: a task that has used
+    damaged records until then raises before it returns, and commits nothing.
     """
     first, stop, expected = file.bounds(bucket)
     store, path, dtype, start = file.store, file.path, file.dtype, file.start

@@ -1,7 +1,7 @@
-"""Merging sorted runs of records in bounded memory, whatever their length, their number and their equal keys.
+"""Merges sorted runs of records in bounded memory, whatever their length, their number and their equal keys.
 
-A run is given as (read, length): `read(start, stop)` returns records of it, a numpy structured array. Runs are sorted
-by the fields of a *key*; without fields they follow each other as they stand.
+A run is a pair (read, length): `read(start, stop)` returns its records [start, stop) as a numpy structured array. Runs
+are sorted by the fields of a *key*; without key fields they follow each other unchanged.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Limits:
-    """What a merge may hold and reads at a time. The merged records never depend on it."""
+    """Memory and block sizes of a merge. The merged records never depend on them."""
 
-    #: bytes of records (with their buckets) a writer holds, and a merge reads ahead
+    #: bytes of records (with their buckets) that a writer holds and a merge reads ahead
     memory: int = 64 << 20
-    #: least bytes of a block of one run: fewer are not worth a request to object storage
+    #: least bytes per block of a run: smaller blocks are not worth a request to object storage
     block: int = 128 << 10
     #: runs merged at a time; more are first merged in groups, into files on scratch
     fan_in: int = 128
@@ -35,9 +35,9 @@ Run = tuple[Read, int]
 
 # -- keys ------------------------------------------------------------------------------------------------------------
 def sort_keys(records: np.ndarray, key: Sequence[str] | None) -> np.ndarray:
-    """One sortable value a record, in the order of the fields `key` (None: all, in their order): uint64 where the key
-    is one unsigned integer, otherwise byte strings that compare like the fields do. Floats are in their total order
-    (-0.0 before 0.0, NaN last)."""
+    """One sortable value per record, in the order of the fields `key` (None: all fields): uint64 when the key is one
+    unsigned integer, otherwise byte strings that compare like the fields. Floats are in total order (-0.0 before 0.0,
+    NaN last)."""
     names = records.dtype.names
     fields = [records] if names is None else [records[name] for name in (names if key is None else key)]
     if len(fields) == 1 and fields[0].ndim == 1 and fields[0].dtype.kind == "u":
@@ -48,7 +48,7 @@ def sort_keys(records: np.ndarray, key: Sequence[str] | None) -> np.ndarray:
 
 
 def _ordered_bytes(field: np.ndarray) -> np.ndarray:
-    """uint8 [n, width]: big-endian bytes whose order is that of the values."""
+    """uint8 [n, width]: big-endian bytes that sort like the values."""
     kind, size = field.dtype.kind, field.dtype.itemsize
     shape = len(field), size * int(np.prod(field.shape[1:]))
     if kind in "SV":
@@ -69,9 +69,10 @@ def _ordered_bytes(field: np.ndarray) -> np.ndarray:
 # -- merging ---------------------------------------------------------------------------------------------------------
 def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsize: int,
           limits: Limits = LIMITS) -> Iterator[np.ndarray]:
-    """Merge sorted runs, given as (read(start, stop), length), into sorted blocks; ties in the order of the runs.
+    """Merge sorted runs, given as (read(start, stop), length), and yield sorted blocks; ties are in the order of the
+    runs.
 
-    Holds about `limits.memory` bytes, whatever the length of the runs and however many records share a key.
+    Memory: about `limits.memory` bytes, whatever the length of the runs and however many records share a key.
     """
     runs, memory = [_Run(read, n) for read, n in sources if n], limits.memory
     if (key is not None and not key) or len(runs) == 1:
@@ -94,9 +95,9 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
             if runs:
                 yield from _in_order([run.block for run in runs], key)
             return
-        limit = min(ends)                          # below it every run's records are in memory
+        limit = min(ends)                          # records below it are all in memory
         yield from _in_order([run.take(limit, "left") for run in runs], key)
-        for run in runs:                           # records equal to `limit`: those of the first run first
+        for run in runs:                           # records equal to `limit`, run by run
             while True:
                 found = run.take(limit, "right")
                 if len(found):
@@ -107,21 +108,21 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
 
 
 class _Run:
-    """A sorted run and the block of it that is in memory."""
+    """A sorted run, with the block of it that is in memory."""
 
     def __init__(self, read: Read, length: int) -> None:
         self.read, self.length, self.next = read, length, 0
         self.block = self.keys = np.empty(0)
 
     def fill(self, step: int, key: Sequence[str] | None) -> None:
-        """Read the next block when there is none left."""
+        """Read the next block when the current one is used up."""
         if not len(self.keys) and self.next < self.length:
             stop = min(self.next + step, self.length)
             self.block = self.read(self.next, stop)
             self.keys, self.next = sort_keys(self.block, key), stop
 
     def take(self, limit: Any, side: Any) -> np.ndarray:
-        """Records below `limit` ('left') or up to it ('right'), which leave the block."""
+        """Remove and return the records of the block below `limit` ('left') or up to it ('right')."""
         n = int(np.searchsorted(self.keys, limit, side))
         found, self.block, self.keys = self.block[:n], self.block[n:], self.keys[n:]
         return found
@@ -139,8 +140,9 @@ def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[n
 # -- many runs, whole keys -------------------------------------------------------------------------------------------
 def in_few(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
            limits: Limits = LIMITS) -> list[Run]:
-    """The same records in at most `limits.fan_in` runs, with ties in the same order: groups of consecutive runs are
-    merged into files below the folder `scratch`, none of which stays open."""
+    """The same records in at most `limits.fan_in` runs, with the same order of ties: groups of consecutive runs are
+    merged into files below the folder `scratch`, none of which stays open. Runs without key fields are returned as they
+    are."""
     runs = [run for run in runs if run[1]]
     files: list[str] = []
     while len(runs) > limits.fan_in and (key is None or key):
@@ -167,14 +169,14 @@ def _of_file(path: str, dtype: np.dtype[Any]) -> Run:
 
 
 def in_whole(blocks: Iterable[np.ndarray], fields: Sequence[str]) -> Iterator[np.ndarray]:
-    """Sorted blocks cut anew, so that records with equal `fields` (the first of the key) are in one block. Memory: a
+    """Regroup sorted blocks so that records with equal `fields` (the first of the key) are in one block. Memory: a
     block, and the longest run of equal records."""
     held: list[np.ndarray] = []
     for block in blocks:
         if not len(block):
             continue
         keys = sort_keys(block, fields)
-        cut = int(np.searchsorted(keys, keys[-1], "left"))       # where the last run of equals begins
+        cut = int(np.searchsorted(keys, keys[-1], "left"))       # start of the last group of equal records
         if held and (cut or keys[0] != sort_keys(held[-1][-1:], fields)[0]):
             held.append(block[:cut])
             yield np.concatenate(held)

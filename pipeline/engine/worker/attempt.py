@@ -1,7 +1,7 @@
-"""One attempt at a task, in this process: run it on scratch, hash what it wrote, move that into the store.
+"""One attempt at a task, in this process: run it on scratch, hash its outputs, and move them into the store.
 
-Shared by the inline backend and the child. Files land at `objects/KEY/ATTEMPT.name`; the name of an attempt is made
-unique by a nonce, so a repeated attempt never meets the files of an earlier one. Nothing here commits: the files do not
+The inline backend and the child share it. Files go to `objects/KEY/ATTEMPT.name`; the name of an attempt is made unique
+by a nonce, so a repeated attempt never collides with files of an earlier one. Nothing here commits: the files do not
 count until the driver's log names them.
 """
 
@@ -24,7 +24,7 @@ from pipeline.store.keys import ref_contents
 from pipeline.store.records import Counters, FileInfo, PartRecord
 from stages.catalog import load
 
-#: most contents that the `covers` of an exchange file names one by one; for more it names the lists that hold them
+#: most contents that the `covers` of an exchange file lists one by one; beyond that it names the lists that hold them
 COVERS = 1000
 
 
@@ -35,9 +35,9 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
                 clock: Clock = SYSTEM) -> PartRecord:
     """Run `spec` once and return its record; raises the errors of the task and the store.
 
-    `name` is the attempt as the scheduler numbers it, `scratch` a folder for temporary files (default: the system's).
-    With `only` the run is an inquiry into a crash: nothing reaches the store and the record names no files. When it
-    raises, the cursor still says where. `confine` drops the rights of this process that a parser must not have
+    `name` is the scheduler's name of the attempt, `scratch` a folder for temporary files (default: the system's). With
+    `only` the run is a crash investigation: nothing is written to the store and the record names no files. When the run
+    raises, the cursor still shows where. `confine` drops the rights of this process that a parser must not have
     (`base.confinement`).
     """
     started, cpu = clock.now(), _cpu_seconds()
@@ -66,8 +66,8 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
 
 
 def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
-    """The counters of the task. Raises DamagedFile instead of the task's error when a file it read by range is damaged:
-    damaged records can cause any error before the checksum of their bucket is compared."""
+    """Run the task and return its counters. Raises DamagedFile instead of the task's error when a file it read by range
+    is damaged: damaged records can cause any error before the checksum of their bucket is compared."""
     try:
         return task.run(inputs, cursor, out)
     except (EnvironmentFailure, ChangedInput, MemoryError):
@@ -75,7 +75,7 @@ def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
     except Exception as error:
         damage = None
         if not (isinstance(error, OSError) and error.errno in FULL):
-            with contextlib.suppress(StoreError, OSError):        # the task's error says more than one of this check
+            with contextlib.suppress(StoreError, OSError):        # the task's error says more than the check's
                 damage = inputs.find_damage(error.path if isinstance(error, DamagedFile) else "")
         if damage is not None:
             raise damage from error
@@ -104,7 +104,7 @@ def _deliver(spec: TaskSpec, store: Store, attempt: str, out: Out) -> dict[str, 
             store.upload(out.path(file), info.path)
     except BaseException:
         for path in sent:
-            with contextlib.suppress(Exception):      # files that stay are garbage: no record names them
+            with contextlib.suppress(Exception):      # files left behind are garbage: no record names them
                 store.remove(path)
         raise
     return files
@@ -117,13 +117,14 @@ def _cpu_seconds() -> float:
 
 
 def _reset_peak_rss() -> None:
-    """Start a new peak: a reused process must not report the peak of an earlier task (Linux: proc(5), clear_refs)."""
+    """Restart the measurement of peak memory: a reused process must not report the peak of an earlier task (Linux:
+    proc(5), clear_refs)."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as f:
         f.write("5")
 
 
 def peak_rss_mb() -> float:
-    """Largest resident set since the last reset, MB (since the start of the process where that cannot be reset)."""
+    """Largest resident set in MB since the last reset (since the start of the process where that cannot be reset)."""
     with contextlib.suppress(OSError), open("/proc/self/status") as f:
         for line in f:
             if line.startswith("VmHWM:"):

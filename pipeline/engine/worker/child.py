@@ -1,10 +1,10 @@
 """The child: runs tasks for a supervisor, one after the other, and may be killed at any moment.
 
-`python -m pipeline.engine.worker.child CURSOR_FD PARENT_PID [BROKER_FD SECRETS]`; with the latter it is confined: this
-way it reaches object storage (`store.broker`), and these files (JSON) it must not read. It takes `Work` and answers on
-what were stdin and stdout (`engine.messages`); anything a library prints goes to stderr, which the supervisor keeps the
-end of. Models and caches stay warm between tasks. A crash cursor in shared memory says which
-document is in work (168 ns to write).
+The command is `python -m pipeline.engine.worker.child CURSOR_FD PARENT_PID [BROKER_FD SECRETS]`. With the last two
+arguments it is confined: it reaches object storage through the broker (`store.broker`), and may not read the files
+SECRETS (JSON). It receives `Work` and sends answers over its original stdin and stdout (`engine.messages`). Output of
+libraries goes to stderr, of which the supervisor keeps the end. Models and caches stay warm between tasks. A crash
+cursor in shared memory records which document is being processed (168 ns to write).
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def main() -> None:
         broker = Broker(socket.socket(fileno=int(sys.argv[3])))
         connect_through(broker.connect)
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)                                       # whatever prints cannot disturb the protocol
+    os.dup2(2, 1)                                       # prints cannot disturb the protocol
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)     # and what it said before a crash is there
+        sys.stdout.reconfigure(line_buffering=True)     # output before a crash is not lost
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, 0)
     os.close(devnull)
@@ -69,11 +69,11 @@ def main() -> None:
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    # documents make many objects and few cycles: looking for those every 700 objects costs 2 µs a document. Not so rare
-    # that pages of several MB in cycles (of a traceback, say) could gather
+    # documents make many objects and few cycles, and looking for cycles every 700 objects costs 2 µs a document. The
+    # thresholds are still low enough to free cycles that hold pages of several MB (of a traceback, say)
     gc.freeze()
     gc.set_threshold(10_000, 10, 50)
-    empty = process.data_bytes()                        # what interpreter and libraries reserve before any work
+    empty = process.data_bytes()                        # reserved by interpreter and libraries before any work
     while (order := _receive(source)) is not None:
         sink.write(pack(_work(order, cursor, empty, broker is not None)))
         sink.flush()
@@ -81,7 +81,7 @@ def main() -> None:
         if broker is not None:
             broker.release()
         gc.collect()
-        gc.freeze()                                     # stages, models: going through them again takes 50 ms a task
+        gc.freeze()                                     # skip stages and models: visiting them takes 50 ms a task
         pa.default_memory_pool().release_unused()
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -99,7 +99,7 @@ def _work(order: Work, cursor: Cursor, empty: int, confined: bool) -> Answer:
     except confinement.FreshProcess:
         return NeedsFreshProcess()
     except MemoryError:
-        os._exit(MEMORY_EXIT)                           # the cursor still says where
+        os._exit(MEMORY_EXIT)                           # the cursor still shows where
     except ProcessDied as e:
         print(f"{e}", file=sys.stderr, flush=True)
         limits.die_of(-e.returncode)
@@ -110,14 +110,15 @@ def _work(order: Work, cursor: Cursor, empty: int, confined: bool) -> Answer:
 
 
 def _stay_open(programs: Sequence[str]) -> None:
-    """The confinement of a child whose stages asked for none."""
+    """The `confine` of an unconfined child: does nothing."""
 
 
 def _seal(store: Store, scratch: str, programs: Sequence[str]) -> None:
-    """Confine this child: it writes to its scratch, compiled kernels, and its results in a store on this disk.
+    """Confine this child: it may write only to its scratch, to compiled kernels, and to `objects/` of a local store.
 
-    Compiled kernels are pickles: who is not sealed yet must not load what sealed ones, which may have been taken over,
-    have written."""
+    Compiled kernels are pickles. A process that is not sealed yet must not load kernels written by sealed processes,
+    which may have been taken over, so sealed ones keep theirs in a folder of their own.
+    """
     if not confinement.sealed():
         keep_in(os.path.join(os.environ["NUMBA_CACHE_DIR"], "sealed"))
     folders = [scratch, os.environ["NUMBA_CACHE_DIR"]]

@@ -1,22 +1,24 @@
-"""Crash triage: finds and proves the document that killed a child (docs/contracts.md: Tasks and blame).
+"""Crash triage: finds the document that killed a child, and proves it (docs/contracts.md: Tasks and blame).
 
-A document on which a stage only raises is quarantined by the pass itself (`pipeline.passes.chain`, `documents`).
+A document on which a stage merely raises is quarantined by the pass itself (`pipeline.passes.chain`, `documents`).
 
-Everything here is pure: `classify` reads an exit status, `CrashTriage` is the state of one attempt's triage. The
+Nothing here has side effects: `classify` reads an exit status, `CrashTriage` is the state of one attempt's triage. The
 supervisor reports deaths to it and starts the next child in the mode it names.
 
-1. A child dies at rows [a, b] for a reason that can be a document's fault (a crash, CPU time, memory).
-2. A batch (a < b) is *replayed* one by one in a fresh child, nothing else with it, results thrown away.
-3. The row that child dies at is the suspect. It is *probed*: alone in a fresh child. Only if this child dies at that
-   row too, the row is quarantined and the partition runs again without it. If the probe passes, no row is quarantined.
+1. A child dies at rows a to b for a reason that can be a document's fault (a crash, CPU time, memory).
+2. If a < b, these rows are *replayed* in a fresh child, one by one and nothing else. The results are discarded.
+3. The row at which that child dies is the suspect. It is *probed*, which means run alone in a fresh child. Only if this
+   child dies at the row too, the row is quarantined and the partition runs again without it.
 
-A death while a record of input file n of the task is read (stage -2 - n, `Cursor.reading`) is handled the same way with
-that file in the document's place: the file is read *alone* in a fresh child. Only if this child dies too, all later
-attempts stop reading the file before that record. One file costs two deaths for each of at most MAX_STOPS records.
+A death while a record of the task's input file n is read (stage -2 - n, `Cursor.reading`) is handled in the same way
+with that file in place of the document: the file is read *alone* in a fresh child. Only if this child dies too, all
+later attempts stop reading the file before that record. Each such record of a file costs two deaths, and a file has at
+most MAX_STOPS of them.
 
 Deaths outside any document (row -1) or while a part of the store is read (stage -1), signals from outside (SIGKILL,
 SIGTERM, SIGBUS), memory pressure of the node and stalled machines are the environment's fault: the attempt is repeated
-a few times, then handed back to the scheduler. So are a full disk and storage that does not answer, after a wait.
+a few times and then handed back to the scheduler. A full disk and unresponsive storage are handled likewise, after a
+wait.
 """
 
 from __future__ import annotations
@@ -31,20 +33,20 @@ from pipeline.engine.messages import Failure, FailureKind
 from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError
 from pipeline.store.records import READING
 
-#: signals a process causes by its own instructions. Not SIGBUS: a page of a mapped file (a model, a list) could not be
-#: read, because storage is away or a disk is full, or memory itself is broken
+#: signals that a process's own instructions cause. SIGBUS is not one of them: it means that a page of a mapped file (a
+#: model, a list) could not be read, because storage is away or a disk is full, or that memory is broken
 _OWN = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
 #: errors of a file system whose storage does not answer (NFS, FUSE, a broken disk)
 _AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.ENOTCONN)
-MEMORY_EXIT = 137       # how a child exits on MemoryError
-#: records of one input file (or piece of it) that may kill its reader. The task reads on behind the first if the format
-#: shows where, ends the file at the second, and skips the whole file at the third
+MEMORY_EXIT = 137       # exit status of a child after a MemoryError
+#: records of one input file (or piece of it) that may kill its reader. After the first the task reads on behind it if
+#: the format shows where, after the second it ends the file, and after the third it skips the whole file
 MAX_STOPS = 3
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a child died. `charged`: it can be the document's fault. `reason` stands in the quarantine entry."""
+    """Why a child died. `charged`: it may be the document's fault. `reason` goes into the quarantine entry."""
 
     reason: str
     charged: bool
@@ -54,11 +56,11 @@ CPU_LIMIT = Fault("cpu_limit", True)
 MEMORY = Fault("memory", True)
 STALLED = Fault("stalled", False)
 PRESSURE = Fault("memory_pressure", False)
-ENDLESS = Fault("cpu_limit", False)     # CPU limit outside documents: the task is wrong, not a document
+ENDLESS = Fault("cpu_limit", False)     # CPU limit outside documents: blames the task
 
 
 def classify(returncode: int) -> Fault:
-    """The fault behind an exit status we did not cause (negative: killed by that signal, as subprocess has it)."""
+    """The fault behind an exit status that we did not cause (negative: killed by that signal, as in subprocess)."""
     if returncode == MEMORY_EXIT:
         return MEMORY
     if returncode >= 0:
@@ -67,7 +69,7 @@ def classify(returncode: int) -> Fault:
         number = signal.Signals(-returncode)
     except ValueError:
         return Fault(f"signal{-returncode}", False)
-    if number == signal.SIGXCPU:                        # a process with a CPU budget that a stage started
+    if number == signal.SIGXCPU:                        # a process with a CPU budget, started by a stage
         return CPU_LIMIT
     if number in _OWN:
         return Fault(f"crash:{number.name}", True)
@@ -75,19 +77,19 @@ def classify(returncode: int) -> Fault:
 
 
 def hinders(error: Exception) -> bool:
-    """Whether an error a task raised is a passing fault of the machine or the storage, not of the task."""
+    """Whether an error that a task raised is a temporary fault of the machine or the storage, not of the task."""
     return isinstance(error, EnvironmentFailure) or (isinstance(error, OSError) and error.errno in (*FULL, *_AWAY))
 
 
 def permanent(error: Exception) -> bool:
-    """Whether every other attempt would meet the same error, as the error's class declares (`SettingsError`, a
-    tokenizer that cannot be loaded, an input that changed). Its message needs no traceback."""
+    """Whether every other attempt would meet the same error, as its class declares (`SettingsError`, a tokenizer that
+    cannot be loaded, an input that changed). Its message needs no traceback."""
     return getattr(error, "permanent", False) is True
 
 
 def failure(error: Exception, row: int, hint: str = "") -> Failure:
-    """The Failure for `error`, raised at `row` and being handled now. An error of the operating system gets no row:
-    it may pass, so its repetition proves nothing."""
+    """The Failure for `error`, which was raised at `row`; called while it is being handled. An error of the operating
+    system gets no row: it may be temporary, so its repetition proves nothing."""
     message, trace = describe(error) + hint, traceback.format_exc()[-8000:]
     if path := damaged_path(error):
         return Failure("damaged", message, path=path, traceback=trace)
@@ -99,21 +101,22 @@ def failure(error: Exception, row: int, hint: str = "") -> Failure:
 
 
 def describe(error: BaseException) -> str:
-    """'Type: message' of an error, for people; the message alone where it names file, key and remedy."""
+    """'Type: message' of an error, for people; the message alone if it already names file, key and remedy."""
     if isinstance(error, StoreError) or getattr(error, "permanent", False) is True:
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def gist(message: str) -> str:
-    """`message` without its paths, so that forty workers that meet a full disk in forty files count as one message."""
+    """`message` without its paths, so that forty workers which meet a full disk in forty files count as one message."""
     return re.sub(r"\S*/\S*", "…", message)
 
 
 def damaged_path(error: BaseException) -> str:
-    """The damaged file of the store that an error, its cause or its context names as a DamagedFile; "" for none."""
+    """The path of the damaged file that a DamagedFile among an error, its causes and contexts names; "" if there is
+    none."""
     at: BaseException | None = error
-    seen: set[int] = set()                   # errors met: an error raised again while handled is its own context
+    seen: set[int] = set()                   # an error raised again while handled is its own context
     while at is not None and id(at) not in seen:
         if isinstance(at, DamagedFile):
             return at.path
@@ -128,7 +131,8 @@ _TOO_BIG = ("; reading or writing its files takes more memory than its reader an
 
 
 class GaveUp(Exception):
-    """Triage ends without a suspect. `kind`: exception (the task is at fault) or environment (the node is)."""
+    """Triage ends without proof against a document. `kind`: exception (the task is at fault) or environment (the node
+    is)."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
@@ -139,25 +143,25 @@ class GaveUp(Exception):
 class CrashTriage:
     """One attempt of one task, over as many children as it takes.
 
-    `mode` says what the next child does: "run" the partition, "replay" rows one by one, "probe" a suspect, or "read"
-    one input file and nothing else.
+    `mode` says what the next child does: "run" the partition, "replay" rows one by one, "probe" a suspect row, or
+    "read" one input file alone.
     """
 
     skip: dict[int, tuple[int, str]] = field(default_factory=dict)   # quarantined rows: (stage, reason)
-    max_quarantined: int = 100       # more than this in one partition is bad code, not bad data
+    max_quarantined: int = 100       # more than this in one partition means bad code, not bad data
     max_environment: int = 3
-    max_stalls: int = 1            # each stall takes the whole wall limit
+    max_stalls: int = 1            # each stall lasts for the whole wall limit
     max_unproven: int = 3          # crashes that the suspect alone does not repeat
     mode: str = "run"
-    rows: tuple[int, int] | None = None     # first and last row to process, in replay and probe
+    rows: tuple[int, int] | None = None     # first and last row to process in replay and probe
     file: int | None = None                 # input file to read alone, in mode "read"
     batch_rows: int | None = None
     environment: int = 0
     stalls: int = 0
     unproven: int = 0
-    _range: tuple[int, int] | None = None   # rows still to replay after the probe
-    _row: int = -1                          # row at which the run died, while its file is read alone
-    _explained: bool = False                # the batch has lost a document: it may pass now
+    _range: tuple[int, int] | None = None   # rows left to replay after the probe
+    _row: int = -1                          # row of the death, while its file is read alone
+    _explained: bool = False                # the batch lost a document: it may pass now
 
     @property
     def fresh(self) -> bool:
@@ -165,7 +169,7 @@ class CrashTriage:
         return self.mode != "run" or self.unproven > 0
 
     def passed(self) -> bool:
-        """A child finished alive. True when it did the run itself; otherwise triage goes on."""
+        """Note that a child finished alive. True when it did the run itself; otherwise triage goes on."""
         if self.mode == "run":
             return True
         if self.mode == "replay" and self._explained:
@@ -178,16 +182,16 @@ class CrashTriage:
         return False
 
     def hindered(self, message: str) -> float:
-        """The child lives, but a disk was full or storage did not answer in spite of retries. Returns the seconds to
-        wait before the next try; raises GaveUp when this node has tried often enough."""
+        """Note that the child lives but met a full disk, or storage that did not answer in spite of retries. Returns
+        the seconds to wait before the next try; raises GaveUp when this node has tried often enough."""
         self.environment += 1
         if self.environment > self.max_environment:
             raise GaveUp("environment", message)
         return 2.0 ** (self.environment - 1)
 
     def died(self, fault: Fault, cursor: tuple[int, int, int]) -> tuple[int, int, str] | None:
-        """A child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) when that
-        quarantines a document. Raises GaveUp when there is nothing left to try."""
+        """Note that a child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) when
+        this quarantines a row. Raises GaveUp when nothing is left to try."""
         first, last, stage = cursor
         if fault is STALLED:
             self.stalls += 1
@@ -224,7 +228,7 @@ class CrashTriage:
             return first, stage, fault.reason
         if self.mode == "run" and first < last:
             self.mode, self.rows, self._explained = "replay", (first, last), False
-        elif self.mode == "probe" or first < last:      # it died at rows it was not given
+        elif self.mode == "probe" or first < last:      # it died at rows it was not told to process
             raise GaveUp("exception", f"told to work on rows {self.rows} one by one, it died at {first} to {last} "
                                       f"({fault.reason}); let it honour inputs.only and inputs.batch_rows")
         else:
@@ -244,7 +248,7 @@ class CrashTriage:
             self.rows, self._range, self._explained = None, None, False
             return None
         row = self._row
-        # rows behind it get other numbers, so their verdicts no longer hold and triage must repeat them
+        # later rows get other numbers, so their verdicts no longer hold and triage must repeat them
         self.skip = {r: said for r, said in self.skip.items() if r < row} | {row: (stage, fault.reason)}
         if len(self.skip) > self.max_quarantined:
             raise GaveUp("exception", f"more than {self.max_quarantined} documents and files of this partition had to "

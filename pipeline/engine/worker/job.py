@@ -1,4 +1,4 @@
-"""An assignment as its supervisor works on it: where it stands, and what has happened to it so far."""
+"""An assignment in the hands of its supervisor: its state, and what has happened to it so far."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Job:
 
     assignment: Assignment
     triage: CrashTriage
-    started: float = 0.0     # monotonic, when its first child got it
-    rests: float = 0.0       # monotonic, until when it waits for the environment to recover
-    overtaken: int = 0       # jobs that were behind it and started before it
+    started: float = 0.0     # monotonic, when its first child received it
+    rests: float = 0.0       # monotonic, when it may be tried again after an environment failure
+    overtaken: int = 0       # jobs behind it in the queue that started before it
     place: tuple[int, int, int] = (-1, -1, -1)      # last position of its cursor
-    since: float = 0.0       # monotonic, when the cursor moved there
+    since: float = 0.0       # monotonic, when its cursor got there
     told: int = 0            # number of times it was reported as hanging there
-    fresh: bool = False      # a warm child was sealed for other stages: it wants one of its own
+    fresh: bool = False      # it needs a new child: a warm one was sealed for other stages
 
     @property
     def id(self) -> int:
@@ -34,11 +34,11 @@ class Job:
 
     @property
     def share(self) -> float:
-        """The part of the devices it takes."""
+        """The part of the devices it takes (`pools.share`)."""
         return share(self.spec.gpus) if self.spec.gpus else 0.0
 
     def allows(self, answer: Answer) -> bool:
-        """Whether an answer speaks of this task: a record of it, with files of this attempt, or a damaged file inside
+        """Whether an answer concerns this task: a record of it, with files of this attempt, or a damaged file inside
         the store. A document that took the child over must not commit, retire or remove anything else."""
         match answer:
             case Finished(record):

@@ -1,4 +1,4 @@
-"""What a child may use, and how that is measured. Linux (proc(5), cgroups v1 and v2).
+"""The limits of a child, and how its use is measured. Linux (proc(5), cgroups v1 and v2).
 
 Limits of CPU time and memory can put a document into quarantine, so they are generous and only ever lead to crash
 triage. The wall limit only ever leads to a repetition (docs/contracts.md: no clock decides about text).
@@ -22,9 +22,9 @@ _TICK = os.sysconf("SC_CLK_TCK")
 _STATES = {b"T": "stopped", b"t": "stopped", b"D": "waiting", b"R": "computing", b"S": "sleeping", b"I": "sleeping"}
 
 
-#: bytes of input a CPU second: every sound task reads, sorts or learns faster than this
+#: bytes of input per CPU second: every sound task reads, sorts or learns faster than this
 READING_BYTES = 20_000
-#: bytes a CPU second: reading one record, or searching for places to split a file at, is faster than this
+#: bytes per CPU second: reading one record, or searching for places to split a file at, is faster than this
 RECORD_BYTES = 1_000_000
 
 
@@ -32,26 +32,26 @@ RECORD_BYTES = 1_000_000
 class Limits:
     """Limits of one supervisor's children."""
 
-    cpu_s: float = 60.0            # CPU seconds a document may take in one stage; a batch: see `batch_cpu_s`
-    record_cpu_s: float = 300.0    # CPU seconds for reading one record, and one more for each RECORD_BYTES
-    reading_cpu_s: float = 1800.0  # CPU seconds outside documents, and one more for each READING_BYTES of the task
+    cpu_s: float = 60.0            # CPU seconds a document may take in one stage (a batch: `batch_cpu_s`)
+    record_cpu_s: float = 300.0    # CPU seconds to read one record, plus one for each RECORD_BYTES of the task
+    reading_cpu_s: float = 1800.0  # CPU seconds outside documents, plus one for each READING_BYTES of the task
     wall_s: float = 600.0          # seconds without cursor movement and without a second of CPU time: run again
     memory_share: float = 0.85     # of the cgroup's (or machine's) memory: above it the largest child is killed
-    pressure_s: float = 1.0        # between two checks of `memory_share`
-    recycle_cpu_s: float = 600.0   # a child is replaced after so many CPU seconds (a new one costs 1): libraries leak
-    max_quarantined: int = 100       # documents of one partition in quarantine
-    hanging_s: float = 120.0       # seconds without cursor movement: reported, and nothing else
-    idle_s: float = 20.0           # the same for a child that uses no CPU time either: it is stopped, or it waits
+    pressure_s: float = 1.0        # seconds between two checks of `memory_share`
+    recycle_cpu_s: float = 600.0   # CPU seconds after which a child is replaced (a new one costs 1): libraries leak
+    max_quarantined: int = 100       # most documents of one partition in quarantine
+    hanging_s: float = 120.0       # seconds without cursor movement until it is reported, nothing else
+    idle_s: float = 20.0           # the same for a child that uses no CPU time either: it is stopped or waits
 
     def batch_cpu_s(self, rows: int) -> float:
         """CPU seconds a batch may take in one stage. `cpu_s` is ten times what all but one document in a thousand take,
-        so an eighth of it a document is plenty for a batch, and an endless document does not hold the child for hours.
-        A batch that takes more is repeated one by one, and no document is blamed for the batch."""
+        so an eighth of it per document is plenty for a batch, and an endless document does not hold the child for
+        hours. A batch that takes more is repeated one by one, and no document is blamed for the batch."""
         return self.cpu_s * min(rows, max(16, rows / 8))
 
     def hangs(self, still: float, idle: float, told: int) -> bool:
-        """Whether to say that a task makes no progress: its cursor has not moved for `still` seconds and it has used no
-        CPU time for `idle`. Repeated (after `told` reports) whenever that has lasted twice as long."""
+        """Whether to report a task without progress: its cursor has not moved for `still` seconds, or for less if it
+        has used no CPU time for `idle` seconds. After `told` reports the times double with each further one."""
         doubled = float(2 ** told)
         return still >= self.hanging_s * doubled or min(still, idle) >= self.idle_s * doubled
 
@@ -60,34 +60,36 @@ class Limits:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far, all threads. Raises OSError when it is gone."""
+    """CPU time of a process so far, of all its threads. Raises OSError when it does not exist any more."""
     with open(f"/proc/{pid}/stat", "rb") as f:
         fields = f.read().rpartition(b")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICK
 
 
 def working_seconds(pid: int) -> float:
-    """CPU time including the processes it started and waited for (OCR): shows progress, not the cost of a document."""
+    """CPU time including processes that it started and waited for (OCR). It shows progress, not the cost of a
+    document."""
     with open(f"/proc/{pid}/stat", "rb") as f:
         fields = f.read().rpartition(b")")[2].split()
     return sum(map(int, fields[11:15])) / _TICK
 
 
 def doing(pid: int) -> str:
-    """What the kernel says a process does: stopped, waiting (for a disk or a share, where no signal reaches it),
-    computing, or sleeping; "" when it is gone."""
+    """The state of a process according to the kernel: stopped, waiting (for a disk or a network share, where no signal
+    reaches it), computing, or sleeping; "" when it does not exist any more."""
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as f:
         return _STATES.get(f.read().rpartition(b")")[2].split()[0], "")
     return ""
 
 
 def anonymous_mb(pid: int) -> float:
-    """Memory of a process that the kernel cannot reclaim (no mapped files), MB."""
+    """Memory in MB of a process that the kernel cannot reclaim (without mapped files)."""
     return status_kb(pid, ("RssAnon:", "RssShmem:", "VmSwap:")) / 1024
 
 
 def die_of(number: int) -> NoReturn:
-    """End by the signal that ended a process we started, so that the supervisor judges its death like our own."""
+    """End this process by the signal that ended a process we started, so that the supervisor treats its death as
+    ours."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()                              # its traceback would show a place that did not crash
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
@@ -102,7 +104,8 @@ def first_to_go(score: int = 500) -> None:
 
 
 def memory_use() -> tuple[int, int]:
-    """(used, total) bytes of the tightest cgroup we are in, or of the machine. File cache that can go is not use."""
+    """(used, total) bytes of the tightest cgroup we are in, or of the machine. Reclaimable file cache does not count as
+    used."""
     result = [_machine()]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -124,42 +127,42 @@ def _machine() -> tuple[int, int]:
 
 
 def _groups(mount: str, path: str, limit: str, usage: str, cache: str) -> list[tuple[int, int]]:
-    """Use of a cgroup and all groups above it that have a limit."""
+    """(used, total) of a cgroup and of all groups above it, as far as they have a limit."""
     result = []
     group = Path(mount, path.lstrip("/"))
     for folder in (group, *group.parents):
         if not folder.is_relative_to(mount):
             break
-        with contextlib.suppress(OSError, ValueError):      # "max", or a group that is invisible from a container
+        with contextlib.suppress(OSError, ValueError):      # "max", or a group that a container cannot see
             total = int((folder / limit).read_text())
             used = int((folder / usage).read_text())
             for line in (folder / "memory.stat").read_text().splitlines():
                 if line.startswith(cache + " "):
                     used -= int(line.split()[1])
-            if 0 < total < 1 << 60:                         # v1 writes "no limit" as a number beyond any machine
+            if 0 < total < 1 << 60:                         # "no limit" of v1 is a number beyond any machine
                 result.append((max(used, 0), total))
     return result
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Names of this machine's NVIDIA devices as CUDA_VISIBLE_DEVICES has them, without asking the driver."""
+    """Names of this machine's NVIDIA devices as in CUDA_VISIBLE_DEVICES, found without asking the driver."""
     named = env.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
-    return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]     # CUDA counts those it sees from 0
+    return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]  # CUDA counts the visible ones from 0
 
 
 class Devices:
-    """The GPUs of a supervisor, and the parts of them that its children have. A child keeps its part for as long as it
-    lives, because its loaded models stay there between two tasks."""
+    """The GPUs of a supervisor, and the parts of them that its children hold. A child keeps its part as long as it
+    lives, because its loaded models stay there between tasks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         self._free = dict.fromkeys(self.names, 1.0)
 
     def take(self, share: float) -> dict[str, float] | None:
-        """Part of each device for a child that needs `share` (`pools.share`); {} for no share, None when there is not
-        enough. A part comes from the fullest device that has it, so that whole devices stay whole."""
+        """Take {device: part} for a child that needs `share` (`pools.share`): {} for no share, None when not enough is
+        free. A part comes from the fullest device that still has it, so that whole devices stay free."""
         if share < 1:
             fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)
             taken = {self.names[fitting[0][1]]: share} if fitting and share else {}

@@ -24,14 +24,14 @@ from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.job import Job
 
-SAID_BYTES = 16 << 10        # of stderr, kept for a failure message
-#: one thread a child: parallelism is the number of children, and results must not depend on it
+SAID_BYTES = 16 << 10        # bytes of stderr kept for a failure message
+#: one thread per child: parallelism comes from the number of children, and results must not depend on threads
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS",
            "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class ChildProcess:
-    """A living child. `job` is the job it works on, None while it is idle. A child has its own process group, so that
+    """A living child. `job` is its current job, None while it is idle. A child has its own process group, so that
     processes it started end with it, and Ctrl-C reaches only the driver."""
 
     def __init__(self, scratch: str, env: Mapping[str, str], store: str, clock: Clock, *,
@@ -61,15 +61,15 @@ class ChildProcess:
         self.pid = self._process.pid
         self.returncode = 0
         self.job: Job | None = None
-        self.node = ""            # of its latest task
-        self.empty_mb = 96.0      # more than what it holds before any work (22 MB with numpy and pyarrow)
+        self.node = ""            # node of its latest task
+        self.empty_mb = 96.0      # more than it holds before any work (22 MB with numpy and pyarrow)
         self.position = self.last_position = (-1, -1, -1)
         self.cpu_position = self.cpu_quiet = 0.0
         self.quiet_since = clock.now()
         assert self._process.stdin and self._process.stdout and self._process.stderr         # all three are pipes
         self._in, self._out, self._err = self._process.stdin, self._process.stdout, self._process.stderr
         for pipe in (self._in, self._out, self._err):
-            os.set_blocking(pipe.fileno(), False)         # a stopped child must not stop us
+            os.set_blocking(pipe.fileno(), False)         # a stopped child must not block us
         self._sending, self._received = bytearray(), bytearray()
         self._said: deque[bytes] = deque()
         self._open = {"out", "err"}
@@ -81,7 +81,7 @@ class ChildProcess:
             selector.register(self.broker.ours, selectors.EVENT_READ, (self, "storage"))
 
     def give(self, job: Job, order: Work) -> None:
-        """Send work. What does not fit into the pipe at once waits for `send`."""
+        """Send work. Bytes that do not fit into the pipe yet wait for `send`."""
         self.cursor.clear()
         self.job, self.position, self.quiet_since = job, (-1, -1, -1), self._clock.now()
         with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ class ChildProcess:
         self.send()
 
     def send(self) -> bool:
-        """Write bytes that the pipe did not take yet; returns whether more are left."""
+        """Write bytes that are still waiting; returns whether some are left."""
         try:
             while self._sending:
                 del self._sending[:os.write(self._in.fileno(), self._sending[:1 << 16])]
@@ -101,7 +101,7 @@ class ChildProcess:
         return bool(self._sending)
 
     def move(self, what: str, selector: selectors.BaseSelector) -> Answer | None:
-        """Read available bytes from "out" or "err". Returns an answer when one is complete; raises ProtocolError for
+        """Read available bytes from "out" or "err". Returns an answer once one is complete; raises ProtocolError for
         invalid bytes. The first bytes on "storage" start the child's broker."""
         if what == "storage":
             assert self.broker is not None
@@ -127,7 +127,7 @@ class ChildProcess:
         return ANSWERS.unpack(self._received)
 
     def drain(self) -> Answer | None:
-        """Read all that a dead child left in its pipes; returns its last answer if that is complete."""
+        """Read everything that a dead child left in its pipes; returns its last answer if that is complete."""
         for pipe, keep in ((self._err, self._keep), (self._out, self._received.extend)):
             with contextlib.suppress(OSError, ValueError):
                 while data := os.read(pipe.fileno(), 1 << 16):
@@ -143,21 +143,22 @@ class ChildProcess:
             self._said.popleft()
 
     def said(self) -> str:
-        """The end of what the child wrote to stderr (and printed)."""
+        """The end of the child's stderr, which holds its prints, too."""
         return b"".join(self._said)[-SAID_BYTES:].decode("utf-8", "replace").strip()
 
     def finished(self) -> None:
         self.job = None
 
     def cpu_seconds(self) -> float:
-        """CPU time it has used so far; 0 for a dead one."""
+        """CPU time the child has used so far; 0 when it is dead."""
         try:
             return measure.cpu_seconds(self.pid)
         except OSError:
             return 0.0
 
     def exited(self) -> bool:
-        """Whether it is dead, without reaping it: while it is a zombie, its process group id cannot be reused."""
+        """Whether the child is dead, without reaping it: while it is a zombie, its process group id cannot be
+        reused."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
@@ -185,18 +186,18 @@ class ChildProcess:
 
 
 class StorageBroker:
-    """The process that accesses object storage for a confined child (`store.broker`), as its supervisor sees it. At
-    first it is only a pair of sockets (`theirs` is the child's); the process starts when the child first writes."""
+    """The process that accesses object storage for a confined child (`store.broker`), as seen by its supervisor. At
+    first it is only a socket pair (`theirs` is the child's end); the process starts when the child first writes."""
 
     def __init__(self, store: str, scratch: str, env: Mapping[str, str]) -> None:
         self.ours, self.theirs = socket.socketpair()
-        #: roots that are served, once the process has started
+        #: roots it serves; None until the process has started
         self.roots: tuple[str, ...] | None = None
         self._store, self._scratch, self._env = store, scratch, env
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, roots: tuple[str, ...]) -> None:
-        """Start the process, for the store and `roots`, unless the child only closed its socket."""
+        """Start the process for the store and `roots`. Does nothing if the child merely closed its socket."""
         with self.ours, contextlib.suppress(OSError):
             if self.ours.recv(1, socket.MSG_PEEK):
                 os.mkdir(self._scratch, 0o700)
@@ -218,7 +219,7 @@ class StorageBroker:
 
 
 def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
-    """Environment of a child or its broker: one thread, our import path, temporary files in `scratch`."""
+    """Environment of a child or its broker: one thread, our import path, and temporary files in `scratch`."""
     own = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
           # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and does not return freed memory
           "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}

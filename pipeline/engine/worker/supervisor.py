@@ -1,8 +1,9 @@
-"""The supervisor: runs tasks in children it may kill, and finds the document that killed a child. No Ray here.
+"""The supervisor runs tasks in children that it may kill, and finds the document that killed a child. It does not use
+Ray.
 
-One call does everything: `poll(assignments, timeout) -> events`. It must always come from the same thread, because a
-child dies with the *thread* that spawned it (PR_SET_PDEATHSIG). Between two calls children work on, and nothing else
-happens. The first event of all is `Ready`.
+All work happens in one call, `poll(assignments, timeout) -> events`. It must always come from the same thread, because
+a child dies with the *thread* that spawned it (PR_SET_PDEATHSIG). Between two calls the children work on, but nothing
+else happens. The very first event is `Ready`.
 """
 
 from __future__ import annotations
@@ -63,16 +64,16 @@ from pipeline.store.errors import EnvironmentFailure, disk_full
 from pipeline.store.fs import Store
 from pipeline.store.records import READING
 
-TICK_S = 0.1             # between two checks of the limits
+TICK_S = 0.1             # seconds between two checks of the limits
 PROGRESS_S = 1.0
-BLIND_S = 2.0            # longer than this between two checks: this process stood still, or was not polled
-RELIEF_S = 60.0          # without pressure, after which one more child may run again
+BLIND_S = 2.0            # a longer gap between two checks: this process stood still, or was not polled
+RELIEF_S = 60.0          # seconds without memory pressure after which one more child may run again
 
 
 class Supervisor:
-    """Owns up to `slots` children. `memory_mb` bounds the declared memory of what runs at the same time (default: what
-    the cgroup leaves), `devices` are the GPUs its children share (default: all of this machine), `libraries` and
-    `witness` (a path in the store) say what the `Ready` event reports on."""
+    """Owns up to `slots` children. `memory_mb` bounds the declared memory of concurrent tasks (default: what the cgroup
+    leaves). `devices` are the GPUs its children share (default: all of this machine). `libraries` and `witness` (a path
+    in the store) are the things that the `Ready` event reports on."""
 
     def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
                  devices: Sequence[str] | None = None, scratch: str | None = None,
@@ -82,7 +83,7 @@ class Supervisor:
         self.store, self.slots, self.limits, self._clock = store, slots, limits or Limits(), clock
         used, total = measure.memory_use()
         self.memory_mb = memory_mb or max(0, int((self.limits.memory_share * total - used) / 2**20) - OWN_MB)
-        confinement.not_dumpable()               # children that parse must not read our environment
+        confinement.not_dumpable()               # parsing children must not read our environment
         self.devices = Devices(visible_gpus() if devices is None else devices)
         self.scratch = Scratch(scratch)
         own = fingerprint(libraries or [])
@@ -91,18 +92,18 @@ class Supervisor:
         self._env = {"NUMBA_CACHE_DIR": str(user_folder() / f"numba-{own.code[:16]}"),
                      "TOKENMILL_CACHE": str(user_folder(scratch) / "cache"), **os.environ}
         self._host = socket.gethostname()
-        self._allowed = slots                    # children at a time: fewer once memory ran short
+        self._allowed = slots                    # most children at a time; lowered when memory runs short
         self._queue: deque[Job] = deque()
         self._children: list[ChildProcess] = []
-        self._parts: dict[ChildProcess, dict[str, float]] = {}       # parts of the devices, by the child that has them
+        self._parts: dict[ChildProcess, dict[str, float]] = {}       # child → its parts of the devices
         self._events: list[Event] = [ready]
         self._selector = selectors.DefaultSelector()
         self._said = self._squeezed = self._short = self._looked = clock.now()
 
     # -- the one call --------------------------------------------------------------------------------------------
     def poll(self, assignments: Sequence[Assignment], timeout: float) -> list[Event]:
-        """Take `assignments`, work, and return as soon as there is an event, after `timeout` seconds at the latest (at
-        once when there is nothing to do)."""
+        """Take `assignments` and work on them. Returns as soon as there is an event, after `timeout` seconds at the
+        latest (at once when there is nothing to do)."""
         for assignment in assignments:
             triage = CrashTriage({s.row: (s.stage, s.reason) for s in assignment.skip},
                               max_quarantined=self.limits.max_quarantined)
@@ -115,7 +116,7 @@ class Supervisor:
             busy = self._queue or any(c.job for c in self._children)
             if self._events or not busy or self._clock.now() >= deadline:
                 break
-        self._start()                            # now: no event will wake the caller for it
+        self._start()                            # start new jobs now: no event will wake the caller for that
         events, self._events = self._events, []
         if self._clock.now() - self._said >= PROGRESS_S:
             self._said = self._clock.now()
@@ -125,7 +126,7 @@ class Supervisor:
         return events
 
     def cancel(self, ids: list[int]) -> None:
-        """Forget these assignments and kill the children that work on them. They give no more events."""
+        """Forget these assignments and kill the children that work on them. They produce no more events."""
         self._queue = deque(j for j in self._queue if j.id not in ids)
         for child in list(self._children):
             if child.job and child.job.id in ids:
@@ -151,7 +152,7 @@ class Supervisor:
             self._queue.remove(job)
             try:
                 child = self._warm(job) or self._spawn(job)
-            except (OSError, EnvironmentFailure) as e:       # a full disk, or no process or memory left
+            except (OSError, EnvironmentFailure) as e:       # a full disk, or no processes or memory left
                 self._hindered(job, describe(e))
                 continue
             child.node = job.spec.node
@@ -166,8 +167,8 @@ class Supervisor:
                 self._failed(job, Failure("permanent", f"{e}; lower run.partition"))
 
     def _next(self) -> Job | None:
-        """The job to start now: the first that fits. A job that was overtaken too often holds up all behind it, or its
-        memory and devices would never become free together."""
+        """The job to start now, which is the first that fits; None if there is none. A job that was overtaken too often
+        blocks all behind it, since its memory and devices would otherwise never be free at the same time."""
         busy = [c.job for c in self._children if c.job]
         if len(busy) >= self._allowed:
             return None
@@ -186,7 +187,7 @@ class Supervisor:
         return None
 
     def _could_have(self, share: float) -> bool:
-        """Whether the devices have this part free, or idle children have it."""
+        """Whether this part of the devices is free, or held by idle children."""
         trial = self.devices.copy()
         for child in self._children:
             if not child.job:
@@ -194,31 +195,32 @@ class Supervisor:
         return trial.take(share) is not None
 
     def _warm(self, job: Job) -> ChildProcess | None:
-        """An idle child that may take the job."""
+        """An idle child that can take the job, or None."""
         if job.fresh or job.triage.fresh:
             return None
         return next((c for c in self._children if not c.job and self._suits(c, job)), None)
 
     def _suits(self, child: ChildProcess, job: Job) -> bool:
-        """Whether the child has the job's devices, and what it still holds (models of another node) leaves the memory
-        that the job declared."""
+        """Whether the child holds the devices that the job needs, and what it still keeps in memory (models of another
+        node) leaves enough of the memory that the job declared."""
         if child.confined != job.spec.confined:
             return False
         if child.broker is not None and child.broker.roots not in (None, job.spec.roots):
-            return False                         # it would be denied what the job reads
+            return False                         # its broker would refuse what the job reads
         if abs(sum(self._parts[child].values()) - job.share) > 1e-6:
             return False
         if child.node in ("", job.spec.node):
             return True
         if self._parts[child]:
-            return False                         # its memory on the devices cannot be seen
+            return False                         # its memory on the devices cannot be measured
         try:
             return measure.anonymous_mb(child.pid) - child.empty_mb <= job.spec.memory_mb / 2
         except OSError:
             return False
 
     def _spawn(self, job: Job) -> ChildProcess:
-        """A new child with the devices of the job. An idle child ends to make room, one with the same devices first."""
+        """Start a child with the devices of the job. An idle child ends to make room, preferably one with the same kind
+        of devices."""
         idle = [c for c in self._children if not c.job]
         alike = [c for c in idle if bool(self._parts[c]) == bool(job.spec.gpus)]
         if alike or len(self._children) >= self.slots:
@@ -251,7 +253,7 @@ class Supervisor:
         sending = [child.send() for child in self._children]
         for key, _ in self._selector.select(min(timeout, 0.01) if any(sending) else timeout):
             child, what = key.data
-            if child not in self._children:      # an earlier event of this round ended it
+            if child not in self._children:      # ended by an earlier event of this round
                 continue
             try:
                 answer = child.move(what, self._selector)
@@ -284,12 +286,13 @@ class Supervisor:
                         self._queue.appendleft(job)
                 except GaveUp as e:
                     self._failed(job, Failure(e.kind, str(e)))
-        # a failed attempt is repeated in a fresh child: state of the old one may have been the reason
+        # repeat a failed attempt in a fresh child: the state of the old one may have caused the failure
         if not isinstance(answer, Finished) or child.cpu_seconds() >= self.limits.recycle_cpu_s:
             self._bury(child)
 
     def _hindered(self, job: Job, message: str, traceback: str = "") -> None:
-        """The environment kept the job from its work: try again here later, or give it back."""
+        """Try a job again here later, because the environment kept it from its work, or give it back after several
+        tries."""
         try:
             job.rests = self._clock.now() + job.triage.hindered(message)
             self._queue.append(job)
@@ -298,16 +301,17 @@ class Supervisor:
             self._failed(job, Failure(e.kind, str(e), traceback=traceback))
 
     def _failed(self, job: Job, failure: Failure) -> None:
-        """Report a failure without the secrets of this node: the driver may not know them, so it cannot redact them."""
+        """Report a failure with the secrets of this node masked: the driver may not know them, so it could not mask
+        them."""
         self._events.append(Failed(job.id, replace(failure, message=redact(failure.message),
                                                    traceback=redact(failure.traceback))))
 
     # -- watching ------------------------------------------------------------------------------------------------
     def _watch(self) -> None:
-        """Look for dead children, and for those that use too much."""
+        """Look for dead children, and for children that exceed their limits."""
         now = self._clock.now()
         if (blind := now - self._looked) > BLIND_S:
-            # this machine or the driver stood still: only time that was watched counts against a child
+            # this machine or the driver stood still: only time in which we watched counts against a child
             for child in self._children:
                 child.quiet_since = min(now, child.quiet_since + blind)
                 if child.job:
@@ -315,7 +319,7 @@ class Supervisor:
         self._looked = now
         for child in list(self._children):
             if child.exited():
-                answer = child.drain()           # it may have died just after its answer
+                answer = child.drain()           # it may have died just after answering
                 if answer is not None and child.job:
                     self._answered(child, child.job, answer)
                 if child in self._children:
@@ -330,7 +334,7 @@ class Supervisor:
             self._relieve()
 
     def _mind(self, child: ChildProcess, job: Job, cursor: tuple[int, int, int], now: float) -> None:
-        """Report a task that makes no progress, and where it stands; again whenever that has lasted twice as long."""
+        """Report a task that makes no progress, and its position. Repeat that each time the standstill has doubled."""
         if cursor != job.place:
             job.place, job.since, job.told = cursor, now, 0
         elif self.limits.hangs(now - job.since, now - child.quiet_since, job.told):
@@ -342,14 +346,14 @@ class Supervisor:
                           self._host, child.pid, measure.doing(child.pid))
 
     def _excess(self, child: ChildProcess, job: Job, now: float) -> Fault | None:
-        """The limit that a child exceeds, if any."""
+        """The fault for a limit that a child exceeds, or None."""
         cursor = child.cursor.read()
         try:
             cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)
             working = measure.working_seconds(child.pid)
-        except (OSError, IndexError):            # it is dying
+        except (OSError, IndexError):            # it is just dying
             return None
-        # CPU time spent between two samples cannot be attributed to one document, so it is dropped
+        # CPU time used between two samples cannot be attributed to one document, so it is dropped
         moved = cursor != child.position or cursor != child.cursor.read()
         if moved or working - child.cpu_quiet > 1.0:
             child.quiet_since, child.cpu_quiet = now, working
@@ -372,7 +376,7 @@ class Supervisor:
 
     def _relieve(self) -> None:
         """Kill the largest child while the cgroup is nearly full, and run fewer children from then on. The last child
-        goes on even where other processes fill the memory: without it no task would ever be done."""
+        is spared if other processes fill the memory: otherwise no task would ever be done."""
         used, total = measure.memory_use()
         busy = [c for c in self._children if c.job]
         if used <= self.limits.memory_share * total or not self._children:
@@ -396,7 +400,7 @@ class Supervisor:
 
     # -- ending --------------------------------------------------------------------------------------------------
     def _died(self, child: ChildProcess, fault: Fault | None) -> None:
-        """A child is dead, or must die for `fault`: the crash triage decides what follows."""
+        """End a child that is dead or must die for `fault`; its crash triage decides how its job goes on."""
         job = child.job
         self._bury(child)
         if job is None:
