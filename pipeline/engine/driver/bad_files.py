@@ -44,7 +44,7 @@ class BadFiles:
             del self._dying[task]
 
     def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
-        """Count a file whose reader it killed, as a supervisor just reported."""
+        """Count a file that killed its reader, as a supervisor has just reported."""
         if stage <= READING:
             self._dying[spec.key, READING - stage] = f"{spec.label} ({reason})"
 

@@ -29,8 +29,8 @@ class Backend(Protocol):
         that can never run here, and why."""
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        """Number of assignments of this kind it would start at once. At 0 or below there is no free slot, and that many
-        are prefetched already; at -slots or below it takes no more."""
+        """Number of assignments of this kind it would start at once. A value of 0 or -n means none, with n prefetched
+        already; at -slots or below it takes no more."""
 
     def submit(self, assignment: Assignment) -> None: ...
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pipeline.engine.task import TaskSpec
 
-FACTOR = 3.0             # on an idle slot times the node's p95; on a wanted slot times its median, and at least its p95
+FACTOR = 3.0             # idle slot: this times the node's p95; wanted slot: this times its median, at least its p95
 KNOWN = 5                # finished tasks of a node that are needed before its durations mean anything
 SHARE = 10               # one in this many slots may hold a second attempt that displaces other work
 

@@ -51,7 +51,7 @@ class Limits:
 
     def hangs(self, still: float, idle: float, told: int) -> bool:
         """Whether to report a task without progress: its cursor has not moved for `still` seconds, or for less if it
-        has used no CPU time for `idle` seconds. After `told` reports the times double with each further one."""
+        has used no CPU time for `idle` seconds. Each earlier report (`told`) doubles these times."""
         doubled = float(2 ** told)
         return still >= self.hanging_s * doubled or min(still, idle) >= self.idle_s * doubled
 
