@@ -1,8 +1,8 @@
-"""From texts to tokens of a shard: in batches, each document ended by EOS.
+"""Encodes texts into the tokens of a shard, in batches; each document ends in EOS.
 
-Of a document with `loss_spans` only those spans count for the loss. Its text is cut at the borders of the spans, and
-each piece is encoded on its own, so that no token crosses a border: the tokens of an answer are then the ones that a
-model generates after the tokens of its prompt.
+If a document has `loss_spans`, only the tokens inside those spans count for the loss. Its text is cut at the borders of
+the spans, and each piece is encoded on its own, so that no token crosses a border. The tokens of an answer are then the
+ones that a model generates after the tokens of its prompt.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tokenizer.shards.layout import token_dtype
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Documents back to back, each ended by EOS, in the shard's dtype (u16 or u32 by vocabulary size), and their
-    lengths in tokens, EOS included, int64 (n,). A document that encodes to EOS inside raises TokenizerError: a reader
-    that splits at EOS would see two documents."""
+    """Return the tokens of all documents back to back, each document ended by EOS, in the shard's dtype (u16 or u32 by
+    vocabulary size), and their lengths in tokens, EOS included, int64 (n,). Raises TokenizerError when a text encodes
+    to EOS itself: a reader that splits at EOS would see two documents."""
     return _ended(tokenizer, *tokenizer.encode_flat(texts))
 
 
@@ -29,9 +29,10 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
                   spans: Sequence[Spans | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Like `encode_documents`; also returns which tokens count for the loss, u8 0/1 of the tokens' shape (None: all).
 
-    `spans` of a text are the byte ranges (UTF-8) that count, sorted and disjoint; None: the whole text counts. The EOS
-    counts when the text ends inside a span. Raises ValueError for spans outside the text, and TokenizerError when the
-    tokenizer prepends something to every text: it would prepend it to every piece of a document, too.
+    `spans` holds for each text the byte ranges (UTF-8) that count, sorted and disjoint, or None when the whole text
+    counts. The EOS counts when the text ends inside a span. Raises ValueError for spans outside the text, and
+    TokenizerError when the tokenizer prepends something to every text: it would prepend it to every piece of a
+    document, too.
     """
     if all(own is None for own in spans):
         return *encode_documents(tokenizer, texts), None
@@ -40,9 +41,9 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
                              f"encoded, so documents of which only spans count cannot be cut at their borders; take a "
                              f"byte-level tokenizer, or one without add_prefix_space and add_dummy_prefix")
     pieces: list[str] = []
-    of: list[int] = []                                          # the document of a piece
+    of: list[int] = []                                          # index of each piece's document
     flags: list[int] = []
-    ends: list[int] = []                                        # whether its EOS counts
+    ends: list[int] = []                                        # whether each document's EOS counts
     for i, (text, own) in enumerate(zip(texts, spans)):
         cut, ending = _cut(text, own)
         pieces += [piece for piece, _ in cut]
@@ -63,7 +64,7 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
 
 
 def _cut(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
-    """(pieces of a text and whether they count, whether its EOS does)."""
+    """Return (the pieces of a text, each with 1 if it counts and 0 if not; 1 if the document's EOS counts, else 0)."""
     if spans is None:
         return [(text, 1)], 1
     data, at = text.encode(), 0
@@ -81,13 +82,14 @@ def _cut(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
 
 
 def _joins(tokenizer: Tokenizer) -> bool:
-    """Whether the ids of pieces that were encoded separately decode, concatenated, to the original text."""
+    """Whether the ids of separately encoded pieces, concatenated, decode to the original text."""
     pieces = ("User: a b", "\n\nAssistant: ", "c", " d.\n")
     return tokenizer.decode(tokenizer.encode_flat(pieces)[0]) == "".join(pieces)
 
 
 def _ended(tokenizer: Tokenizer, ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Documents' ids with an EOS after each, in the shard's dtype, and their lengths with it."""
+    """Put EOS after each document's ids. Returns the tokens in the shard's dtype, and the documents' lengths with
+    EOS."""
     if (ids == tokenizer.eos).any():
         raise TokenizerError(f"{tokenizer.path}: text encodes to its end-of-text token '{tokenizer.eos_token}': "
                              f"name another one with tokenizer.eos")

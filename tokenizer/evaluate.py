@@ -1,4 +1,4 @@
-"""Evaluating a tokenizer on text: how many tokens it needs, and whether decoding gives the text back."""
+"""Evaluates a tokenizer on text: how many tokens it needs, and whether decoding gives the text back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from tokenizer.load import Tokenizer
 
-#: a word: letters and marks with inner apostrophes or hyphens, or digits. Scripts without spaces give long "words":
-#: compare them by bytes per token instead
+#: a word: letters with inner apostrophes or hyphens, or digits. Scripts without spaces give long "words"; compare
+#: tokenizers on them by bytes per token instead
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
 
 
@@ -24,7 +24,7 @@ class Score:
     bytes: int = 0                # UTF-8
     words: int = 0
     tokens: int = 0               # without EOS
-    word_tokens: int = 0          # of the words alone, each with a space before it
+    word_tokens: int = 0          # tokens of the words, each encoded alone after a space
     continued: int = 0            # words of more than one token
     broken: int = 0               # texts with decode(encode(text)) != text
 
@@ -52,7 +52,7 @@ class Score:
 
 
 def score(tokenizer: Tokenizer, texts: list[str]) -> Score:
-    """Scores of some texts (a batch that fits in memory)."""
+    """Score some texts (a batch that fits in memory)."""
     ids = tokenizer.encode_batch(texts)
     words = [m for text in texts for m in WORD.findall(text)]
     lengths = tokenizer.encode_flat([" " + word for word in words])[1] if words else np.empty(0, np.int64)
@@ -62,7 +62,8 @@ def score(tokenizer: Tokenizer, texts: list[str]) -> Score:
 
 
 def evaluate(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]], batch: int = 256) -> dict[str, Score]:
-    """Scores by group (source or language) of (group, text) pairs, and "all"; in batches of `batch` texts."""
+    """Score (group, text) pairs in batches of `batch` texts. Returns a Score for each group (source or language), and
+    for "all"."""
     out: dict[str, Score] = {}
     waiting: dict[str, list[str]] = {}
 

@@ -1,4 +1,4 @@
-"""Loading a tokenizer: HF `tokenizer.json` or SentencePiece `.model`, behind one small class.
+"""Loads a tokenizer, HF `tokenizer.json` or SentencePiece `.model`, behind one small class.
 
 Text is data: a string that spells a special token ("<|endoftext|>" in a web page) is encoded as text, never as the
 token.
@@ -38,7 +38,7 @@ class TokenizerError(TokenmillError, ValueError):
 
 
 class Backend(Protocol):
-    """An implementation that encodes and decodes; ids are below `vocab_size`."""
+    """An implementation that encodes and decodes; all ids are below `vocab_size`."""
 
     name: str
     vocab_size: int
@@ -86,12 +86,12 @@ class Tokenizer:
 
 
 def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -> Tokenizer:
-    """The tokenizer in a file, or in a folder that holds `tokenizer.json` or one `.model`.
+    """Load the tokenizer in a file, or in a folder that holds `tokenizer.json` or one `.model`.
 
-    `eos` is the token that ends documents, or its id (default: the one the files declare, else the first of EOS_NAMES
-    in the vocabulary).
+    `eos` is the token that ends documents, or its id. The default is the one that the files declare; without one, the
+    first of EOS_NAMES among the special tokens of a tokenizer.json, or its only special token.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; processes are the parallelism
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; parallelism comes from processes
     path = Path(path)
     if path.is_dir():
         files = [p for p in (path / "tokenizer.json", *sorted(path.glob("*.model"))) if p.is_file()]
@@ -120,7 +120,7 @@ def _declared_eos(path: Path) -> str | None:
 
 # -- tokenizer.json ----------------------------------------------------------------------------------------------
 class HuggingFace:
-    """The `tokenizers` library: the reference for what a tokenizer.json means."""
+    """The `tokenizers` library, the reference for the meaning of a tokenizer.json."""
 
     name = "tokenizers"
 
@@ -130,7 +130,7 @@ class HuggingFace:
         self._native = Native.from_str(text)
         self._native.no_truncation()
         self._native.no_padding()
-        self._native.encode_special_tokens = True              # special tokens in text are text
+        self._native.encode_special_tokens = True              # encode the spelling of a special token as text
         self.vocab_size = max(self._native.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +149,7 @@ class HuggingFace:
 
 
 class Fast(HuggingFace):
-    """fastokens for encoding (20 times faster), `tokenizers` for the rest."""
+    """Encodes with fastokens (20 times faster) and leaves the rest to `tokenizers`."""
 
     name = "fastokens"
 
@@ -182,11 +182,12 @@ def _huggingface(data: bytes, path: Path, eos: str | int | None) -> tuple[Huggin
 
 
 def fastest(text: str, slow: HuggingFace, probes: Sequence[str]) -> HuggingFace:
-    """fastokens when it is installed, knows this tokenizer and encodes every probe exactly as `tokenizers` does."""
+    """Return fastokens when it is installed, supports this tokenizer and encodes every probe exactly as `tokenizers`
+    does; otherwise `slow`."""
     try:
         fast = Fast(text)
         equal = all(np.array_equal(a, b) for a, b in zip(fast.encode_flat(probes), slow.encode_flat(probes)))
-    except Exception:                                            # not installed, or a tokenizer it does not know
+    except Exception:                                            # not installed, or it does not support this tokenizer
         return slow
     return fast if equal else slow
 

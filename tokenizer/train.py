@@ -1,4 +1,4 @@
-"""Training a tokenizer: byte-level BPE (`tokenizers`) or SentencePiece (BPE, unigram). It runs in one thread, so that
+"""Trains a tokenizer: byte-level BPE (`tokenizers`) or SentencePiece (BPE, unigram). It runs in one thread, so that
 equal text gives an equal file."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from tokenizer.load import TokenizerError
 
 EOS = "<|endoftext|>"
-#: how text is cut before merges: the pattern of Llama 3 (cl100k with digits in groups of up to three), no normaliser
+#: how text is split before merges: the pattern of Llama 3 (cl100k with digits in groups of up to three), no normaliser
 PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
            r"|\s+(?!\S)|\s+")
-#: SentencePiece silently skips longer lines: they are cut here, at spaces
+#: longest line for SentencePiece, which silently skips lines that are too long; longer ones are cut, at spaces
 LINE_BYTES = 4096
-#: characters after which a run without a space (base64, genomes, rules of dashes), or of spaces only, is cut: the BPE
-#: trainer takes time quadratic in the length of a chunk (one run of 200,000 letters took 36 s)
+#: runs without a space (base64, genomes, rules of dashes), or of white space only, are cut after this many characters:
+#: the BPE trainer's time is quadratic in the length of a chunk (one run of 200,000 letters took 36 s)
 RUN = 1024
 _RUN = re.compile(rf"\S{{{RUN}}}|\s{{{RUN}}}")
 
@@ -48,7 +48,8 @@ def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) ->
 def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], model: str = "unigram") -> None:
     """Train SentencePiece (Kudo & Richardson, arXiv 1808.06226) and write its `.model`.
 
-    Lossless settings: identity normalisation, whitespace kept, byte fallback, a newline piece. `model`: unigram | bpe.
+    Settings that lose no text: identity normalisation, white space kept, byte fallback, a piece for the newline.
+    `model`: unigram | bpe.
     """
     if model not in ("unigram", "bpe"):
         raise TokenizerError(f"tokenizer.train.model: '{model}' is neither unigram nor bpe")
@@ -62,7 +63,7 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
             remove_extra_whitespaces=False, allow_whitespace_only_pieces=True, split_digits=True,
             character_coverage=0.9995, max_sentence_length=LINE_BYTES * 2, user_defined_symbols=["\n"],
             unk_id=0, eos_id=1, bos_id=-1, pad_id=-1, eos_piece="</s>", minloglevel=2)
-    except Exception as e:                                       # it raises RuntimeError with a C++ source line
+    except Exception as e:  # RuntimeError, whose message begins with a C++ source line
         least = re.search(r"<= (\d+)", str(e))
         hint = f"these texts allow at most {least[1]}" if least else str(e).strip().splitlines()[-1]
         raise TokenizerError(f"tokenizer.train.vocab: SentencePiece cannot make {vocab} pieces: {hint}; lower it or "
@@ -71,7 +72,7 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
 
 def _runs(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, with runs that a pre-tokenizer may not cut themselves cut after every RUN characters."""
+    """Yield the texts, cut after every RUN characters of a run that a pre-tokenizer may leave whole."""
     for text in texts:
         start = 0
         for run in _RUN.finditer(text):
@@ -82,7 +83,7 @@ def _runs(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Lines of at most LINE_BYTES, cut at spaces where there are any."""
+    """Yield lines of at most LINE_BYTES, cut at spaces where possible."""
     for text in texts:
         for line in text.split("\n"):
             while len(line) * 4 > LINE_BYTES and len(line.encode()) > LINE_BYTES:

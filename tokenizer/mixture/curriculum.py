@@ -1,9 +1,9 @@
 """The resolved curriculum: the contents of `curriculum.json`.
 
 The pipeline writes it once (`resolve.resolve`). The trainer reads only this file, never the recipe's curriculum. It
-holds everything the order of samples depends on: seed, streams with token counts and hashes, phases with integer
-weights. A sample is one window of its phase's `sequence` tokens (and one more: the last target). Samples are numbered
-from 0 over all phases; a step is `batch` consecutive samples; a phase is a whole number of steps.
+holds everything that determines the order of samples: the seed, streams with token counts and hashes, phases with
+integer weights. A sample is one window: `sequence` tokens of its phase, plus one as the last target. Samples are
+numbered from 0 over all phases; a step is `batch` consecutive samples; a phase is a whole number of steps.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from tokenizer.mixture.phases import Phase, Stream
 __all__ = ["Curriculum", "CurriculumError", "Order", "Phase", "Stream", "TokenizerRef", "cut", "edit"]
 
 VERSION = 1
-#: words for the learning rate of a phase: hold it ("constant" is a synonym of "stable") or let it fall. A phase may
-#: give a mapping instead, a curve of its own
+#: words for the learning rate of a phase: hold it ("stable", or its synonym "constant") or let it fall ("decay"). A
+#: phase may instead give a mapping, a curve of its own
 RATES = ("stable", "constant", "decay")
-#: keys of such a mapping, and the shapes in which a rate falls from its peak after the warm-up
+#: keys of such a mapping, and the shapes in which the rate falls from its peak after the warm-up
 RATE_KEYS = ("peak", "warmup", "shape", "floor")
 RATE_SHAPES = ("constant", "linear", "1-sqrt", "cosine", "exp")
 
 
 @dataclass(frozen=True)
 class TokenizerRef:
-    """The tokenizer all streams were encoded with."""
+    """The tokenizer that all streams were encoded with."""
 
     sha256: str                   # of its file
-    vocab_size: int               # ids are below this
-    eos: int                      # ends every document
+    vocab_size: int               # all ids are below it
+    eos: int                      # id of the token that ends every document
     path: str                     # relative to the store
 
 
@@ -58,7 +58,7 @@ class Curriculum:
 
     @property
     def tokens(self) -> int:
-        """Targets of the whole run."""
+        """Number of targets of the whole run."""
         return sum(p.tokens for p in self.phases)
 
     @property
@@ -66,7 +66,7 @@ class Curriculum:
         return sum(p.steps for p in self.phases)
 
     def phase_at(self, sample: int) -> int:
-        """Index of the phase sample number `sample` belongs to."""
+        """Index of the phase that sample number `sample` belongs to."""
         for i, phase in enumerate(self.phases):
             if phase.start <= sample < phase.stop:
                 return i
@@ -82,7 +82,7 @@ class Curriculum:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str = "curriculum") -> Curriculum:
-        """A validated curriculum; raises CurriculumError that names the key."""
+        """Build and validate a curriculum. Raises CurriculumError that names the key."""
         if not isinstance(doc, Mapping):
             raise CurriculumError(f"{where}: no curriculum, which is a JSON object")
         if doc.get("version") != VERSION:
@@ -102,8 +102,8 @@ class Curriculum:
 
     @classmethod
     def loads(cls, data: bytes, where: str) -> Curriculum:
-        """The curriculum in the bytes of a `curriculum.json`. Raises CurriculumError when its checksum is wrong: with
-        one flipped digit the run would train another model."""
+        """Parse the bytes of a `curriculum.json`. Raises CurriculumError when the checksum is wrong: a single flipped
+        digit would train another model."""
         try:
             doc = json.loads(data)
             if doc.get("version") == VERSION and doc.pop("sha256", "") != _digest(doc):
@@ -125,7 +125,7 @@ class Curriculum:
         Path(path).write_text(self.dumps(), encoding="utf-8")
 
     def validate(self, where: str = "curriculum") -> None:
-        """Check everything that must hold before the first sample is drawn, exhaustion of streams included."""
+        """Check everything that must hold before the first sample is drawn, including that no stream runs out."""
         def need(condition: bool, message: str) -> None:
             if not condition:
                 raise CurriculumError(f"{where}: {message}")
@@ -202,7 +202,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
-    """Check a phase's own learning rate, resolved. Raises CurriculumError that names the key."""
+    """Check the resolved learning rate of a phase that has its own. Raises CurriculumError that names the key."""
     unknown = sorted(set(rate) - set(RATE_KEYS))
     if unknown:
         near = difflib.get_close_matches(unknown[0], RATE_KEYS, n=1)
@@ -220,10 +220,11 @@ def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
 
 
 def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequence[Stream] = ()) -> Curriculum:
-    """A curriculum that follows `old` up to `sample` (a step boundary, or the end) and the given phases from there on.
+    """Return a curriculum that follows `old` up to `sample` (a step boundary, or the end) and the given phases from
+    there on.
 
-    The samples before `sample` stay the same, bit for bit. Windows that a cut phase had reserved and not drawn go to
-    the next phase of the same length. The `start` of each of `phases` is set here, whatever it was; `streams` are new
+    The samples before `sample` stay the same, bit for bit. Windows that a cut phase had reserved but not drawn go to
+    the next phase of the same length. The `start` of each of `phases` is overwritten here. `streams` are additional
     ones (added data is a new stream).
     """
     kept = cut(old, sample)
@@ -237,7 +238,8 @@ def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequenc
 
 
 def cut(old: Curriculum, sample: int) -> list[Phase]:
-    """The phases up to `sample`, the last of them shortened."""
+    """Return the phases up to `sample`, the last one shortened to end there. Raises CurriculumError when `sample` is
+    outside the run or inside a step."""
     if not 0 < sample <= old.samples:
         raise CurriculumError(f"an edit at sample {sample} is outside the run's {old.samples} samples")
     if sample == old.samples:

@@ -1,18 +1,18 @@
-"""The order of training samples as pure functions: sample number → (stream, epoch, window), without an index.
+"""Computes the order of training samples by pure functions, without an index: sample number → (stream, epoch, window).
 
-Three ideas, in memory proportional to the number of streams (docs/contracts.md: Shards and order):
+It rests on three ideas and needs memory proportional to the number of streams (docs/contracts.md: Shards and order):
 
-* **Which stream** is sample n from? Webster (Sainte-Laguë) apportionment: the k-th draw of stream i is due at time
-  (2k + 1) / w_i, samples are numbered in order of due time, ties go to the lowest stream index. A divisor method is
-  house-monotone (Balinski & Young, *Fair Representation*, 1982): cursors never go back, so every prefix and every
-  batch has the mixture exactly, whatever the batch size, the number of ranks or of workers.
-* **Which window** is a stream's j-th draw? A keyed permutation: balanced Feistel network of 6 rounds with cycle
-  walking (Black & Rogaway, CT-RSA 2002), key = blake2b("v1/seed/stream/epoch/reservation"), read little-endian.
-* **Sequence length may change** between phases without reading a token twice: an epoch of a stream is a permuted
-  row of super-windows of `longest` tokens; a phase reserves the next super-windows it needs and permutes windows of its
+* **Which stream** sample n is from follows from Webster (Sainte-Laguë) apportionment. Draw k of stream i (from 0) is
+  due at time (2k + 1) / w_i, samples are numbered in order of due time, ties go to the lowest stream index. A divisor
+  method is house-monotone (Balinski & Young, *Fair Representation*, 1982): cursors never go back. Every prefix
+  therefore has its exact share of each stream, whatever the batch size and the number of ranks or workers.
+* **Which window** a stream's draw j reads follows from a keyed permutation: a balanced Feistel network of 6 rounds with
+  cycle walking (Black & Rogaway, CT-RSA 2002), key = blake2b("v1/seed/stream/epoch/reservation"), read little-endian.
+* **The sequence length may change** between phases without reading a token twice. An epoch of a stream is a permuted
+  row of super-windows of `longest` tokens. A phase reserves the next super-windows it needs and permutes windows of its
   own length inside its reservation.
 
-Only the standard library and numpy: the trainer imports this on nodes that have nothing else.
+It needs only the standard library and numpy: the trainer imports it on nodes that have nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipeline.base.errors import TokenmillError
 from tokenizer.mixture.phases import Phase, Stream
 
 ROUNDS = 6
-#: samples over which the order hash is taken (docs/contracts.md: Identity)
+#: number of samples that the order hash covers (docs/contracts.md: Identity)
 HASHED = 10**6
 _LOW = np.uint64(0xFFFFFFFF)
 
@@ -49,7 +49,7 @@ def round_keys(key: str, rounds: int = ROUNDS) -> np.ndarray:
 
 
 def _mix(x: np.ndarray, k: np.uint64) -> np.ndarray:
-    """Avalanche of 32 bits on uint64 lanes (C. Wellons, hash-prospector: lowbias32 constants, two rounds)."""
+    """Mix 32 bits on uint64 lanes, two rounds (lowbias32 constants of C. Wellons, hash-prospector)."""
     with np.errstate(over="ignore"):
         x = (x ^ k) & _LOW
         x = (x * np.uint64(0x7FEB352D)) & _LOW
@@ -69,7 +69,7 @@ def _walk(i: np.ndarray | int, n: int, key: str, forward: bool) -> np.ndarray:
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     keys = round_keys(key)
     todo = np.arange(out.size)
-    while todo.size:  # the domain is below 4n: fewer than 4 passes are expected
+    while todo.size:  # the domain is at most 4n: an index needs at most 4 passes on average
         x = out[todo]
         left, right = x >> shift, x & mask
         if forward:
@@ -85,7 +85,7 @@ def _walk(i: np.ndarray | int, n: int, key: str, forward: bool) -> np.ndarray:
 
 
 def permute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
-    """The image of `i` under a keyed bijection of [0, n); int64 array of the (flattened) shape of `i`."""
+    """Map `i` by a keyed bijection of [0, n); returns a flat int64 array."""
     return _walk(i, n, key, True)
 
 
@@ -95,8 +95,8 @@ def unpermute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
 
 
 def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
-    """The text of a key. `reservation` is the index of the phase that reserved, or "super" for the epoch's row of
-    super-windows."""
+    """Text of a permutation's key. `reservation` is the index of the phase that made the reservation, or "super" for
+    the permutation of an epoch's super-windows."""
     return f"v1/{seed}/{stream}/{epoch}/{reservation}"
 
 
@@ -110,14 +110,15 @@ def check_weights(weights: Sequence[int], n: int = 0) -> None:
 
 
 def counts(n: int, weights: Sequence[int]) -> list[int]:
-    """How many of the first n samples each stream gives. Exact integers, O(K log K) for K streams, any n."""
+    """How many of the first n samples come from each stream. Exact integers, O(K log K) for K streams, any n."""
     check_weights(weights, n)
     total = sum(weights)
-    # after `total` samples every stream has given exactly its weight, and the row repeats
+    # after `total` samples every stream has given exactly its weight, and the sequence repeats
     rounds, rest = divmod(n, total)
     live = [i for i, w in enumerate(weights) if w]
     got = [0] * len(weights)
-    # at time (2·rest − K)/total at most `rest` draws are due: floor((w·t + 1)/2) each; at most K steps are missing
+    # by time t a stream of weight w has had floor((w·t + 1)/2) draws; at t = (2·rest − K)/total these are at most
+    # `rest` in all, and at most K are missing
     for i in live:
         got[i] = max(0, (weights[i] * (2 * rest - len(live)) + total) // (2 * total))
     due = [(Fraction(2 * got[i] + 1, weights[i]), i) for i in live]
@@ -130,10 +131,11 @@ def counts(n: int, weights: Sequence[int]) -> list[int]:
 
 
 def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.ndarray:
-    """Number of the sample that is the stream's draw j (0-based); int64 array. The inverse of `streams`.
+    """Number of the sample that is draw j (from 0) of the stream, int64 array. The inverse of `draws`.
 
-    Draw j is due at T = (2j+1)/w. Before it come j draws of the stream itself and, of another stream with weight v, one
-    draw for each odd number below T·v. An equal due time comes before it only if that stream has a lower index.
+    Draw j is due at T = (2j+1)/w. It is preceded by j draws of its own stream and, for another stream with weight v, by
+    one draw for each odd number below T·v. A draw of another stream due at the same time precedes it only if that
+    stream has a lower index.
     """
     j = np.array(j, dtype=np.int64, ndmin=1)
     check_weights(weights, int(j.max(initial=0)))
@@ -155,7 +157,8 @@ def streams(n0: int, n1: int, weights: Sequence[int]) -> np.ndarray:
 
 
 def draws(n0: int, n1: int, weights: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """(stream, draw number within the stream) of each sample number in [n0, n1); two int64 arrays."""
+    """For each sample number in [n0, n1), its stream and the number of the draw within that stream; two int64
+    arrays."""
     if not 0 <= n0 <= n1:
         raise ValueError(f"samples [{n0}, {n1}) is not a range")
     stream = np.empty(n1 - n0, np.int64)
@@ -171,20 +174,21 @@ def draws(n0: int, n1: int, weights: Sequence[int]) -> tuple[np.ndarray, np.ndar
 # -- reservations ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
-    """Super-windows a phase reserved of one epoch of a stream; windows of its `length` are permuted inside it."""
+    """Super-windows of one epoch of a stream that a phase reserved; windows of `length` tokens are permuted inside
+    it."""
 
     stream: int
     epoch: int
     reservation: int              # index of the phase that reserved it
-    first: int                    # position in the epoch's permuted row of super-windows
-    supers: int                   # how many super-windows
-    length: int                   # tokens of a window
+    first: int                    # position of the first super-window in the permuted epoch
+    supers: int                   # number of super-windows
+    length: int                   # tokens per window
     windows: int                  # supers × (longest // length)
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Draws [start, stop) of a stream in a phase are windows offset, offset + 1 … of the (permuted) piece."""
+    """Draws [start, stop) of a stream in a phase read windows offset, offset + 1 … of the permuted piece."""
 
     phase: int
     start: int
@@ -194,13 +198,13 @@ class Extent:
 
 
 class Located(NamedTuple):
-    """The windows that a range of samples reads; int64 arrays of equal length, in order of sample number."""
+    """The windows that a range of samples reads: int64 arrays of equal length, by sample number."""
 
     phase: np.ndarray
     stream: np.ndarray
     epoch: np.ndarray
-    window: np.ndarray            # tokens [w·L, w·L + L] of the stream
-    sequence: np.ndarray          # L
+    window: np.ndarray            # number of the window: tokens [w·L, w·L + L] of the stream
+    sequence: np.ndarray          # L, tokens per window
 
 
 class Mixture(Protocol):
@@ -223,13 +227,13 @@ class Mixture(Protocol):
 
 
 class Order:
-    """The order that a curriculum defines. Its size is (phases × streams × epochs), never the number of samples."""
+    """The order that a curriculum defines. Its size is O(phases × streams × epochs), whatever the number of samples."""
 
     def __init__(self, curriculum: Mixture) -> None:
         self.curriculum = curriculum
         self.longest = curriculum.longest
         self.names = [s.name for s in curriculum.streams]
-        #: whole super-windows of a stream: one epoch (the tail shorter than `longest` is never read)
+        #: super-windows of each stream in one epoch (the tail shorter than `longest` is never read)
         self.supers = [max(0, s.tokens - 1) // self.longest for s in curriculum.streams]
         self.weights = [[p.weights.get(name, 0) for name in self.names] for p in curriculum.phases]
         #: extents[phase][stream], in order of draws
@@ -244,7 +248,8 @@ class Order:
 
     def _reserve(self) -> None:
         used = [0] * len(self.names)
-        # windows left over in a reservation go to the next phase of the same length, as long as its epoch lasts
+        # windows left over in a reservation go to the next phase of the same length while the stream is still in that
+        # epoch
         left: dict[tuple[int, int], tuple[Piece, int]] = {}
         for p, phase in enumerate(self.curriculum.phases):
             ratio = self.longest // phase.sequence
@@ -265,8 +270,8 @@ class Order:
                     if draw:
                         extents.append(Extent(p, 0, draw, piece, offset))
                         left[s, phase.sequence] = (piece, offset + draw)
-                # a reservation has the planned size even after an edit cut the phase short: another size would permute
-                # its windows differently, and change samples that were already read
+                # a reservation keeps its planned size even after an edit cut the phase short: another size would
+                # permute its windows differently and change samples that were already read
                 missing = -(-max(0, planned[s] - spare) // ratio)
                 while draw < want[s]:
                     epoch, first = divmod(used[s], self.supers[s])
@@ -281,7 +286,7 @@ class Order:
             self.used.append(list(used))
 
     def _windows(self, piece: Piece, index: np.ndarray) -> np.ndarray:
-        """Windows (in units of the piece's length) at positions `index` of a piece."""
+        """Numbers of the windows (of the piece's length) at positions `index` of the permuted piece."""
         seed, name = self.curriculum.seed, self.names[piece.stream]
         ratio = self.longest // piece.length
         q = permute(index, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
@@ -291,7 +296,7 @@ class Order:
         return windows
 
     def locate(self, n0: int, n1: int) -> Located:
-        """The windows that samples [n0, n1) read; O(n1 - n0) time and memory, anywhere in the run."""
+        """Find the windows that samples [n0, n1) read. O(n1 - n0) time and memory, anywhere in the run."""
         if not 0 <= n0 <= n1 <= self.samples:
             raise CurriculumError(f"samples [{n0}, {n1}) are outside the curriculum's {self.samples} samples")
         out = Located(*(np.empty(n1 - n0, np.int64) for _ in Located._fields))
@@ -314,10 +319,12 @@ class Order:
 
     def samples_of(self, stream: int, first: int, stop: int,
                    phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """The samples that read super-windows [first, stop) of a stream (in one phase or all): the inverse of `locate`.
+        """Find the samples that read super-windows [first, stop) of a stream, in one phase or all: the inverse of
+        `locate`.
 
         Returns {phase: (sample numbers, windows, epochs)}, int64, sorted by window then epoch; a window appears once
-        for each epoch in which it is drawn. `materialize` uses it to scatter each shard in one reading, in file order.
+        for each epoch in which it is drawn. `materialize` uses it to read each shard once, in file order, and to write
+        each window to its sample's row.
         """
         seed, name = self.curriculum.seed, self.names[stream]
         pieces: dict[Piece, list[Extent]] = {}
@@ -354,7 +361,7 @@ class Order:
         return out
 
     def hash(self) -> str:
-        """The order hash: blake2b over (stream, epoch, window) of the first 10⁶ samples as little-endian u64."""
+        """Hash of the order: blake2b over (stream, epoch, window) of the first 10⁶ samples as little-endian u64."""
         h = hashlib.blake2b(digest_size=16)
         for a in range(0, min(HASHED, self.samples), 1 << 16):
             at = self.locate(a, min(a + (1 << 16), HASHED, self.samples))

@@ -1,4 +1,4 @@
-"""The planned mixture, before anything runs, and the realised one, of the windows a run has read."""
+"""The planned mixture, known before anything runs, and the realised mixture of the windows that a run has read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tokenizer.mixture.order import Located, Order, counts, sample_of
 
 
 def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
-    """What will be read, before anything runs: one row for each (phase, stream) with a weight, in order.
+    """What a run will read: one row for each (phase, stream) with a weight, in order.
 
-    {phase, stream, weight, share, windows, tokens (targets), epochs (by the end of the phase, cumulative), reserved
-    (super-windows), unread (windows left over in reservations that no later phase draws),
-    repeats_from (first sample number that reads the stream a second time, or None)}
+    The keys: phase, stream, weight, share, windows, tokens (targets), epochs (of the stream, from the start of the run
+    to the end of the phase), reserved (super-windows), unread (windows of the phase's reservations that no phase
+    draws), repeats_from (number of the first sample of the phase that reads the stream again, or None).
     """
     order = Order(curriculum)
     unread = _unread(order)
@@ -53,7 +53,7 @@ def _unread(order: Order) -> dict[tuple[int, int], int]:
 
 
 def plan_text(curriculum: Curriculum) -> str:
-    """The plan as a table for a terminal."""
+    """Format the plan as a table for a terminal."""
     rows = [("phase", "stream", "share", "tokens", "windows", "epochs", "note")]
     for row in plan(curriculum):
         note = "" if row["repeats_from"] is None else f"second reading from sample {row['repeats_from']:,}"
@@ -66,7 +66,7 @@ def plan_text(curriculum: Curriculum) -> str:
 
 
 def tally(curriculum: Curriculum, read: Iterable[Located]) -> np.ndarray:
-    """Windows read, int64 (phases, streams), counted from the `Located` ranges a loader read."""
+    """Count the windows in the `Located` ranges that a loader read, int64 (phases, streams)."""
     out = np.zeros((len(curriculum.phases), len(curriculum.streams)), np.int64)
     for at in read:
         np.add.at(out, (at.phase, at.stream), 1)
@@ -76,9 +76,10 @@ def tally(curriculum: Curriculum, read: Iterable[Located]) -> np.ndarray:
 def realised(curriculum: Curriculum, samples: int, read: np.ndarray | None = None) -> list[dict[str, Any]]:
     """Planned and realised windows after the first `samples` samples: one row for each (phase, stream) with a weight.
 
-    `planned` is the stream's share of the phase's samples so far, and may be fractional. `realised` is a count of
-    windows: from `read` (see `tally`) where a loader counted them, else from the order itself. The two differ by less
-    than one window for up to three streams (Webster keeps the quota there), and by little more for more streams.
+    `planned` is the stream's share of the phase's samples so far, and may be fractional. `realised` is a number of
+    windows, taken from `read` (see `tally`) if a loader counted them, else from the order itself. The two differ by
+    less than one window for up to three streams (Webster apportionment keeps the quota there), and by little more for
+    more streams.
     """
     rows = []
     for p, phase in enumerate(curriculum.phases):

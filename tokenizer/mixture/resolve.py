@@ -1,4 +1,5 @@
-"""From a recipe to its curriculum: shares, counts with suffixes and inheritance become samples and integer weights."""
+"""Resolves a recipe into its curriculum: shares, counts with suffixes and inherited keys become samples and integer
+weights."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ from tokenizer.mixture.curriculum import (
 )
 from tokenizer.mixture.order import Order, counts
 
-#: more epochs than this over the same data hardly help (Muennighoff et al., arXiv 2305.16264)
+#: beyond this many epochs, repeated data hardly helps (Muennighoff et al., arXiv 2305.16264)
 WORTHWHILE_EPOCHS = 4
 #: weights that are not integers are scaled to integers of at most this sum
 WEIGHT_SUM = 10**6
 
 
 def parse_count(value: Any, key: str) -> int:
-    """`pipeline.base.quantities.parse_count` with the recipe's key in the error."""
+    """Call `pipeline.base.quantities.parse_count`; an error names the recipe's key."""
     try:
         return quantities.parse_count(value)
     except ValueError as e:
@@ -69,7 +70,7 @@ def _weights(mix: Mapping[str, Any], key: str, names: list[str], warnings: list[
 
 def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any]],
             tokenizer: Mapping[str, Any]) -> tuple[Curriculum, list[str]]:
-    """The curriculum of a recipe, and warnings for its author.
+    """Return the curriculum of a recipe, and warnings for its author.
 
     `recipe` has the keys `curriculum` and `shards` (for `longest`), plain YAML values. `shard_sets` maps
     stream name to what `pipeline.passes.encode.publish_shards` returned. `tokenizer`: sha256, vocab_size, eos, path.
@@ -106,11 +107,11 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
 
 def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warnings: list[str],
           before: Sequence[Phase] = (), where: str = "curriculum.phases") -> list[Phase]:
-    """The phases of a recipe's entries, placed after the existing ones (`before`). `until` counts from the start of the
-    run; percentages are of `total`.
+    """Make phases of a recipe's entries and place them after the existing ones (`before`). `until` counts from the
+    start of the run; percentages are of `total`.
 
-    An entry inherits the keys it leaves out from the entry before it, except those that apply once (`reset_optimizer`,
-    a learning rate of its own).
+    An entry inherits the keys it leaves out from the entry before it, except `until`, `extra` and `reset_optimizer`.
+    After an entry with a learning rate of its own, `lr` must be given.
     """
     phases: list[Phase] = []
     last = before[-1] if before else None
@@ -143,7 +144,7 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
         grown = ramp[-1][0] if ramp else 0
         rest = grown % batch
         samples = rest + max(grown // batch + 1, round((target - done - rest * sequence) / (batch * sequence))) * batch
-        if isinstance(entry["batch"], Mapping):     # the batch grows once: the next phase inherits its last size
+        if isinstance(entry["batch"], Mapping):     # the batch grows only once: the next phase inherits its last size
             entry["batch"] = max(parse_count(b, f"{key}.batch") for b in entry["batch"].values())
         weights = entry["mix"] if last is not None and entry["mix"] is last.weights else \
             _weights(entry["mix"], f"{key}.mix", names, warnings)
@@ -160,10 +161,10 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
 
 def _batches(value: Any, sequence: int, tokens: int, key: str,
              warnings: list[str]) -> tuple[list[list[int]] | None, int]:
-    """The recipe's `batch` of a phase of `tokens` tokens as (ramp, batch), like in `Phase`. `value` is '0.5M', or
-    {0: 64k, 100M: 128k, 1B: 0.5M}: from that many tokens of the phase on. Where a batch divides the next one, the first
-    step of the next begins at a multiple of it: the phase then has as many samples as without growth, in the same
-    order."""
+    """Convert the recipe's `batch` of a phase of `tokens` tokens into (ramp, batch) as `Phase` holds them. `value` is
+    '0.5M', or {0: 64k, 100M: 128k, 1B: 0.5M}, where each key is the token of the phase from which that batch holds.
+    Where a batch divides the next one, the first step of the next begins at a multiple of it: the phase then has as
+    many samples as without growth, in the same order."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
         rows = sorted((quantities.parse_count(at, least=0), at) for at in table)
@@ -192,7 +193,7 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
 
 
 def _epochs(value: Any, key: str) -> dict[str, float]:
-    """`max_epochs` of a phase: stream → how often it may be read."""
+    """Parse `max_epochs` of a phase: stream → how often it may be read."""
     epochs = {k: _float(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
     if not isinstance(value, Mapping) or not all(is_number(v) and v >= 0 for v in epochs.values()):
         raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")
@@ -200,15 +201,16 @@ def _epochs(value: Any, key: str) -> dict[str, float]:
 
 
 def _float(value: Any) -> Any:
-    """A number, also where YAML 1.1 reads a string (2e-5, without a dot). Any other value is returned as it is, for the
-    caller to refuse."""
+    """Convert a number, including one that YAML 1.1 reads as a string (2e-5, without a dot). Any other value is
+    returned unchanged, for the caller to refuse."""
     with contextlib.suppress(TypeError, ValueError):
         return value if isinstance(value, bool) else float(value)
     return value
 
 
 def own_rate(value: Any, tokens: int, key: str) -> Any:
-    """`lr` of a phase of `tokens` tokens as `Phase` has it: defaults filled in, the warm-up in tokens."""
+    """Convert the recipe's `lr` of a phase of `tokens` tokens into the form that `Phase` holds: defaults filled in, the
+    warm-up in tokens."""
     if not isinstance(value, Mapping):
         return value
     rate = {"warmup": 0, "shape": "cosine", "floor": 0.0, **value}

@@ -9,14 +9,14 @@ A shard set is one split of one stream, an immutable list of shards::
     00000.c06e44f81b9d.parquet   document table: end u64, id, part u32, row u32, n_bytes u32
     00000.7c41d20b9e55.crc32     u32 little-endian: one sum per block (`tokenizer.shards.sums`) of body, ends, loss, in
                                  this order
-    00000.51d0aa7e02c4.loss      u8 per token, 0 where the token is no target; written only when there is such a token
+    00000.51d0aa7e02c4.loss      u8 per token, 0 where it is not a target; written only when there is such a token
     shards-<sha256[:16]>.json    manifest of one set: magic, version, dtype, tokenizer, vocabulary, EOS, counts, sums
     shards.json                  the manifest of the set published last
 
 Names carry the first 12 hex characters of the file's own sha256, so that publishing new data never touches files that
 an older set pins. `part` and `row` locate the document in the parts it was encoded from (`parts` of the manifest, in
-plan order). They depend on the partition size, so a set's `sha256` does not cover them. Neither does it cover the block
-sums, which follow from the bytes it covers.
+plan order). They depend on the partition size, so a set's `sha256` does not cover them. It does not cover the block
+sums either, since they follow from bytes that it covers.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from pipeline.base.errors import TokenmillError
 MAGIC = "tokenmill-shards"
 VERSION = 1
 MANIFEST = "shards.json"
-#: tokens of a shard: 2**29 two-byte tokens are 1 GiB (docs/contracts.md: Shards and order)
+#: bytes of a full shard's body: 2**29 two-byte tokens are 1 GiB (docs/contracts.md: Shards and order)
 SHARD_BYTES = 1 << 30
 
 TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("part", pa.uint32()), ("row", pa.uint32()),
                    ("n_bytes", pa.uint32())])
 SUFFIXES = {"body": "tokens", "ends": "ends", "table": "parquet", "blocks": "crc32", "loss": "loss"}
-#: rows of a row group of the document table: what a lookup reads
+#: rows per row group of the document table; a lookup reads one row group
 TABLE_ROWS = 1 << 16
 ENDS = np.dtype("<u8")
-#: what to do about a file that is damaged or gone
+#: what to do about a file that is damaged or missing
 REMEDY = "run `tokenmill store verify --repair` on its store, then the recipe again"
 
 
 class ShardError(TokenmillError, ValueError):
-    """A shard set that is damaged, or not the pinned one; the message names the file and the remedy."""
+    """A shard set that is damaged, or differs from the pinned one; the message names the file and the remedy."""
 
     permanent = True
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """u16 if every id of the vocabulary fits, else u32; the data has no influence."""
+    """Return u16 if every id of the vocabulary fits, else u32. The data has no influence."""
     if not 0 < vocab_size <= 1 << 32:
         raise ShardError(f"a vocabulary of {vocab_size} does not fit into u32 tokens")
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
@@ -70,31 +70,31 @@ def file_name(index: int, kind: str, sha256: str) -> str:
 class Shard:
     """One shard of a set. File names are relative to the manifest's folder."""
 
-    index: int                    # place in the stream: its documents start in [index·G, (index+1)·G) tokens
+    index: int  # its documents start in tokens [index·G, (index+1)·G) of the stream; G: SHARD_BYTES in tokens
     tokens: int
     documents: int
     text_bytes: int               # UTF-8 bytes of the documents' text
     body: str
     ends: str
     table: str
-    sha256: str                   # of the body
+    sha256: str                   # of the body file
     ends_sha256: str
     ids_sha256: str               # over "id n_bytes\\n" of every document
     table_sha256: str             # of the Parquet file; depends on the partition size
     blocks: str                   # name of the file with the block sums of body, ends and loss
     blocks_sha256: str
-    loss: str = ""                # name of the file that says which tokens are targets; "": all are
+    loss: str = ""                # name of the file that says which tokens are targets; "": all tokens are
     loss_sha256: str = ""
 
     def sums(self) -> dict[str, str]:
-        """sha256 of its files by their kind."""
+        """sha256 of each of the shard's files, by kind."""
         sums = {"body": self.sha256, "ends": self.ends_sha256, "table": self.table_sha256, "blocks": self.blocks_sha256}
         return sums | {"loss": self.loss_sha256} if self.loss or self.loss_sha256 else sums
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """`shards.json`."""
+    """The contents of `shards.json`."""
 
     stream: str
     split: str                    # train | val
@@ -106,14 +106,14 @@ class Manifest:
     documents: int
     text_bytes: int
     shards: tuple[Shard, ...]
-    parts: tuple[str, ...] = ()   # content keys of the parts that the table's column `part` indexes
+    parts: tuple[str, ...] = ()   # content keys of the parts that the table's column `part` refers to by index
     sha256: str = ""
     magic: str = MAGIC
     version: int = VERSION
     source: dict[str, Any] = field(default_factory=dict)      # for human readers: dataset and `where` of the recipe
 
     def identity(self) -> str:
-        """sha256 that pins the set: tokens, boundaries and ids of its documents, and how to read them."""
+        """sha256 that pins the set: the tokens, boundaries and ids of its documents, and how to read them."""
         doc = {"magic": self.magic, "version": self.version, "stream": self.stream, "split": self.split,
                "dtype": self.dtype, "tokenizer": self.tokenizer, "vocab_size": self.vocab_size, "eos": self.eos,
                "shards": [[s.index, s.tokens, s.documents, s.sha256, s.ends_sha256, s.ids_sha256,
@@ -122,14 +122,14 @@ class Manifest:
 
     def dumps(self) -> str:
         doc = asdict(self)
-        for shard in doc["shards"]:                 # a set without masks has no mask keys: its bytes stay the same
+        for shard in doc["shards"]:  # without masks these keys are left out, so that such a manifest keeps its bytes
             if not shard["loss"]:
                 del shard["loss"], shard["loss_sha256"]
         return json.dumps(doc, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str) -> Manifest:
-        """A checked manifest. Raises ShardError that says what is wrong with the file `where`."""
+        """Parse and check a manifest. Raises ShardError that says what is wrong with the file `where`."""
         if not isinstance(doc, Mapping) or doc.get("magic") != MAGIC:
             raise ShardError(f"{where}: not a shard set of Tokenmill (magic {MAGIC!r} is missing)")
         if doc.get("version") != VERSION:
@@ -148,7 +148,7 @@ class Manifest:
         for count in ("tokens", "documents", "text_bytes"):
             if getattr(manifest, count) != sum(getattr(s, count) for s in manifest.shards):
                 raise ShardError(f"{where}: shards do not add up to {getattr(manifest, count)} {count}")
-        for s in manifest.shards:                # names must follow from sums: a manifest names no other file (../x)
+        for s in manifest.shards:  # names must follow from sums, so that a manifest cannot name another file (../x)
             wrong = [k for k, sha in s.sums().items() if getattr(s, k) != file_name(s.index, k, sha)]
             if wrong:
                 raise ShardError(f"{where}: {getattr(s, wrong[0])!r} is no name of shard {s.index}'s {wrong[0]}: "
@@ -157,7 +157,7 @@ class Manifest:
 
 
 def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: str) -> None:
-    """Raise ShardError when the fields of a part of a manifest are not this version's."""
+    """Raise ShardError when the fields of a manifest, or of a shard in it, are not those of this version."""
     known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}
     wrong = [f"lacks {name!r}" for name, needed in known.items() if needed and name not in doc]
     wrong += [f"has {name!r}" for name in doc if name not in known]

@@ -1,4 +1,4 @@
-"""Reading a shard set: several memory-mapped shards as one virtual concatenation of tokens.
+"""Reads a shard set: several memory-mapped shards as one virtual concatenation of tokens.
 
 Memory does not grow with the number of documents: bodies and end offsets are memory maps (their pages belong to the
 page cache and are shared by all ranks of a node), the document table is read a row group at a time.
@@ -28,7 +28,8 @@ from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
 
 def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
-    """Which of a window's targets count, bool (L,): target i is token i + 1; the target after an EOS does not count."""
+    """Which of a window's targets count, bool (L,). Target i is token i + 1; the target predicted from an EOS does not
+    count."""
     mask = np.ones(length, bool)
     mask[np.asarray(bounds, np.int64) - 1] = False
     return mask
@@ -38,7 +39,7 @@ class DocumentSpan(NamedTuple):
     """The place of a document in the stream, and its source."""
 
     id: str
-    start: int                    # first token in the stream's virtual concatenation
+    start: int                    # first token, counted in the stream's virtual concatenation
     stop: int                     # exclusive end, EOS included
     part: int                     # index in the manifest's `parts` of the part it was encoded from
     row: int                      # row in that part's kept.parquet
@@ -46,12 +47,12 @@ class DocumentSpan(NamedTuple):
 
 
 class ShardSet:
-    """A shard set, open for reading. `path`: a folder with `shards.json`, or a manifest file. With `sha256` a set of
-    another identity raises ShardError.
+    """A shard set, open for reading. `path` is a folder with `shards.json`, or a manifest file. If `sha256` is given, a
+    set of another identity raises ShardError.
 
-    With `filesystem` (a pyarrow filesystem, for example of a bucket) `path` is a path in it. Of such a set only the
-    manifest and the document tables can be read, which is enough for `documents`. Tokens are memory maps and need local
-    files.
+    If `filesystem` is given (a pyarrow filesystem, for example of a bucket), `path` is a path in it. Only the manifest
+    and the document tables of such a set can be read, which is enough for `documents`. Tokens are memory maps and need
+    local files.
     """
 
     def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None) -> None:
@@ -79,12 +80,12 @@ class ShardSet:
         self.dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         self.eos, self.vocab_size = self.manifest.eos, self.manifest.vocab_size
         self.tokens, self.documents_count = self.manifest.tokens, self.manifest.documents
-        #: token offset of each shard, and the total
+        #: token offset of each shard's start, and the total
         self.offsets = [0]
         for shard in self.manifest.shards:
             self.offsets.append(self.offsets[-1] + shard.tokens)
         self._maps: dict[str, tuple[np.ndarray, mmap.mmap | None]] = {}
-        #: whether some tokens are no targets; computed once, because each window needs it and a corpus may have ten
+        #: whether some tokens are not targets; computed once, because every window needs it and a corpus may have ten
         #: thousand shards
         self._masked = any(s.loss for s in self.manifest.shards)
 
@@ -96,11 +97,12 @@ class ShardSet:
         return self.tokens
 
     def windows(self, length: int) -> int:
-        """How many windows of `length` targets there are: window w is tokens [w·L, w·L + L]."""
+        """Number of windows of `length` targets. Window w is tokens [w·L, w·L + L]."""
         return max(0, self.tokens - 1) // length
 
     def window(self, w: int, length: int) -> np.ndarray:
-        """Tokens [w·L, w·L + L] of the stream, (L + 1,), a copy in the shard's dtype. The last is shared with w + 1."""
+        """Read tokens [w·L, w·L + L] of the stream: (L + 1,), a copy in the shard's dtype. The last token is also the
+        first of window w + 1."""
         if not 0 <= w < self.windows(length):
             raise IndexError(f"window {w} of {self.windows(length)} (length {length})")
         return self.read(w * length, w * length + length + 1)
@@ -113,7 +115,7 @@ class ShardSet:
         return self.ends(start + 1, start + length + 1) - start
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens [start, stop) of the virtual concatenation, a copy."""
+        """Read tokens [start, stop) of the virtual concatenation; returns a copy."""
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
         out = np.empty(stop - start, self.dtype)
@@ -124,7 +126,7 @@ class ShardSet:
         return out
 
     def counts(self, start: int, stop: int) -> np.ndarray | None:
-        """Which of tokens [start, stop) are targets, bool; None when all tokens of the set are. Document masking
+        """Which of tokens [start, stop) are targets, bool; None when every token of the set is one. Document masking
         (`loss_mask`) excludes further targets."""
         if not self._masked:
             return None
@@ -143,7 +145,7 @@ class ShardSet:
         return out
 
     def targets(self) -> int:
-        """How many tokens of the set count for the loss. Reads its masks."""
+        """Number of tokens of the set that count for the loss. Reads all its masks."""
         return sum(int(np.count_nonzero(self._mask(a, b))) if info.loss else info.tokens
                    for info, a, b in zip(self.manifest.shards, self.offsets, self.offsets[1:]))
 
@@ -162,7 +164,7 @@ class ShardSet:
         return np.concatenate(blocks) if blocks else np.empty(0, np.int64)
 
     def documents(self, start: int, stop: int) -> list[DocumentSpan]:
-        """The documents that hold tokens [start, stop), in order."""
+        """The documents that have tokens in [start, stop), in order."""
         if not 0 <= start < stop <= self.tokens:
             return []
         documents: list[DocumentSpan] = []
@@ -170,7 +172,7 @@ class ShardSet:
             offset, begin = self.offsets[shard], 0
             with self.table(shard) as table:
                 for group in range(table.num_row_groups):
-                    last = table.metadata.row_group(group).column(0).statistics.max        # of `end`, which grows
+                    last = table.metadata.row_group(group).column(0).statistics.max  # of `end`, which increases
                     if last > a:
                         rows = table.read_row_group(group)
                         ends = rows["end"].to_numpy()
@@ -186,12 +188,12 @@ class ShardSet:
         return documents
 
     def spans(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(first token, exclusive end, UTF-8 bytes), int64, of the documents that hold tokens [start, stop). It reads
-        one column of the table, where `documents` reads all for ids and parts."""
+        """(first token, exclusive end, UTF-8 bytes), each int64, of the documents that have tokens in [start, stop). It
+        reads one column of the table, where `documents` reads all of them for ids and parts."""
         blocks = []
         for shard, a, b, _ in self._pieces(max(0, start), min(stop, self.tokens)):
             ends = self._shard_ends(shard)
-            first, last = self._place(shard, a + 1, b)          # the ends after tokens a and b - 1
+            first, last = self._place(shard, a + 1, b)          # indices of the documents that hold tokens a and b - 1
             begins = np.concatenate((ends[first - 1:first] if first else [0], ends[first:last]))
             sizes = [row["n_bytes"] for row in self._table_rows(shard, first, last + 1, ["n_bytes"])]
             blocks.append(np.stack([begins.astype(np.int64) + self.offsets[shard],
@@ -202,7 +204,7 @@ class ShardSet:
     # -- files ---------------------------------------------------------------------------------------------------
     @contextmanager
     def table(self, shard: int) -> Iterator[pq.ParquetFile]:
-        """The document table of a shard. Raises ShardError when it is missing, or when reading shows that it is
+        """Open the document table of a shard. Raises ShardError when it is missing, or when reading shows that it is
         damaged."""
         path = self.folder / self.manifest.shards[shard].table
         try:
@@ -221,8 +223,9 @@ class ShardSet:
     def ahead(self, start: int, stop: int) -> None:
         """Ask the system to read tokens [start, stop) from the disk, without waiting for it.
 
-        A loader calls it for all windows of a batch before it reads the first: exactly these are then fetched, in
-        parallel. Page faults would fetch them one after the other, each with megabytes of unneeded read-ahead.
+        A loader calls it for all windows of a batch before it reads the first one: the system then fetches exactly
+        those, in parallel. Page faults would fetch them one after the other, each with megabytes of unneeded
+        read-ahead.
         """
         for shard, a, b, _ in self._pieces(start, stop):
             info = self.manifest.shards[shard]
@@ -236,9 +239,9 @@ class ShardSet:
         return self._map(info.ends, ENDS, info.documents)[0]
 
     def _place(self, shard: int, low: int, high: int) -> tuple[int, int]:
-        """The index range [a, b) of the ends e of a shard with low <= e < high. Checks their blocks and those of their
-        neighbours: ends increase, so intact neighbours prove the range right even if the binary search has read damaged
-        ends."""
+        """Find the index range [a, b) of the ends e of a shard with low <= e < high. Checks the blocks of these ends
+        and of their neighbours: ends increase, so intact neighbours prove the range right even if the binary search
+        read damaged ends."""
         ends = self._shard_ends(shard)
         a, b = np.searchsorted(ends, np.array([low, high], ENDS)).tolist()
         self._check(shard, "ends", max(0, a - 1) * ENDS.itemsize, min(b + 1, len(ends)) * ENDS.itemsize)
@@ -264,7 +267,7 @@ class ShardSet:
             raise ShardError(f"{self.folder / getattr(info, kind)}: damaged at byte {bad * BLOCK:,}: {REMEDY}")
 
     def _sums(self, shard: int) -> np.ndarray:
-        """Sums of the blocks of body, ends and loss of a shard; checked against the manifest at their first use."""
+        """Block sums of a shard's body, ends and loss; checked against the manifest at their first use."""
         info = self.manifest.shards[shard]
         known = info.blocks in self._maps
         blocks = sum(map(blocks_of, (info.tokens * self.dtype.itemsize, info.documents * ENDS.itemsize,
@@ -276,7 +279,7 @@ class ShardSet:
         return sums
 
     def _map(self, name: str, dtype: np.dtype, items: int) -> tuple[np.ndarray, mmap.mmap | None]:
-        """A file as a read-only array, and the memory map behind it (None: the file is empty); mapped once."""
+        """Map a file once. Returns it as a read-only array, with the memory map behind it (None for an empty file)."""
         if name not in self._maps:
             path = self.folder / name
             try:
@@ -295,7 +298,7 @@ class ShardSet:
         return self._maps[name]
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """(shard, first token, end in the shard, offset in [start, stop)) of every shard the range touches."""
+        """Yield (shard, first token in it, end in it, offset from `start`) for every shard that the range touches."""
         shard = bisect.bisect_right(self.offsets, start) - 1
         at = start
         while at < stop:
@@ -315,14 +318,14 @@ class ShardSet:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """The file as a read-only memory map. Python below 3.13 keeps a mapped file open, and a corpus may have more shards
-    than the default limit of open files (1,024 on most systems). The soft limit is therefore raised to the hard one
-    before maps use so many descriptors that none are left for checkpoints and connections."""
+    """Map a file read-only. Python below 3.13 keeps a mapped file open, and a corpus may have more shards than the
+    default limit of open files (1,024 on most systems). The soft limit is therefore raised to the hard one, so that
+    maps leave descriptors for checkpoints and connections."""
     with open(path, "rb") as f:
         if sys.version_info >= (3, 13):
             return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
-            with suppress(OSError, ValueError):                  # macOS allows less than the hard limit it reports
+            with suppress(OSError, ValueError):                  # macOS does not allow the hard limit that it reports
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)

@@ -7,13 +7,14 @@ phase; a row has the L + 1 tokens of its window. Format `bytes`, three or four p
     p0-00000.SHA.bounds   (rows, ceil(L / 8)) u8: bit p - 1 is set where a document ends at position p in [1, L], LSB
                           first
     p0-00000.SHA.loss     (rows, ceil(L / 8)) u8: bit p - 1 is set where the token at position p in [1, L] counts for
-                          the loss; written only when some token of the file does not
+                          the loss; written only when some token of the file does not count
     p0-00000.SHA.origin   (rows,) ORIGIN: stream, epoch and window of the row
 
 SHA is the first 12 hex characters of the file's sha256, so that an older set's files are never taken for new ones.
-Format `parquet`, one file: `sample u64, stream string, epoch u32, window u64, input_ids list<u16|u32>, ends list<u32>`.
-All files of a set that reads a stream with `loss_spans` also have `loss list<bool>`: whether the tokens at positions 1
-to L count, null where all of a row do. The target after the end of a document (`bounds`, `ends`) never counts.
+Format `parquet` has one file for each run of rows, with the columns `sample u64, stream string, epoch u32, window u64,
+input_ids list<u16|u32>, ends list<u32>`. If the set reads a stream with `loss_spans`, all its files also have the
+column `loss list<bool>`: whether the tokens at positions 1 to L count, null for a row in which all do. The target after
+the end of a document (`bounds`, `ends`) never counts.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ ORIGIN = np.dtype([("stream", "<u2"), ("epoch", "<u4"), ("window", "<u8")])
 
 
 class Row(NamedTuple):
-    """One sample as the trainer sees it."""
+    """One sample as the trainer reads it."""
 
     tokens: np.ndarray            # (L + 1,)
-    bounds: np.ndarray            # as ShardSet.bounds, int64
+    bounds: np.ndarray            # as from ShardSet.bounds, int64
     stream: str
     epoch: int
     window: int
@@ -49,8 +50,8 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFile:
-    """A run of consecutive rows of one phase. `files` maps kind to file name; kinds are tokens, bounds, origin and
-    maybe loss, or parquet alone."""
+    """A run of consecutive rows of one phase. `files` maps kind to file name. The kinds are tokens, bounds, origin and
+    optionally loss, or only parquet."""
 
     phase: int
     first: int                    # sample number of its first row
@@ -62,7 +63,7 @@ class RowFile:
 
 @dataclass(frozen=True)
 class RowManifest:
-    """`rows.json`."""
+    """The contents of `rows.json`."""
 
     format: str                   # bytes | parquet
     dtype: str
@@ -78,30 +79,30 @@ class RowManifest:
 
 
 def parquet_schema(dtype: np.dtype, masked: bool = False) -> pa.Schema:
-    """Columns of the format `parquet`."""
+    """Columns of a file in the format `parquet`."""
     return pa.schema([("sample", pa.uint64()), ("stream", pa.string()), ("epoch", pa.uint32()), ("window", pa.uint64()),
                       ("input_ids", pa.list_(pa.from_numpy_dtype(dtype))), ("ends", pa.list_(pa.uint32())),
                       *([("loss", pa.list_(pa.bool_()))] if masked else [])])
 
 
 def pack_bits(flags: np.ndarray) -> np.ndarray:
-    """(rows, L) 0/1 → (rows, ceil(L / 8)) bits, least significant first."""
+    """Pack flags (rows, L) of 0 or 1 into bits (rows, ceil(L / 8)), least significant bit first."""
     return np.packbits(flags, axis=1, bitorder="little")
 
 
 def unpack_bounds(bits: np.ndarray, length: int) -> np.ndarray:
-    """Positions p in [1, L] of one row's bits, int64."""
+    """Positions p in [1, L] whose bit is set in one row's `bits`, int64."""
     return np.flatnonzero(np.unpackbits(bits, count=length, bitorder="little")) + 1
 
 
 def unpack_loss(bits: np.ndarray, length: int) -> np.ndarray:
-    """Which of positions 1 to L count, by one row's bits, bool (L,)."""
+    """Which of positions 1 to L count, from one row's `bits`; bool (L,)."""
     return np.unpackbits(bits, count=length, bitorder="little").view(bool)
 
 
 class RowSet:
-    """Reads a materialised set; memory is one row (bytes) or one row group (parquet). Opening a file compares it with
-    its hash and raises ShardError when they differ."""
+    """Reads a materialised set. It holds one row (bytes) or one row group (parquet) in memory. Opening a file compares
+    it with its hash and raises ShardError when they differ."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -122,7 +123,7 @@ class RowSet:
         return self.manifest.rows
 
     def row(self, n: int) -> Row:
-        """Sample n."""
+        """Read sample n."""
         if not 0 <= n < len(self):
             raise IndexError(f"row {n} of {len(self)}")
         i = bisect.bisect_right(self._firsts, n) - 1

@@ -1,4 +1,5 @@
-"""Block sums check the parts of a file that are read, when it is read a few kilobytes at a time, at random.
+"""Block sums verify the parts of a file that are read, where a file is read a few kilobytes at a time, at random
+places.
 
 There is one CRC-32 (u32, little-endian) for every BLOCK bytes of a file; the last block may be shorter. A block is a
 page of memory, so checking a range reads no page that the range itself does not touch. The sums are a thousandth of the
@@ -13,13 +14,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: bytes that one sum covers
+#: bytes that one sum covers; a page of memory
 BLOCK = 4096
 SUMS = np.dtype("<u4")
 
 
 class BlockSummer:
-    """Block sums of a file that is written piece by piece; the sizes of the pieces do not matter."""
+    """Computes block sums of a file that is written piece by piece. The sizes of the pieces do not matter."""
 
     def __init__(self) -> None:
         self._sums = array("I")
@@ -32,19 +33,19 @@ class BlockSummer:
         self._rest = held[stop:]
 
     def finish(self) -> bytes:
-        """The sums of all blocks, little-endian."""
+        """Return the sums of all blocks, little-endian."""
         rest = [zlib.crc32(self._rest)] if self._rest else []
         return np.array([*self._sums, *rest], SUMS).tobytes()
 
 
 def blocks_of(size: int) -> int:
-    """How many blocks a file of `size` bytes has."""
+    """Number of blocks of a file of `size` bytes."""
     return -(-size // BLOCK)
 
 
 def damaged_block(data: memoryview, first: int, sums: Sequence[int]) -> int | None:
-    """The first block whose bytes do not match its sum, None when all match. `data` begins with block `first`; `sums`
-    are those of the blocks in `data`."""
+    """Number of the first block whose bytes do not match its sum; None when all match. `data` begins with block
+    `first`; `sums` are those of the blocks in `data`."""
     for i, expected in enumerate(sums):
         if zlib.crc32(data[i * BLOCK:(i + 1) * BLOCK]) != expected:
             return first + i

@@ -1,4 +1,4 @@
-"""Checking a shard set against its manifest: checksums, counts, EOS at every end, table against end offsets."""
+"""Checks a shard set against its manifest: checksums, counts, EOS at every end, the document table against the ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _BLOCK = 1 << 22
 
 
 def verify(path: str | Path, sha256: str | None = None) -> list[str]:
-    """The faults of the shard set at `path`, one line each; [] when it is intact. Reads every byte once, in blocks of a
-    few MB. A manifest that cannot be read raises ShardError."""
+    """Return the faults of the shard set at `path`, one line each; [] when it is intact. Every byte is read, in blocks
+    of a few MB. A manifest that cannot be read raises ShardError."""
     shards = ShardSet(path, sha256)
     problems: list[str] = []
     for i, info in enumerate(shards.manifest.shards):

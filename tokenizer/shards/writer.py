@@ -1,4 +1,4 @@
-"""Writing one shard, document by document, with checksums. Memory is one row group of the document table."""
+"""Writes one shard, document by document, with checksums. It holds one row group of the document table in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenizer.shards.sums import BlockSummer
 
 class MaskWriter:
     """Writes which tokens are targets, u8 per token, to the file `path()`. The file is created at the first token that
-    is no target, so that its existence depends on the tokens alone."""
+    is not a target, so that its existence depends on the tokens alone."""
 
     def __init__(self, path: Callable[[], str]) -> None:
         self.tokens = 0
@@ -24,7 +24,7 @@ class MaskWriter:
         self._file: BinaryIO | None = None
 
     def add(self, counts: np.ndarray | None, tokens: int) -> None:
-        """The next `tokens` tokens; `counts` None: all are targets."""
+        """Append the next `tokens` tokens. `counts` says which are targets; None: all are."""
         if self._file is None and counts is not None and not counts.all():
             self._file = open(self._path(), "wb")  # noqa: SIM115  closed by `close`
             self._ones(self.tokens)
@@ -46,7 +46,7 @@ class MaskWriter:
         self.blocks.update(data)
 
     def close(self) -> str:
-        """sha256 of the file, or "" when all tokens are targets and there is none."""
+        """Close the file. Returns its sha256, or "" when all tokens are targets and no file was created."""
         if self._file is None:
             return ""
         self._file.close()
@@ -54,7 +54,7 @@ class MaskWriter:
 
 
 class ShardWriter:
-    """Writes the files of a shard to the given paths; `loss()` is called for a path at the first token that is no
+    """Writes the files of a shard to the given paths; `loss()` is called for a path at the first token that is not a
     target.
 
     `add` takes blocks of documents that already end in EOS. The sizes of the blocks do not change the bytes written.
@@ -75,8 +75,8 @@ class ShardWriter:
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray, ids: list[str], part: int, rows: np.ndarray,
             n_bytes: np.ndarray, counts: np.ndarray | None = None) -> None:
-        """Append documents: `tokens` (sum of lengths,), `lengths` in tokens (n,), ids (n,), rows and bytes (n,), and
-        which tokens are targets, u8 of the tokens' shape (None: all)."""
+        """Append n documents: `tokens` (sum of lengths,), `lengths` in tokens (n,), `ids`, `rows` and `n_bytes` (n,),
+        and in `counts` which tokens are targets, u8 (sum of lengths,), or None when all are."""
         lengths = np.asarray(lengths, np.int64)
         if not len(lengths):
             return
@@ -114,7 +114,7 @@ class ShardWriter:
         self._rows, self._waiting = ([rows] if len(rows) else []), len(rows)
 
     def close(self) -> dict[str, Any]:
-        """Finish the files; returns the fields of the manifest's `Shard`, except names and the table's sha256."""
+        """Finish the files. Returns the fields of the manifest's `Shard`, except file names and the table's sha256."""
         self._flush(everything=True)
         self._table.close()
         self._body.close()
