@@ -1,8 +1,8 @@
-"""`python -m trainer …`, which is also `tokenmill train …`. Needs torch, numpy, pyarrow and PyYAML, nothing else.
+"""`python -m trainer …`, also called as `tokenmill train …`. Needs only torch, numpy, pyarrow and PyYAML.
 
 A command is a module with two functions: `add_parser(commands)` adds its parser to argparse's sub-commands, and
-`run(options)` does it and returns the exit code. Only the module of the command that is asked for is imported, and
-modules import torch (and what imports it) inside `run`, so that --help answers at once.
+`run(options)` runs the command and returns its exit code. Only the module of the requested command is imported. Modules
+import torch (and everything that needs it) inside `run`, so that --help answers at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-#: command → its module, and what it is for. A new command is a line here
+#: command → (its module, its help text). A new command is a line here
 COMMANDS = {
     "run": ("trainer.launch.start", "train, from the latest checkpoint if there is one"),
     "slurm": ("trainer.launch.slurm", "write a job script for Slurm"),
@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def parser(command: str | None) -> argparse.ArgumentParser:
-    """The command line, with the options of `command` (None: the names alone)."""
+    """Build the command line, with the options of `command` (None: with the names of commands only)."""
     top = argparse.ArgumentParser(prog="tokenmill train", description="Train on the shards of a run.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, said) in COMMANDS.items():
@@ -44,13 +44,13 @@ def parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 done, 1 failed, 2 bad usage or configuration, 128 + n after signal n."""
+    """Run a command. Returns its exit code: 0 done, 1 failed, 2 bad usage or configuration, 128 + n after signal n."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         options = parser(arguments[0] if arguments else None).parse_args(arguments)
-    except SystemExit as stop:            # argparse has said what is wrong; a caller that is a program wants a number
+    except SystemExit as stop:            # argparse has printed its message; a program that calls `main` needs the code
         return int(stop.code or 0)
-    options.arguments = arguments         # for launchers: the other ranks get the same
+    options.arguments = arguments         # launchers pass these to the other ranks
     from pipeline.base.visible import visible
     from trainer.base.config import ConfigError
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(visible(f"error: {error}"), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:             # in set-up, or a second one: not 130, which lets others save
+    except KeyboardInterrupt:             # in set-up, or a second Ctrl-C; above 128, launchers let other ranks save
         print("stopped: nothing was saved", file=sys.stderr)
         return 1
     except failures() as error:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """Errors whose message says all there is to say."""
+    """Errors that are reported by their message alone, without a traceback."""
     from tokenizer.shards.layout import ShardError
     from trainer.checkpoint.checkpoints import CheckpointError
     from trainer.loop.run import TrainingError

@@ -1,4 +1,4 @@
-"""What the commands of `python -m trainer` have in common on their command lines. Imports no torch."""
+"""What the command lines of `python -m trainer` share. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.base.visible import visible
 
 
 def of_a_run(optional: bool = False) -> argparse.ArgumentParser:
-    """A parent parser for commands about one run: RUN, --store, --out, --set (`options.overrides`)."""
+    """Return a parent parser for commands about one run: RUN, --store, --out, --set (`options.overrides`)."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("run", metavar="RUN", nargs="?" if optional else None,
                         help="folder or URL of the run (STORE/runs/RUN), or its name with --store")
@@ -24,7 +24,7 @@ def of_a_run(optional: bool = False) -> argparse.ArgumentParser:
 
 
 def positive(text: str, least: int = 1) -> int:
-    """A whole number of at least `least`, as recipes write them: 8, 2048, 2,048, 50M, 1B."""
+    """Parse a whole number of at least `least`, written as in recipes: 8, 2048, 2,048, 50M, 1B."""
     from pipeline.base.quantities import parse_count
 
     try:
@@ -34,8 +34,9 @@ def positive(text: str, least: int = 1) -> int:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print at once (default: stdout), also into a pipe. A closed pipe ends no training: the Ctrl-C that
-    asks for a checkpoint ends `| tee`, too, and a terminal may be closed."""
+    """Print at once (default: stdout), also into a pipe. A closed pipe or terminal must not end a training, so the
+    stream then goes to /dev/null: the Ctrl-C that asks for a checkpoint also ends `| tee`, and a terminal may be
+    closed."""
     stream = stream or sys.stdout
     try:
         print(visible(text), file=stream, flush=True)

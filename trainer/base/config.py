@@ -1,8 +1,8 @@
-"""Configuration: a YAML mapping becomes frozen dataclasses, and a typo becomes an error that says what was meant.
+"""Turns a YAML mapping into frozen dataclasses; an error for a mistyped key suggests the right one.
 
 The dataclasses live beside the classes they configure, in modules that import no torch (`trainer/model/config.py`,
-`trainer/optim/config.py`, …); `trainer.loop.config.TrainConfig` puts them together. `build` alone turns mappings into
-them, and `keys_of` says which keys there are.
+`trainer/optim/config.py`, …); `trainer.loop.config.TrainConfig` combines them. Only `build` turns mappings into them,
+and `keys_of` lists their keys.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TrainingError(RuntimeError):
 
 
 def count(text: str | int | float) -> int:
-    """'16k' → 16000, '0.5M' → 500000, 0 → 0: what recipes accept. Raises ValueError for anything else."""
+    """Parse a count as recipes write it: '16k' → 16000, '0.5M' → 500000, 0 → 0. Raises ValueError for anything else."""
     return parse_count(text, least=0)
 
 
@@ -45,8 +45,8 @@ def build(cls: type[T], value: Any, where: str) -> T:
     """Make a frozen dataclass `cls` from a mapping. `where` names file and key for errors ('recipe.yaml: train.model').
 
     Unknown keys and values of the wrong type are errors. A class with `PRESETS` accepts `preset: NAME`, whose values
-    the other keys override; a class with `check()` has it called, and the ValueError it may raise is reported. A key
-    that is a word of Python (`for`) has a field with an underscore after it.
+    the other keys override. If a class has `check()`, it is called, and a ValueError from it is reported. For a key
+    that is a word of Python (`for`), the field's name has an underscore after it.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with keys {', '.join(names(cls))}, got {value!r}")
@@ -81,7 +81,7 @@ def build(cls: type[T], value: Any, where: str) -> T:
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the type `hint` of a config field."""
+    """Convert `value` to the type `hint` of a config field. Raises ConfigError that names the key."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
@@ -118,7 +118,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             number = float(value)
         except (TypeError, ValueError):
             number = math.nan
-        if math.isfinite(number):        # no comparison finds a NaN wrong: `check` would let it pass
+        if math.isfinite(number):        # every comparison with a NaN is false, so `check` would let it pass
             return number
     if hint is str and isinstance(value, str):
         return value
@@ -129,7 +129,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
 
 class Variants(Protocol):
-    """A config class that stands for several: each is chosen by its `kind`, and loaded when it is."""
+    """A config class that stands for several variants. `kind` chooses one, which is loaded only then."""
 
     DEFAULT: ClassVar[str]
 
@@ -138,7 +138,7 @@ class Variants(Protocol):
 
 
 class Variant(Protocol):
-    """One of them, whose keys are known before its class is loaded."""
+    """A variant of a config class; its keys are known before its class is loaded."""
 
     @property
     def keys(self) -> tuple[str, ...]: ...
@@ -147,7 +147,8 @@ class Variant(Protocol):
 
 
 def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
-    """A config of the class that `kind` chooses. The error for a key of another class names that class's kind."""
+    """Build the config of the class that `kind` chooses. The error for a key of another class names that class's
+    kind."""
     kinds = cls.variants()
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {value!r}")
@@ -160,7 +161,7 @@ def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
 
 
 def keys_of_others(kinds: Mapping[str, Variant], kind: str, keys: Iterable[str]) -> dict[str, str]:
-    """Key → message, for those `keys` that only variants other than `kind` have. Loads no variant."""
+    """Return {key: message} for those `keys` that only variants other than `kind` have. Loads no variant."""
     result = {}
     for key in keys:
         others = [name for name, variant in kinds.items() if key in variant.keys]
@@ -171,8 +172,8 @@ def keys_of_others(kinds: Mapping[str, Variant], kind: str, keys: Iterable[str])
 
 
 def keys_of(cls: type, path: str) -> dict[str, list[str]]:
-    """The keys a config may have, and those of the mappings in it, by path: {'train': ['model', …], 'train.model': …}.
-    Of a class with variants the keys of them all. Imports nothing."""
+    """List the keys that a config and the mappings in it may have, by path: {'train': ['model', …], 'train.model': …}.
+    A class with variants lists the keys of all of them. Imports no variant."""
     if hasattr(cls, "variants"):
         known = list(dict.fromkeys(key for variant in cls.variants().values() for key in variant.keys))
     else:
@@ -191,7 +192,7 @@ def meant(word: str, known: Any) -> str:
 
 
 def names(cls: type) -> list[str]:
-    """A config's keys as a recipe has them: `async` for the field `async_`."""
+    """A config's keys as written in a recipe: `async` for the field `async_`."""
     return [f.name.removesuffix("_") for f in dataclasses.fields(cls)]
 
 
@@ -213,7 +214,7 @@ def override(mapping: dict[str, Any], assignment: str) -> None:
 
 
 def read_train(recipe: Path) -> dict[str, Any]:
-    """The `train:` mapping of a run's recipe.yaml (the only part of the recipe the trainer reads)."""
+    """Read the `train:` mapping of a run's recipe.yaml, the only part of the recipe that the trainer reads."""
     try:
         document = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -221,7 +222,7 @@ def read_train(recipe: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{recipe}: not YAML: {error}") from None
     train = (document or {}).get("train") if isinstance(document, dict) else None
-    if train is None or train == {}:             # a recipe without one is kept with an empty one
+    if train is None or train == {}:             # the recipe of a run without `train:` is stored with an empty one
         raise ConfigError(f"{recipe}: no `train:` section; add one, e.g. train: {{model: {{preset: demo}}}}")
     if not isinstance(train, dict):
         raise ConfigError(f"{recipe}: train: expected a mapping, got {train!r}")

@@ -1,4 +1,5 @@
-"""Text that a training writes beside its checkpoints: whole, or as lines that a kill or a full disk cannot spoil."""
+"""Writes text files beside a training's checkpoints so that a kill or a full disk cannot spoil them: whole, or line by
+line."""
 
 from __future__ import annotations
 
@@ -12,18 +13,19 @@ from typing import TextIO
 from pipeline.base.files import replacing
 from trainer.base.config import ConfigError
 
-#: flag of a process in /proc: it has begun to end (Linux' PF_EXITING)
+#: flag of a process in /proc that has begun to exit (Linux' PF_EXITING)
 EXITING = 0x4
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a derived file so that readers see the old or the new one, and a full disk leaves the old one."""
+    """Write a derived file. Readers see the old or the new content, and a full disk leaves the old one."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def appending(path: Path) -> TextIO:
-    """A file of lines, to append to. What a kill left of a line gets a line of its own."""
+    """Open a file of lines for appending. If a kill cut off its last line, that line is ended first, so that the next
+    one starts on a line of its own."""
     file = open(path, "ab+")  # noqa: SIM115  closed with what is returned
     torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
     if torn:
@@ -33,16 +35,17 @@ def appending(path: Path) -> TextIO:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Within it `folder`/trainer.pid names this process as the one that trains there. Raises ConfigError while another
-    process of this machine does: both would write the same metrics, and the slower one fail at its next checkpoint
-    (as one of another machine does). No lock: a dead node's would keep the next start out on a shared disk."""
+    """Within the context, `folder`/trainer.pid names this process as the one that trains there. Raises ConfigError
+    while another process of this machine does: both would write the same metrics, and the slower one would fail at its
+    next checkpoint. (A process of another machine is not noticed here and fails there.) This is not a file lock, since
+    on a shared disk the lock of a dead node would block the next start."""
     path, mine = folder / "trainer.pid", _process(os.getpid())
     held = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
     pid = held.partition(" ")[0]
     if pid.isdecimal() and held == _process(int(pid)) != mine:
         raise ConfigError(f"{folder}: process {pid} of this machine trains there; stop it (kill {pid}: it writes a "
                           f"checkpoint), or name another folder with --out")
-    with suppress(OSError):                      # the metrics, opened next, say what is wrong with the folder
+    with suppress(OSError):  # if the folder cannot be written, the metrics file, opened next, reports it
         folder.mkdir(parents=True, exist_ok=True)
         replace(path, mine)
     try:
@@ -54,9 +57,9 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _process(pid: int) -> str:
-    """What no other process has, or will have: its number, when it began (in ticks since boot), and which boot. Empty
-    when it does not run, or no more: it is giving back its memory, or waits for a parent that never asks how it ended
-    (in a container no process may). Empty, too, where there is no /proc."""
+    """Identity of a process, which no other process ever shares: its number, its start (in ticks since boot) and the
+    boot id. Empty for a process that does not run or is ending: it frees its memory, or it is a zombie whose parent
+    never waits for it (in some containers no process does). Also empty where there is no /proc."""
     with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         if stat[0] not in "ZX" and not int(stat[6]) & EXITING:

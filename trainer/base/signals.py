@@ -1,4 +1,4 @@
-"""How a training is asked to stop: signals, or a request where none can be sent."""
+"""Signals that ask a training to stop, and a request to stop where no signal can be sent."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-#: signals (or requests for the like) that have asked for an orderly end
+#: signals, or requests in their place, that have asked for an orderly end
 _caught: list[int] = []
 
 
 def stopping() -> list[signal.Signals]:
-    """What asks for an orderly end: Ctrl-C, SIGTERM, SIGUSR1 (Slurm's warning), and a terminal that is closed, but for
-    who was started with nohup."""
+    """The signals that ask for an orderly end: SIGINT (Ctrl-C), SIGTERM, SIGUSR1 (Slurm's warning) and SIGHUP (the
+    terminal was closed). SIGHUP is left out when it is ignored, as under nohup."""
     hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *hangup]
 
 
 def request_stop(number: int) -> None:
-    """Ask the training in this process to end as if signal `number` had come; for launchers that cannot send one."""
+    """Ask the training in this process to end as if signal `number` had arrived; for launchers that cannot send one."""
     _caught.append(number)
 
 
 @contextmanager
 def interruptions() -> Iterator[Callable[[], int]]:
-    """`stopping` signals ask for a checkpoint and an orderly end; a second SIGINT is not waited for. Yields a function
-    that tells the signal's number, or 0. Outside the main thread only `request_stop` counts."""
+    """Within the context, the signals of `stopping` ask for a checkpoint and an orderly end; a second SIGINT raises
+    KeyboardInterrupt at once. Yields a function that returns the first signal's number, or 0. Outside the main thread
+    only `request_stop` counts."""
     def note(number: int, _frame: Any) -> None:
         if _caught and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not _caught and os.environ.get("RANK", "0") == "0":      # once: Slurm and torchrun send two to each rank
-            # not print, which raises where it interrupts itself; the same Ctrl-C may have ended who listens (`| tee`)
+        if not _caught and os.environ.get("RANK", "0") == "0":  # only once: Slurm and torchrun send two to each rank
+            # not `print`, which raises when a signal interrupts a print; and the same Ctrl-C may have ended the reader
+            # of stderr (`| tee`)
             with suppress(OSError):
                 os.write(2, f"{signal.Signals(number).name}: stopping after this step\n".encode())
         _caught.append(number)
@@ -43,6 +45,6 @@ def interruptions() -> Iterator[Callable[[], int]]:
     try:
         yield lambda: _caught[0] if _caught else 0
     finally:
-        _caught.clear()          # here, not above: a request may come while a training is still being set up
+        _caught.clear()  # cleared here and not on entry: a request may arrive while a training is still being set up
         for number, handler in old.items():
             signal.signal(number, handler)

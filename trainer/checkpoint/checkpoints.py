@@ -3,15 +3,15 @@
     checkpoints/step_00000120/<nonce>/…    what one attempt wrote, never overwritten; DCP files and meta.json
     checkpoints/step_00000120/COMPLETE     created only if absent, when everything is on disk; names the attempt
 
-A folder without COMPLETE does not exist for a reader, so a kill at any point leaves the checkpoint before it. Two
-trainers in one folder: the second to complete a step is refused. COMPLETE names every file with its size and sha256;
-`trainer.checkpoint.damage` compares them before anything is loaded.
+A reader ignores a folder without COMPLETE, so a kill at any point leaves the previous checkpoint in force. If two
+trainers use one folder, the second one to complete a step is refused. COMPLETE names every file with its size and
+sha256; `trainer.checkpoint.damage` compares them before anything is loaded.
 
-Written in the background (`async`), the state is first copied to the CPU (pinned, on CUDA), then a thread of each rank
-writes the copy while training goes on; the copy, the files and the commit are those of a synchronous checkpoint. There
-is at most one in flight: the next waits for it, visibly. Waiting rather than leaving one out, because then the
-checkpoints there are do not depend on how fast a disk was. When one fails, the training ends with the reason at the
-next step at which ranks talk to each other anyway.
+With `async`, the state is first copied to the CPU (pinned, on CUDA). A thread of each rank then writes the copy while
+training goes on. Copy, files and commit are the same as for a synchronous checkpoint. At most one checkpoint is in
+flight: the next one waits for it, and the wait is reported. It waits instead of being left out, so that the set of
+checkpoints does not depend on the speed of a disk. When one fails, training ends with its error at the next step at
+which ranks communicate anyway.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from trainer.checkpoint.config import CheckpointConfig
 from trainer.parallel.world import World, reshard
 
 VERSION = 1
-#: folders of checkpoints; copies a user put beside them under other names do not match
+#: pattern of checkpoint folders; copies that a user put beside them under other names do not match
 STEP = "step_" + "[0-9]" * 8
-#: what COMPLETE is called once the checkpoint has turned out to be damaged
+#: name of COMPLETE once the checkpoint has turned out to be damaged
 ASIDE = "DAMAGED"
-#: how long a listing over NFS may be stale (by default at most 60 s)
+#: seconds to wait for a stale listing over NFS (by default stale for at most 60 s)
 PATIENCE_S = 90
 
 
@@ -59,10 +59,10 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    folder: Path                  # of the attempt that was committed
+    folder: Path                  # of the committed attempt
     meta: dict[str, Any]
     files: dict[str, int] = field(default_factory=dict)      # name → bytes
-    sha256: dict[str, str] = field(default_factory=dict)     # name → sum
+    sha256: dict[str, str] = field(default_factory=dict)     # name → sha256
 
     @property
     def step(self) -> int:
@@ -78,7 +78,8 @@ class Damaged:
 
 
 def put_absent(path: Path, data: bytes) -> bool:
-    """Create `path` with `data` if and only if it is not there. True when we created it. Durable on return (POSIX)."""
+    """Create `path` with `data` if and only if it does not exist. Returns whether this call created it. Durable on
+    return (POSIX)."""
     part = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
         write_synced(part, data)
@@ -91,13 +92,13 @@ def put_absent(path: Path, data: bytes) -> bool:
 
 
 def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
-    """The committed checkpoints of a run, oldest first, and those that are damaged as far as COMPLETE, meta.json and
-    the sizes of the files show. (`trainer.checkpoint.damage` reads the bytes.)"""
+    """Return the committed checkpoints of a run, oldest first, and the damaged ones, as far as COMPLETE, meta.json and
+    file sizes show damage. (`trainer.checkpoint.damage` reads the bytes.)"""
     sound, damaged = [], []
     for marker in sorted(folder.glob(f"{STEP}/COMPLETE")):
         try:
             sound.append(_committed(marker))
-        except FileNotFoundError:            # it is just being deleted
+        except FileNotFoundError:            # just being deleted
             continue
         except CheckpointError as error:
             damaged.append(Damaged(int(marker.parent.name.removeprefix("step_")), str(error)))
@@ -105,7 +106,7 @@ def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
 
 
 def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
-    """(attempt, {file: bytes}, {file: sha256}) of a COMPLETE. Raises CheckpointError when it is damaged."""
+    """Read a COMPLETE: (attempt, {file: bytes}, {file: sha256}). Raises CheckpointError when it is damaged."""
     try:
         said = json.loads(marker.read_bytes())
         attempt, files, sums = marker.parent / said["attempt"], said["files"], said["sha256"]
@@ -117,8 +118,8 @@ def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
 
 
 def _committed(marker: Path) -> Checkpoint:
-    """The checkpoint that a COMPLETE commits. Raises CheckpointError when it is damaged, FileNotFoundError when it is
-    no longer there."""
+    """Read the checkpoint that a COMPLETE commits. Raises CheckpointError when it is damaged, FileNotFoundError when it
+    was deleted meanwhile."""
     attempt, files, sums = commit(marker)
     for name, size in files.items():
         if not (attempt / name).is_file() or (attempt / name).stat().st_size != size:
@@ -132,7 +133,7 @@ def _committed(marker: Path) -> Checkpoint:
 
 
 def complete(folder: Path) -> list[Checkpoint]:
-    """The committed checkpoints of a run, oldest first. Raises CheckpointError for one that is damaged."""
+    """The committed checkpoints of a run, oldest first. Raises CheckpointError when one is damaged."""
     sound, damaged = survey(folder)
     if damaged:
         raise CheckpointError(f"{damaged[0].why}; restore it from a copy, or delete "
@@ -141,13 +142,14 @@ def complete(folder: Path) -> list[Checkpoint]:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The last of the committed checkpoints that are not damaged as `survey` shows."""
+    """The last committed checkpoint in which `survey` sees no damage, or None."""
     sound, _ = survey(folder)
     return sound[-1] if sound else None
 
 
 def at(folder: Path, step: int) -> Checkpoint | None:
-    """The checkpoint of `step` that the first rank has found, None for 0: on every rank the same, or an error."""
+    """Find the checkpoint of `step` that the first rank has found; None for step 0. Raises CheckpointError when this
+    rank does not see it within PATIENCE_S seconds."""
     since = time.monotonic()
     while step:
         found = next((c for c in survey(folder)[0] if c.step == step), None)
@@ -161,8 +163,8 @@ def at(folder: Path, step: int) -> Checkpoint | None:
 
 
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "fp32") -> dict[str, torch.Tensor]:
-    """Everything that is saved: parameters and optimiser state by parameter name. Only tensors, hence no pickles;
-    hyperparameters are not state, they follow from the configuration."""
+    """All tensors that a checkpoint stores: parameters and optimiser state by parameter name. Only tensors, so no
+    pickles; hyperparameters follow from the configuration."""
     reshard(model)
     state = {}
     for name, parameter in model.named_parameters():
@@ -175,7 +177,7 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "
 
 @torch.no_grad()
 def reset(optimizer: torch.optim.Optimizer) -> None:
-    """Moments and step counters as they were before the first step, in place."""
+    """Reset moments and step counters to their values before the first step, in place."""
     for state in optimizer.state.values():
         for value in state.values():
             value.zero_()
@@ -196,16 +198,16 @@ def materialise_state(optimizer: torch.optim.Optimizer) -> None:
 
 @dataclass
 class Writing:
-    """A checkpoint on its way to the disk."""
+    """A checkpoint that is being written."""
 
     attempt: Path
     meta: dict[str, Any]
-    began: float                  # time.perf_counter()
+    began: float                  # seconds that training waited for it
     held: float = 0.0             # seconds that training waited for it
     thread: threading.Thread | None = None
     failed: BaseException | None = None
     parameters: int = 0
-    size: int = 0                 # bytes; known to the first rank
+    size: int = 0                 # seconds until it was committed
     seconds: float = 0.0          # until it was committed
 
     def describe(self) -> str:
@@ -216,13 +218,14 @@ class Writing:
 
 
 class Saver:
-    """Writes the checkpoints of a run; every rank has one and calls it at the same steps. `report` is called with each
-    checkpoint that was committed. A context manager: leaving it, by an error too, waits for the one in flight."""
+    """Writes the checkpoints of a run. Every rank has one and calls it at the same steps. `report` is called with each
+    committed checkpoint. It is a context manager: leaving it, also by an error, waits for the checkpoint in flight."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, world: World,
                  report: Callable[[Writing], None] = lambda _written: None) -> None:
         self.folder, self.config, self.world, self.report = folder, config, world, report
-        # of its own: collectives of a background thread must not meet those of a step; gloo: no GPU memory for them
+        # a group of its own: collectives of a background thread must not mix with those of a step. gloo takes no GPU
+        # memory
         self.group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
         cuda = world.device.type == "cuda"
         self.stager = DefaultStager(StagingOptions(
@@ -240,14 +243,15 @@ class Saver:
             self.stager.close()
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]) -> None:
-        """Write and commit the checkpoint of step `meta['step']`, or (async) begin to, once the one in flight is on
-        disk. Raises CheckpointError when that one, or a synchronous one, could not be written or committed."""
+        """Write and commit the checkpoint of step `meta['step']`. With `async` only start it, once the one in flight
+        is on disk. Raises CheckpointError when the one in flight, or a synchronous one, could not be written or
+        committed."""
         self.wait()
         began = time.perf_counter()
         step = self.folder / f"step_{meta['step']:08d}"
         job = Writing(step / self.world.broadcast(secrets.token_bytes(6)).hex(), {"version": VERSION, **meta}, began)
         job.attempt.mkdir(parents=True, exist_ok=True)
-        if not any(optimizer.state.values()):        # all steps so far were skipped
+        if not any(optimizer.state.values()):        # every step so far was skipped
             reshard(model)
             materialise_state(optimizer)
             reset(optimizer)
@@ -265,7 +269,7 @@ class Saver:
             self.poll()
 
     def poll(self) -> None:
-        """Check whether the checkpoint in flight is on disk on all ranks; every rank calls it. Raises CheckpointError
+        """Check whether the checkpoint in flight is on disk on all ranks. Every rank calls it. Raises CheckpointError
         when it could not be written."""
         job = self.writing
         if job is None:
@@ -280,14 +284,14 @@ class Saver:
             self.report(job)
             return
         if job.thread is not None:
-            job.thread.join(60)                  # the others fail with the one that did
+            job.thread.join(60)                  # another rank failed, and the writing of this one then fails too
         if isinstance(job.failed, CheckpointError):
             raise job.failed
         raise CheckpointError(f"{job.attempt}: could not be written: {job.failed or 'another rank says why'}. The "
                               f"checkpoint before it is sound") from job.failed
 
     def wait(self) -> None:
-        """Until nothing is in flight; otherwise as `poll`."""
+        """Wait for the checkpoint in flight, then do as `poll`."""
         if self.writing is not None and self.writing.thread is not None:
             since = time.perf_counter()
             self.writing.thread.join()
@@ -295,15 +299,15 @@ class Saver:
         self.poll()
 
     def _write(self, job: Writing, state: dict[str, torch.Tensor]) -> None:
-        """Files, then their sums, then COMPLETE. Leaves what went wrong in `job.failed`."""
-        if self.world.device.type == "cuda":         # a new thread is on device 0, where it would open a context
+        """Write the files, then their sums, then COMPLETE. An error is left in `job.failed`."""
+        if self.world.device.type == "cuda":         # a new thread would otherwise open a context on device 0
             torch.cuda.set_device(self.world.device)
         try:
             dcp.save(state, storage_writer=FileSystemWriter(job.attempt), process_group=self.group)
             own: dict[str, str] | Exception
             try:
                 own = {p.name: sha256(p) for p in sorted(job.attempt.glob(f"__{dist.get_rank()}_*"))}
-            except OSError as error:             # the others must not wait for these
+            except OSError as error:             # send it instead of sums, so that the other ranks do not wait
                 own = error
             sums: list[Any] = [None] * self.world.size
             dist.all_gather_object(sums, own, group=self.group)
@@ -312,15 +316,15 @@ class Saver:
                     raise part
             if self.world.first:
                 self._commit(job, {name: digest for part in sums for name, digest in part.items()})
-        except CheckpointException as error:     # not an Exception, hence easily missed: a full disk, a lost mount
+        except CheckpointException as error:     # not a subclass of Exception; raised for a full disk or a lost mount
             why = "; ".join(f"rank {rank}: {cause}" for rank, (cause, _) in sorted(error.failures.items()))
             job.failed = CheckpointError(f"{job.attempt}: could not be written: {why}. The checkpoint before it is "
                                          f"sound")
         except Exception as error:
             job.failed = error
-        # only the rank that commits: for any other rank a connection may merely have failed
+        # only the first rank, which commits, deletes the attempt: another rank may have failed only in a connection
         if job.failed is not None and self.world.first and not (job.attempt.parent / "COMPLETE").exists():
-            shutil.rmtree(job.attempt, ignore_errors=True)       # on a full disk it would be in the way of the next
+            shutil.rmtree(job.attempt, ignore_errors=True)  # on a full disk it would take the room of the next attempt
         job.seconds = time.perf_counter() - job.began
 
     def _commit(self, job: Writing, sums: dict[str, str]) -> None:
@@ -343,7 +347,7 @@ class Saver:
 
 
 def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
-    """The steps of those of `found` (oldest first) that stay."""
+    """Return the steps of the checkpoints in `found` (oldest first) that are kept."""
     stay = {c.step for c in found[-config.keep:]} | {c.step for c in found if c.meta.get("pinned")}
     if config.keep_every:
         first: dict[int, int] = {}
@@ -355,17 +359,17 @@ def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
 
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
-    """Delete checkpoints that do not stay, and older attempts that were not committed. Damaged ones are left alone."""
+    """Delete checkpoints that are not kept, and older attempts that were not committed. Damaged checkpoints stay."""
     found, damaged = survey(folder)
     stay = kept(found, config)
     for old in found:
         if old.step not in stay:
-            (old.folder.parent / "COMPLETE").unlink()      # readers must stop seeing it before its files go
+            (old.folder.parent / "COMPLETE").unlink()      # before its files: no reader may see a part of them
     committed, untouched = {c.folder for c in found if c.step in stay}, {d.step for d in damaged}
     for attempt in folder.glob(f"{STEP}/*/"):
         step = int(attempt.parent.name.removeprefix("step_"))
         if attempt not in committed and step not in untouched and step <= found[-1].step:
-            shutil.rmtree(attempt, ignore_errors=True)     # NFS keeps files that are being read; they go next time
+            shutil.rmtree(attempt, ignore_errors=True)  # NFS keeps files that are being read; a later call deletes them
     for place in folder.glob(f"{STEP}/"):
         if {p.name for p in place.iterdir()} <= {ASIDE}:
             (place / ASIDE).unlink(missing_ok=True)
@@ -373,13 +377,14 @@ def retain(folder: Path, config: CheckpointConfig) -> None:
 
 
 def load(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Read a checkpoint into model and optimiser, in place, whatever number of ranks wrote it. Every rank calls it."""
+    """Read a checkpoint into model and optimiser, in place. Any number of ranks may have written it. Every rank calls
+    it."""
     if checkpoint.meta.get("version") != VERSION:
         raise CheckpointError(f"{checkpoint.folder}: version {checkpoint.meta.get('version')!r}; this trainer reads "
                               f"{VERSION}")
     reader = Reader(checkpoint.folder)
     try:
-        reader.read_metadata()                   # here its errors are plain
+        reader.read_metadata()                   # read here first, where its errors are not wrapped
     except (pickle.UnpicklingError, EOFError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint.folder / '.metadata'}: {error}; delete {checkpoint.folder.parent} to go on "
                               f"from the checkpoint before it") from None
@@ -392,8 +397,9 @@ def load(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 class Reader(FileSystemReader):
-    """torch's reader, but for `.metadata`: torch unpickles it without limits, here only the classes it consists of may
-    appear in it, so a hostile checkpoint cannot run code. (The tensors themselves torch reads with weights_only.)"""
+    """torch's reader with a restricted `.metadata`. torch unpickles that file without limits; here only the classes it
+    consists of are allowed, so that a hostile checkpoint cannot run code. (torch itself reads the tensors with
+    weights_only.)"""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self.path) / ".metadata"
@@ -416,7 +422,7 @@ class MetadataUnpickler(pickle.Unpickler):
             value = getattr(torch, name, None) if module == "torch" else None
             if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
                 return value
-            # classes defined there, not what these modules happen to import
+            # only classes defined in these modules, not names that they import
             found = super().find_class(module, name) if module in self.MODULES else None
             if isinstance(found, type) and found.__module__ == module:
                 return found

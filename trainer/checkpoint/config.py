@@ -12,10 +12,10 @@ NEVER = Count(0)
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """`every`: steps between two checkpoints; the end of a phase has one, too. `async`: write in the background.
+    """`every`: steps between two checkpoints; each phase also ends with one. `async`: write in the background.
 
-    What stays: the latest `keep`, the first after every `keep_every` tokens ('1B'; 0: none), the `keep_best` ones with
-    the lowest held-out loss, and the ends of phases. `moments: bf16` stores the optimiser's moments in half the bytes
+    Kept are the latest `keep`, the first after every `keep_every` tokens ('1B'; 0: none), the `keep_best` ones with the
+    lowest held-out loss, and the ends of phases. `moments: bf16` stores the optimiser's moments in half the bytes
     (AdamW: 8 instead of 12 bytes a parameter); a resume then starts from moments rounded to 3 digits, so it follows the
     uninterrupted training closely but not bit for bit.
     """

@@ -1,9 +1,10 @@
-"""Whether the bytes of a checkpoint are those that were committed, and which one to use when they are not.
+"""Checks whether a checkpoint's bytes are those that were committed, and chooses which checkpoint to use when they are
+not.
 
-Every file is read once, by the rank that wrote it or by the one that has its number now, and compared with the sha256
-in COMPLETE. The same rank reads most of that file again when it loads it, from the page cache. The verdicts of all
-ranks are reduced to one, so that no rank loads what another has found damaged. A rank whose storage fails takes part
-with the number of the error: without it the others would wait for it in the reduction.
+Every file is read once and compared with the sha256 in COMPLETE, by the rank that wrote it (modulo the number of
+ranks). When that rank loads the checkpoint, it reads most of the file again, from the page cache. The verdicts of all
+ranks are reduced to one, so that no rank loads a checkpoint that another rank found damaged. A rank whose storage fails
+contributes the error's number: otherwise the others would wait for it in the reduction.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.checkpoints import ASIDE, Checkpoint, CheckpointError
 from trainer.parallel.world import World
 
-#: what may be wrong with a file; the reduced verdict is the highest
+#: faults of a file by code; reducing over ranks takes the highest
 FAULTS = ("", "sha256 is not what COMPLETE says: damaged or replaced", "not as long as COMPLETE says",
           "cannot be read (input/output error)", "missing")
-#: verdicts from here on are numbers of errors of the storage, which say nothing about the bytes
+#: codes from here on are STORAGE plus the errno of a storage error, which says nothing about the bytes
 STORAGE = 1000
-#: files that are read at a time
+#: files read at a time
 READERS = 4
 
 
 def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
-    """The files of a checkpoint that are not what COMPLETE says, one line each; [] means that all are. With `world`
-    every rank calls it, reads its share, and returns the same lines. Raises CheckpointError, on every rank, where the
-    storage of one fails."""
+    """Return the files of a checkpoint that differ from what COMPLETE says, one line each; [] when all agree. With
+    `world` every rank calls it, reads its share, and gets the same lines. Raises CheckpointError, on every rank, when
+    the storage of one rank fails."""
     names = sorted(checkpoint.files)
     share = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
     with ThreadPoolExecutor(READERS) as pool:
@@ -53,19 +54,19 @@ def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
 
 
 def unreadable(path: Path, number: int) -> CheckpointError:
-    """For an error of the storage, by its errno."""
+    """The CheckpointError for a storage error with errno `number`."""
     return CheckpointError(f"{path}: cannot be read ({os.strerror(number)}); the checkpoint may be sound: see that "
                            f"every rank reaches its storage, then give the same command again")
 
 
 def writer(name: str) -> int:
-    """The rank that wrote a file of a checkpoint: 3 of '__3_0.distcp', the first one of all that is not a shard."""
+    """The rank that wrote a file of a checkpoint: 3 for '__3_0.distcp', and 0 for a file that is not a shard."""
     number = name.removeprefix("__").partition("_")[0]
     return int(number) if name.startswith("__") and number.isdecimal() else 0
 
 
 def fault(checkpoint: Checkpoint, name: str) -> int:
-    """Index into FAULTS, or STORAGE and the number of an error of the storage."""
+    """Check one file. Returns an index into FAULTS, or STORAGE plus the errno of a storage error."""
     path = checkpoint.folder / name
     try:
         if path.stat().st_size != checkpoint.files[name]:
@@ -80,13 +81,15 @@ def fault(checkpoint: Checkpoint, name: str) -> int:
 def choose(folder: Path, world: World, say: Callable[[str], None],
            wanted: Callable[[Sequence[Checkpoint]], Checkpoint | None],
            loaded: Callable[[Checkpoint | None], bool] = lambda _found: True) -> Checkpoint | None:
-    """The checkpoint that `wanted` picks on the first rank among the sound ones (oldest first), None for the start; the
-    same on every rank. `loaded` False: it will not be loaded, so its bytes are not read.
+    """Choose a checkpoint: `wanted`, called on the first rank, picks one of the sound ones (oldest first) or None for
+    the start. Every rank gets the same result. If `loaded` returns False for it, it will not be loaded, and its bytes
+    are not read.
 
-    A damaged one is named and left out, and `wanted` picks again. Later damaged ones are set aside when a sound one has
-    been found: the training will write those steps again. Raises CheckpointError when none is sound.
+    A damaged checkpoint is reported and left out, and `wanted` picks again. Once a sound one is found that will be
+    loaded, the later damaged ones are set aside: the training will write those steps again. Raises CheckpointError when
+    all are damaged.
     """
-    wrong: dict[int, str] = {}                   # step → damage; complete on the first rank
+    wrong: dict[int, str] = {}                   # step → its damage; only the first rank knows all
     while True:
         answer = -1
         refused: Exception = CheckpointError(f"{folder}: no checkpoint to go on from; the first rank says why")
@@ -115,8 +118,8 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
 
 
 def _seen_by_all(folder: Path, step: int, world: World) -> Checkpoint | None:
-    """The checkpoint of the step that the first rank has chosen, None for 0. Raises CheckpointError, on every rank,
-    where one does not see it."""
+    """Find the checkpoint of the step that the first rank has chosen; None for step 0. Raises CheckpointError, on every
+    rank, when one rank does not see it."""
     if not step:
         return None
     refused = CheckpointError(f"{folder / f'step_{step:08d}'}: another rank cannot read it; see that all ranks share "
@@ -134,7 +137,7 @@ def _seen_by_all(folder: Path, step: int, world: World) -> Checkpoint | None:
 
 @contextmanager
 def _storage(folder: Path) -> Iterator[None]:
-    """Reading below `folder`, whose errors are CheckpointErrors."""
+    """Turn OSErrors of reading below `folder` into CheckpointErrors."""
     try:
         yield
     except OSError as error:
@@ -143,8 +146,9 @@ def _storage(folder: Path) -> Iterator[None]:
 
 def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
             wanted: Callable[[Sequence[Checkpoint]], Checkpoint | None]) -> int:
-    """Step of the checkpoint that is wanted, 0 for the start. The start is no answer where all are damaged: what they
-    hold may come back from a copy, and a training that began anew would delete them."""
+    """Step of the checkpoint that `wanted` picks, 0 for the start. Raises CheckpointError when all are damaged
+    instead of returning the start: their files may be restored from a copy, and a training that began anew would
+    delete them."""
     if wrong and not sound:
         last = max(wrong)
         raise CheckpointError(f"{wrong[last]}; there is no sound checkpoint before it: restore the file from a copy, "
@@ -154,8 +158,8 @@ def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
 
 
 def set_aside(folder: Path, steps: Sequence[int]) -> None:
-    """Rename the COMPLETE of damaged checkpoints, so that they no longer exist for a reader and their steps can be
-    committed again. Their files stay until then."""
+    """Rename the COMPLETE of damaged checkpoints, so that readers ignore them and their steps can be committed again.
+    Their files are deleted only then."""
     for step in steps:
         place = folder / f"step_{step:08d}"
         if (place / "COMPLETE").exists():

@@ -1,8 +1,9 @@
-"""Models in Hugging Face's layout: config.json and safetensors, written for transformers and read from there.
+"""Writes and reads models in Hugging Face's layout, config.json and safetensors, for use with transformers.
 
-Which of its architectures a model is, its features decide (`ARCHITECTURES`); what none of them has is refused, never
-left out silently. Rotation has the same layout on both sides, so weights are copied, not permuted. What muP multiplies
-at run time is folded into the weights. A file holds about `SHARD` bytes, and one file's worth is held in memory.
+A model's features determine its transformers architecture (`ARCHITECTURES`). A model with features that no architecture
+has is refused; no feature is dropped silently. Both sides lay out rotary positions alike, so weights are copied, not
+permuted. Factors that muP applies at run time are folded into the weights. A file holds about `SHARD` bytes, and the
+weights of one file are held in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from trainer.model.config import ModelConfig, RopeScaling
 from trainer.model.tensor import fill
 from trainer.model.transformer import Transformer, phase_rope
 
-#: features beyond Llama's → (architecture, model_type). One with two of them has none
+#: features beyond Llama's → (architecture, model_type). No architecture has two of them
 ARCHITECTURES = {
     frozenset(): ("LlamaForCausalLM", "llama"),
     frozenset({"qk_norm"}): ("Qwen3ForCausalLM", "qwen3"),
@@ -38,13 +39,13 @@ ARCHITECTURES = {
     frozenset({"rotary"}): ("Phi3ForCausalLM", "phi3"),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-#: most bytes of one safetensors file
+#: most bytes of a safetensors file
 SHARD = 4 * 10**9
 INDEX = "model.safetensors.index.json"
 
 
 def safetensors() -> Any:
-    """The package, which only export and import need."""
+    """Import the package, which only export and import need. Raises ConfigError when it is not installed."""
     try:
         import safetensors
         import safetensors.torch
@@ -56,7 +57,7 @@ def safetensors() -> Any:
 
 # -- the two layouts ---------------------------------------------------------------------------------------------------
 def features(config: ModelConfig) -> frozenset[str]:
-    """What a model has beyond Llama, in the words of its configuration."""
+    """Features of a model beyond Llama's, by their configuration keys."""
     used = {"qk_norm": config.qk_norm, "qkv_bias": config.qkv_bias, "nope_every": config.nope_every > 0,
             "activation: relu2": config.activation == "relu2", "rotary": config.rotary < 1,
             "softcap": config.softcap > 0}
@@ -64,8 +65,8 @@ def features(config: ModelConfig) -> frozenset[str]:
 
 
 def to_json(config: ModelConfig, vocab: int, longest: int, eos: int, dtype: str) -> dict[str, Any]:
-    """config.json of the model; `longest`: tokens of the longest sequence it was trained on. Raises ConfigError where
-    no architecture of transformers has its features."""
+    """Return config.json of the model. `longest` is the longest sequence it was trained on, in tokens. Raises
+    ConfigError when no architecture of transformers has its features."""
     found = features(config)
     if found not in ARCHITECTURES:
         one = "; ".join(f"{', '.join(sorted(k)) or 'none of them'}: {name}" for k, (name, _) in ARCHITECTURES.items())
@@ -96,7 +97,7 @@ def to_json(config: ModelConfig, vocab: int, longest: int, eos: int, dtype: str)
 
 
 def rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
-    """In transformers' words."""
+    """Return the scaling under transformers' keys."""
     result: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind != "linear":
         result["original_max_position_embeddings"] = scaling.original
@@ -110,7 +111,7 @@ def rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
 
 
 def layout(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Their tensor → ours, stacked by rows where there are several (Phi-3 fuses q, k, v and gate, up)."""
+    """Map each tensor of theirs to ours: several of ours are stacked by rows (Phi-3 fuses q, k, v and gate, up)."""
     fused = config.rotary < 1
     result: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("embed.weight",)}
 
@@ -145,10 +146,11 @@ def shapes(config: ModelConfig, vocab: int) -> dict[str, torch.Size]:
 
 
 def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
-    """The same function without muP: (configuration, {our parameter's ending: factor on its values}).
+    """Express the same function without muP: (configuration, {ending of our parameter's name: factor for its values}).
 
-    The output's 1/m goes into the gain before it. Attention by 8/D instead of 1/√D goes into the queries: into their
-    norm's gain, or into what makes them (RoPE turns them, it does not mind).
+    The output's factor 1/m goes into the gain of the norm before it. Attention scaled by 8/D instead of 1/√D goes into
+    the queries: into their norm's gain, or into the weights and bias that make them (RoPE, a rotation, keeps the
+    factor).
     """
     if not config.mup:
         return config, {}
@@ -158,17 +160,18 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
 
 
 def factor(name: str, factors: Mapping[str, float]) -> float:
-    """Of the parameter `name`; the endings name parameters of every block, 'norm.weight' the last norm alone."""
+    """Factor for the parameter `name`. The endings apply to the parameters of every block; 'norm.weight' is the last
+    norm only."""
     return factors.get(name.split(".", 2)[2] if name.startswith("blocks.") else name, 1.0)
 
 
 # -- out ---------------------------------------------------------------------------------------------------------------
 def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None, shard: int = SHARD) -> list[str]:
-    """Write the model of `checkpoint` into the new folder `out`; returns what to say about it.
+    """Write the model of `checkpoint` into the new folder `out`. Returns lines to print about it.
 
-    Every byte of the checkpoint is compared with its sum first; the optimiser's state is not used. Positions are those
-    of the phase the checkpoint is from. `tokenizer` (the file the shards were encoded with) is copied when it is there.
-    config.json comes last: without it `out` is no model.
+    Every byte of the checkpoint is first compared with its sum; the optimiser's state is not used. Rotary positions are
+    those of the checkpoint's phase. `tokenizer` (the file the shards were encoded with) is copied if it exists.
+    config.json is written last: without it `out` is not a model.
     """
     save_file = safetensors().torch.save_file
     if out.exists() and any(out.iterdir()):
@@ -192,11 +195,11 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
         name = "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
         ours = {n: torch.empty(sizes[n]) for names in theirs.values() for n in names}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)              # that there is no process group; none is needed
+            warnings.simplefilter("ignore", UserWarning)  # it warns that there is no process group; none is needed
             dcp.load({f"model.{n}": x for n, x in ours.items()}, storage_reader=Reader(checkpoint.folder), no_dist=True)
         save_file({their: torch.cat([ours[n] * factor(n, factors) for n in names]).to(DTYPES[dtype])
                    for their, names in theirs.items()}, out / name, metadata={"format": "pt"})
-        # safetensors makes its files private; the umask decides, as for the others
+        # safetensors makes its files private; they get the mode that the umask gives the other files
         (out / name).chmod((out / "generation_config.json").stat().st_mode)
         where |= dict.fromkeys(theirs, name)
     total = config.parameters(vocab)
@@ -210,7 +213,7 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
 
 def split(theirs: Mapping[str, tuple[str, ...]], sizes: Mapping[str, torch.Size],
           numbers: int) -> Iterator[dict[str, tuple[str, ...]]]:
-    """The tensors in consecutive files of at most `numbers` numbers each (or one tensor)."""
+    """Split the tensors into consecutive files of at most `numbers` values each (or one larger tensor)."""
     part: dict[str, tuple[str, ...]] = {}
     held = 0
     for name, ours in theirs.items():
@@ -227,7 +230,8 @@ def write(path: Path, document: Any) -> None:
 
 
 def copy_tokenizer(path: Path | None, out: Path, eos: int) -> str:
-    """Copy the tokenizer and say what transformers' AutoTokenizer needs to know of it. Returns what was done."""
+    """Copy the tokenizer and write the settings that transformers' AutoTokenizer needs. Returns a line that says what
+    was done."""
     if path is None or not path.is_file():
         return f"no tokenizer: {path} is not there" if path else "no tokenizer"
     if path.suffix == ".model":
@@ -242,7 +246,7 @@ def copy_tokenizer(path: Path | None, out: Path, eos: int) -> str:
 
 
 def words(path: Path) -> dict[int, str]:
-    """id → token of a tokenizer.json."""
+    """Return {id: token} of a tokenizer.json."""
     document = json.loads(path.read_text(encoding="utf-8"))
     vocabulary = document.get("model", {}).get("vocab", {})
     pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], i) for i, row in enumerate(vocabulary))
@@ -251,8 +255,8 @@ def words(path: Path) -> dict[int, str]:
 
 # -- in ----------------------------------------------------------------------------------------------------------------
 def read_config(folder: Path) -> tuple[ModelConfig, int]:
-    """(configuration, rows of the embedding) of the model in `folder`. Raises ConfigError that names what this trainer
-    has not."""
+    """Read (configuration, rows of the embedding) of the model in `folder`. Raises ConfigError that names a feature
+    this trainer does not have."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give a folder with config.json and safetensors")
@@ -283,7 +287,7 @@ def read_config(folder: Path) -> tuple[ModelConfig, int]:
         nope = own_rope.index(0) + 1 if 0 in own_rope else 0
         if nope and any(bool(own_rope[i]) == ((i + 1) % nope == 0) for i in range(len(own_rope))):
             raise ConfigError(f"{path}: no_rope_layers: {own_rope}: this trainer leaves out RoPE in every k-th layer")
-    # what config.json leaves out is the default of the class that reads it
+    # for a key that config.json leaves out, the default of the transformers class that reads it
     tied = given.get("tie_word_embeddings", kind == "smollm3")
     mapping = {"layers": given["num_hidden_layers"], "width": given["hidden_size"], "heads": heads,
                "kv_heads": given.get("num_key_value_heads") or heads, "ffn": given["intermediate_size"],
@@ -298,7 +302,7 @@ def read_config(folder: Path) -> tuple[ModelConfig, int]:
 
 
 def read_rope(given: Mapping[str, Any], path: Path) -> tuple[float, float, dict[str, Any] | None]:
-    """(θ, share of a head, our mapping of the scaling) of a config.json of transformers 4 or 5."""
+    """Read (θ, rotated share of a head, our mapping of the scaling) from a config.json of transformers 4 or 5."""
     told = dict(given.get("rope_parameters") or given.get("rope_scaling") or {})
     theta = told.get("rope_theta", given.get("rope_theta"))
     if theta is None:
@@ -326,7 +330,7 @@ def read_rope(given: Mapping[str, Any], path: Path) -> tuple[float, float, dict[
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Their tensor → the safetensors file it is in."""
+    """Return {their tensor: the safetensors file that holds it}."""
     package = safetensors()
     index = folder / INDEX
     if index.is_file():
@@ -342,8 +346,8 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
-    """Where the tensors of a model of `config` are in `folder`. Raises ConfigError for one that is missing, unknown, or
-    of another shape; the embedding may have more rows than `vocab` (padding)."""
+    """Return the file in `folder` of each tensor of a model of `config`. Raises ConfigError for a tensor that is
+    missing, unknown or of another shape; the embedding may have more rows than `vocab` (padding)."""
     package, files, sizes = safetensors(), files_of(folder), shapes(config, vocab)
     theirs = layout(config)
     spare = {"lm_head.weight"} if config.tie else set()
@@ -366,8 +370,8 @@ def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
 
 
 def differing(config: ModelConfig, folder: Path) -> list[str]:
-    """How `config` differs from the model in `folder`, one line each, but for the positions, which may be stretched,
-    and for what plays no part after the start."""
+    """How `config` differs from the model in `folder`, one line each. Keys of rotary positions, which may be stretched,
+    and keys without effect after the start are not compared."""
     there, _ = read_config(folder)
     free = {"rope_theta", "rope_scaling", "init_std", "masking", "head_dim"}
     lines = [f"train.model.{f.name}: {getattr(config, f.name)!r}, there {getattr(there, f.name)!r}"
@@ -377,9 +381,9 @@ def differing(config: ModelConfig, folder: Path) -> list[str]:
 
 @torch.no_grad()
 def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokenizer: Path | None = None) -> None:
-    """Fill all parameters of `model`, sharded or not, with the weights in `folder`. Each rank reads them, one by one.
-    Rows of the embedding beyond `vocab` are left out. Raises ConfigError for another model, and where both tokenizers
-    (the shards' is `tokenizer`) are there to be compared, for another vocabulary."""
+    """Fill all parameters of `model`, sharded or not, with the weights in `folder`. Each rank reads them one by one.
+    Rows of the embedding beyond `vocab` are left out. Raises ConfigError when `folder` holds another model, or when its
+    tokenizer.json and the shards' (`tokenizer`) both exist and have different vocabularies."""
     wrong = differing(config, folder)
     if wrong:
         raise ConfigError(f"train.init.from {folder}: is another model than train.model:\n  " + "\n  ".join(wrong)

@@ -1,21 +1,23 @@
-"""Which steps of the curriculum are not performed, and why: OUT/ledger.jsonl, append-only, fsynced line by line.
+"""Records which steps of the curriculum are skipped, and why: OUT/ledger.jsonl, append-only, fsynced line by line.
 
-The position in the data never moves. A skip is a range of steps [first, stop), numbered from 1 as they are printed,
-that are skipped: step numbers, samples, tokens and the learning rate go on as the curriculum says. Two kinds of
-lines, and what has been done is a pure function of the curriculum and of them:
+A skip is a range of steps [first, stop), numbered from 1 as printed, that are not performed. It does not move the
+position in the data: step numbers, samples, tokens and the learning rate go on as in the curriculum. Which steps have
+been performed is a pure function of the curriculum and of two kinds of lines:
 
     {"v": 1, "event": "manual", "step": 1100, "steps": [[1200, 1400]], "why": "train.skip"}
-        from step 1100 on, `train.skip` says this (what it said before holds for the steps up to there)
+        after step 1100, `train.skip` names these steps (up to there its earlier value holds)
     {"v": 1, "event": "rewind", "step": 1630, "steps": [1520, 1720], "back": 1400, "checkpoint": "step_00001400",
      "why": "3 steps skipped within 50"}
-        at step 1630 it went back to the checkpoint of step 1400 (0: to the start), to skip these steps
+        at step 1630 training went back to the checkpoint of step 1400 (0: to the start), to skip these steps
+
+A third kind only informs:
 
     {"v": 1, "event": "edit", "step": 800, "changes": ["phase long: new, …"]}
-        at step 800, where it resumed, the curriculum ahead was another than at the checkpoint
+        training resumed at step 800 with a curriculum that differs from the checkpoint's in the steps ahead
 
-A checkpoint remembers how many lines there were. One of a later step than a rewind went back to, written before that
-rewind, belongs to an abandoned history: it is not `sound`. So a kill between writing the line and rewinding loses
-nothing.
+A checkpoint stores how many lines there were when it was written. It is not `sound` when a later line is a rewind to a
+step before it: it then belongs to an abandoned history. A kill between writing such a line and rewinding therefore
+loses nothing.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ from trainer.parallel.world import World
 VERSION = 1
 NAME = "ledger.jsonl"
 
-#: [first, stop) of step numbers, from 1
+#: [first, stop) in step numbers, counted from 1
 Range = tuple[int, int]
 
 
 class Ledger:
-    """The lines of a run's ledger. Every rank holds them; only the first writes."""
+    """The lines of a run's ledger. Every rank holds them; only the first one writes."""
 
     def __init__(self, out: Path, lines: Sequence[dict[str, Any]] = (), writes: bool = False) -> None:
         self.path, self.lines, self.writes = out / NAME, list(lines), writes
@@ -50,13 +52,14 @@ class Ledger:
 
     @classmethod
     def read(cls, out: Path) -> Ledger:
-        """The ledger of a run, for inspection. Raises CheckpointError when it is damaged."""
+        """Read the ledger of a run, for inspection. Raises CheckpointError when it is damaged."""
         path = out / NAME
         return cls(out, parse(path.read_bytes(), path) if path.exists() else ())
 
     @classmethod
     def open(cls, out: Path, world: World) -> Ledger:
-        """The ledger of a run as the first rank reads it, on every rank. What a kill left of a line is cut off."""
+        """Open the ledger of a run: the first rank reads it, and every rank gets the same lines. A last line cut off by
+        a kill is removed."""
         path, data = out / NAME, b""
         if world.first and path.exists():
             data = path.read_bytes()
@@ -69,7 +72,7 @@ class Ledger:
 
     # -- what it says ------------------------------------------------------------------------------------------------
     def why(self, step: int) -> str | None:
-        """Why step number `step` (from 1) is not performed; None when it is."""
+        """Why step number `step` (from 1) is skipped; None when it is performed."""
         return next((why for first, stop, why in self.passed if first <= step < stop), None)
 
     @property
@@ -77,7 +80,7 @@ class Ledger:
         return [line for line in self.lines if line["event"] == "rewind"]
 
     def sound(self, meta: dict[str, Any]) -> bool:
-        """Whether a checkpoint belongs to the history in force, not to one that a rewind abandoned. Raises
+        """Whether a checkpoint belongs to the current history, not to one that a rewind abandoned. Raises
         CheckpointError when it counts more lines than the ledger has."""
         known = meta["ledger"]
         if known > len(self.lines):
@@ -86,31 +89,32 @@ class Ledger:
         return all(line["event"] != "rewind" or meta["step"] <= line["back"] for line in self.lines[known:])
 
     def digest(self, lines: int) -> str:
-        """sha256 of the first `lines` lines, whenever they were written."""
+        """sha256 of the first `lines` lines without the times at which they were written."""
         entries = [{key: value for key, value in line.items() if key != "time"} for line in self.lines[:lines]]
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
     def check(self, meta: dict[str, Any]) -> None:
-        """Raise CheckpointError when the lines that a checkpoint counts are not those it was written with: the training
+        """Raise CheckpointError when the lines that a checkpoint counts have changed since it was written: the training
         would skip other steps."""
         if self.digest(meta["ledger"]) != meta["ledger_sha256"]:
             raise ckpt.CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
                                        f"checkpoint of step {meta['step']} knows; restore the file")
 
     def clear(self, checkpoints: Path, world: World) -> list[str]:
-        """Delete the checkpoints that are not sound; every rank calls it. Returns their names (on the first rank)."""
+        """Delete the checkpoints that are not sound. Every rank calls it. Returns their names (on the first rank)."""
         gone = []
         for found in ckpt.survey(checkpoints)[0] if world.first else ():
             if not self.sound(found.meta):
-                (found.folder.parent / "COMPLETE").unlink()          # readers must stop seeing it before its files go
+                (found.folder.parent / "COMPLETE").unlink()          # before its files: no reader may see a part of them
                 shutil.rmtree(found.folder.parent)
                 gone.append(found.folder.parent.name)
-        world.broadcast(b"\0")                                       # no rank lists checkpoints before this
+        world.broadcast(b"\0")  # no rank goes on to list checkpoints before they are deleted
         return gone
 
     # -- what is added to it -----------------------------------------------------------------------------------------
     def declare(self, given: Sequence[Range], done: int) -> None:
-        """From step `done` on, `train.skip` is `given`. Raises ConfigError for steps that have been performed."""
+        """Record that `train.skip` is `given` from now on, where step `done` is the last one performed. Raises
+        ConfigError when it names steps that have been performed."""
         for first, stop in given:
             late = next((s for s in range(first, min(stop, done + 1)) if self.why(s) is None), None)
             if late is not None:
@@ -122,12 +126,13 @@ class Ledger:
                           "why": "train.skip"})
 
     def rewind(self, step: int, steps: Range, back: int, checkpoint: str, why: str) -> None:
-        """At `step` it is decided to go back to step `back` and to skip `steps`."""
+        """Record the decision, made at `step`, to go back to step `back` and to skip `steps`."""
         self._append({"event": "rewind", "step": step, "steps": list(steps), "back": back, "checkpoint": checkpoint,
                       "why": why})
 
     def edited(self, step: int, changes: Sequence[str]) -> None:
-        """From `step` on the curriculum is another; once said, also when it resumes from there again."""
+        """Record that the curriculum differs from step `step` on. A resume from the same step does not record it
+        again."""
         line = {"event": "edit", "step": step, "changes": list(changes)}
         if changes and not any(line.items() <= old.items() for old in self.lines):
             self._append(line)
@@ -145,7 +150,8 @@ class Ledger:
         self._find()
 
     def _find(self) -> None:
-        """Derive from the lines: `manual` ranges, and `passed`, all ranges with their reasons."""
+        """Derive from the lines `manual`, the ranges of train.skip, and `passed`, all skipped ranges with their
+        reasons."""
         self.manual: list[Range] = []
         for line in self.lines:
             if line["event"] == "manual":
@@ -156,7 +162,7 @@ class Ledger:
 
 
 def clipped(ranges: Sequence[Sequence[int]], least: int, before: int | None) -> Iterator[Range]:
-    """What of `ranges` lies in [least, before)."""
+    """The parts of `ranges` that lie in [least, before)."""
     for first, stop in ranges:
         first, stop = max(first, least), stop if before is None else min(stop, before)
         if first < stop:
@@ -164,7 +170,8 @@ def clipped(ranges: Sequence[Sequence[int]], least: int, before: int | None) -> 
 
 
 def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a ledger."""
+    """Parse a ledger, without a last line that was cut off. Raises CheckpointError for a line that this trainer does
+    not write."""
     lines = []
     for number, text in enumerate(data[:data.rfind(b"\n") + 1].splitlines(), 1):
         try:

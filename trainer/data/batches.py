@@ -1,4 +1,4 @@
-"""Batches from shards. The position in the data is one integer: the number of the next sample.
+"""Makes batches from shards. The position in the data is one integer: the number of the next sample.
 
 The stream, epoch and window of sample n are a pure function of n (`tokenizer.mixture.order`). A step is a range of
 consecutive samples, and a rank takes every world-th of them. World size, micro-batches and accumulation therefore do
@@ -38,12 +38,12 @@ class Batch:
     """Rows of L tokens. Padding rows give all ranks the same number of rows; none of their targets counts."""
 
     tokens: Tensor            # [R, L] int64
-    targets: Tensor           # [R, L] int64, IGNORE: first token of a document, padding, or not to be learned
+    targets: Tensor  # [R, L] int64; IGNORE for the first token of a document, padding, and targets left out of the loss
     positions: Tensor         # [R, L] int64, from 0 in every document piece
     stream: Tensor            # [R] int64, index into the curriculum's streams
-    attended: int             # Σ over document pieces of length², for MFU
-    repeated: int = 0         # targets left out as repetition (trainer/model/repeats.py)
-    starts: Tensor | None = None   # of a micro-batch on CUDA: `attention.cumulative_lengths` of the positions
+    attended: int             # Σ length² over document pieces, for MFU
+    repeated: int = 0         # targets left out as repetitions (trainer/model/repeats.py)
+    starts: Tensor | None = None   # of a micro-batch on CUDA: `attention.cumulative_lengths` of positions
 
     @property
     def rows(self) -> int:
@@ -61,7 +61,7 @@ class Batch:
         return Batch(tokens, targets, positions, stream, self.attended, self.repeated)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """A batch with `change` applied to every tensor; it does not count for MFU."""
+        """Return a batch with `change` applied to every tensor. Its `attended` is 0, so it does not count for MFU."""
         return Batch(change(self.tokens), change(self.targets), change(self.positions), change(self.stream), attended=0)
 
     def valid(self) -> int:
@@ -69,13 +69,14 @@ class Batch:
         return int((self.targets != IGNORE).sum())
 
     def micro(self, rows: int, device: torch.device) -> Iterator[Batch]:
-        """Consecutive micro-batches of `rows` rows on `device`; the last is padded with rows that do not count."""
+        """Yield consecutive micro-batches of `rows` rows on `device`; the last one is padded with rows that do not
+        count."""
         for start in range(0, self.rows, rows):
             part = self.each(operator.itemgetter(slice(start, start + rows))).padded(rows)
             if device.type != "cuda":
                 yield part
                 continue
-            # computed on the host: on the device, the host would have to wait for the number of documents
+            # computed on the CPU: on the device, the host would have to wait for the number of documents
             starts = cumulative_lengths(part.positions)
 
             def send(x: Tensor) -> Tensor:
@@ -89,21 +90,22 @@ class Batch:
 
 
 def padding(rows: int, length: int) -> Batch:
-    """Rows without targets that count: one document of token 0 each."""
+    """Rows without targets that count: each is one document of tokens 0."""
     zeros = torch.zeros(rows, length, dtype=torch.int64)
     positions = torch.arange(length).repeat(rows, 1)
     return Batch(zeros, torch.full_like(zeros, IGNORE), positions, torch.zeros(rows, dtype=torch.int64), 0)
 
 
-#: (tokens (at most L + 1,), bounds, stream) of a window; for streams with `loss_spans` also which targets count
+#: a window: (tokens (at most L + 1,), bounds, stream); for streams with `loss_spans` also which targets count
 Row = tuple[np.ndarray, np.ndarray, int] | tuple[np.ndarray, np.ndarray, int, np.ndarray | None]
 
 
 def collate(rows: Sequence[Row], length: int) -> Batch:
-    """A batch from windows.
+    """Make a batch of windows.
 
-    `bounds`: where documents begin inside the window, as `ShardSet.bounds` gives them. Positions restart at each bound.
-    The target of the token before it (an EOS) is the first token of an unrelated document, and is ignored.
+    `bounds` says where documents begin inside the window, as `ShardSet.bounds` returns it. Positions restart at each
+    bound. The target predicted from the token before a bound (an EOS) is the first token of an unrelated document, and
+    is ignored.
     """
     tokens, targets, positions = (np.empty((len(rows), length), np.int64) for _ in range(3))
     places = np.arange(length)
@@ -126,8 +128,8 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
-    """The windows of `length` tokens at `places` (index into `sets`, number of the window), for `collate`. Raises
-    ShardError for a truncated shard, or one with impossible tokens or document ends."""
+    """Read the windows of `length` tokens at `places` (index into `sets`, number of the window), for `collate`. Raises
+    ShardError for a truncated shard, or for impossible tokens or document ends."""
     places = list(places)
     for s, w in places:
         sets[s].ahead(w * length, w * length + length + 1)
@@ -161,7 +163,7 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
 
 
 def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
-    """Raise ShardError unless all `tokens`, read at `start`, are in the vocabulary: otherwise the embedding would read
+    """Raise ShardError unless all `tokens`, read at `start`, are in the vocabulary. Otherwise the embedding would read
     beyond its end, and a GPU would fail with an assertion that does not name the data."""
     if len(tokens) and tokens.max() >= shards.vocab_size:
         first = int(np.argmax(tokens >= shards.vocab_size))
@@ -182,7 +184,7 @@ def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: i
 
 class Data:
     """The training and held-out data of a curriculum. Its shard paths are relative to the folder `store`. `repeats`
-    leaves out the targets inside repetitions: in `step`, but not in `samples` nor in held-out windows."""
+    leaves out targets inside repetitions in `step`, but not in `samples` or in held-out windows."""
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None) -> None:
         self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
@@ -196,7 +198,7 @@ class Data:
                                   f"curriculum's; resolve the curriculum again")
 
     def samples(self, numbers: Sequence[int]) -> Batch:
-        """The windows of the given sample numbers (all of one sequence length), in that order."""
+        """Read the windows of the given sample numbers (all of one sequence length), in that order."""
         places: list[tuple[int, int]] = []
         length = 0
         for first, stop in runs(numbers):
@@ -206,7 +208,8 @@ class Data:
         return collate(windows(self.train, places, length), length)
 
     def step(self, first: int, batch: int, rank: int, world: int) -> Batch:
-        """This rank's rows of the step of samples [first, first + batch): ⌈batch / world⌉ of them, padding included."""
+        """Read this rank's rows of the step of samples [first, first + batch): ⌈batch / world⌉ rows, padding
+        included."""
         at = self.order.locate(first, first + batch)
         length = int(at.sequence[0])
         rows = windows(self.train, zip(at.stream[rank::world].tolist(), at.window[rank::world].tolist()), length)
@@ -216,8 +219,8 @@ class Data:
         return made.padded(-(-batch // world))
 
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
-        """Windows of the held-out split of a stream, for `collate`: all of them, the short last one included, or `most`
-        evenly spaced ones when there are more. The choice depends on the data alone."""
+        """Read windows of the held-out split of a stream, for `collate`: all of them, including the short last one, or
+        `most` evenly spaced ones when there are more. The choice depends on the data alone."""
         shards, places = self.heldout[stream], self.heldout_windows(stream, length, most)
         if shards is None:
             return []
@@ -231,7 +234,7 @@ class Data:
         return rows
 
     def heldout_windows(self, stream: int, length: int, most: int) -> list[tuple[int, int]]:
-        """[start, stop) in the held-out tokens of each row of `heldout_rows`."""
+        """The range [start, stop) of held-out tokens of each row of `heldout_rows`."""
         shards = self.heldout[stream]
         if shards is None:
             return []
@@ -241,8 +244,8 @@ class Data:
 
 
 def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: RepeatsConfig) -> Batch:
-    """`batch`, made from `windows`, without the targets inside repetitions. `repeated` of the result is the number of
-    counting targets that were left out."""
+    """Return `batch`, made from `windows`, without the targets inside repetitions. `repeated` of the result counts the
+    targets that this left out."""
     if not windows:
         return batch
     left_out = torch.from_numpy(np.stack([repeated(w, config.ngram, config.times)[1:] for w in windows]))
@@ -251,7 +254,7 @@ def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: Repeats
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """[3, 4, 5, 9] → (3, 6), (9, 10)."""
+    """Ranges of consecutive numbers: [3, 4, 5, 9] → (3, 6), (9, 10)."""
     start = 0
     for i in range(1, len(numbers) + 1):
         if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
@@ -260,13 +263,13 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Prefetch:
-    """(step, this rank's batch) for each of `steps`; a thread reads the next batch while this one is computed. A step
-    for which `skipped` gives a reason is not performed: nothing is read for it, and its batch is None."""
+    """Yields (step, this rank's batch) for each of `steps`; a thread reads the next batch while this one is computed. A
+    step for which `skipped` returns a reason is not performed: nothing is read for it, and its batch is None."""
 
     def __init__(self, data: Data, steps: Iterable[Step], rank: int, world: int,
                  skipped: Callable[[int], str | None] = lambda _number: None) -> None:
         self.data, self.steps, self.rank, self.world, self.skipped = data, steps, rank, world, skipped
-        self.waited = 0.0                 # seconds of waiting for the latest batch
+        self.waited = 0.0                 # seconds spent waiting for the latest batch
 
     def __iter__(self) -> Iterator[tuple[Step, Batch | None]]:
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:

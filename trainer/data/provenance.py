@@ -1,4 +1,4 @@
-"""The provenance of a checkpoint: its data, in which order, the code and the machine.
+"""The provenance of a checkpoint: the data, its order, the code and the machine.
 
 The hash chain binds the data: after each performed step, h = blake2b(h ‖ number of the step ‖ first sample ‖ batch ‖
 hash of its windows as (stream, epoch, window)), numbers as little-endian u64. It is a pure function of the curriculum
@@ -30,8 +30,8 @@ CHUNK = 1 << 16
 
 def chain(order: Order, steps: Iterable[Step], before: bytes = GENESIS,
           passed: Callable[[int], str | None] = lambda _number: None) -> bytes:
-    """The chain, 16 bytes, after the consecutive `steps`. `passed(number from 1)` gives the reason why a step was
-    skipped, else None."""
+    """Return the chain, 16 bytes, after the consecutive `steps`. `passed`, called with a step's number from 1, returns
+    why the step was skipped, or None."""
     waiting: list[Step] = []
     for step in steps:
         waiting.append(step)
@@ -56,8 +56,8 @@ def _links(order: Order, steps: list[Step], h: bytes, passed: Callable[[int], st
 
 @functools.cache
 def code() -> dict[str, str | None]:
-    """{"sha256" over the names and contents of trainer/**/*.py, "package": version, "commit" where it runs from a git
-    checkout, else None}."""
+    """Identity of the trainer's code: {"sha256" over names and contents of trainer/**/*.py, "package": version or None,
+    "commit": of the git checkout it runs from, else None}."""
     folder = Path(__file__).resolve().parents[1]
     h = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
@@ -78,7 +78,7 @@ def code() -> dict[str, str | None]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The machine that trains: versions of torch and Python, the `device`, CPU threads."""
+    """The machine that trains: versions of torch and Python, the `device`, the number of CPU threads."""
     import torch
 
     return {"torch": torch.__version__, "python": platform.python_version(), "device": device,

@@ -1,4 +1,4 @@
-"""Runs in object storage: the files that a training reads are copied to this machine's disk, once.
+"""Runs in object storage: copies the files that a training reads to this machine's disk, once.
 
 Windows are read at random from memory-mapped shards, so the shards have to be local files. They are immutable and named
 by their content: files of the copy are reused, and fetched files are checked against the sha256 the curriculum pins.
@@ -33,14 +33,14 @@ from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, token_dtype
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
 
-#: bytes read at once, and files fetched at a time
+#: bytes per read, and files fetched at a time
 BLOCK, FILES = 8 << 20, 8
-#: files of a run that a training reads, besides its shards
+#: files of a run that a training reads besides its shards
 SMALL = ("curriculum.json", "recipe.yaml")
 
 
 class Stored(Protocol):
-    """The store of a run: the local folder, and the URL if it was fetched from object storage."""
+    """The store of a run: its local folder, and its URL if it was fetched from object storage."""
 
     @property
     def store(self) -> Path: ...
@@ -54,10 +54,10 @@ def is_url(place: str | None) -> bool:
 
 
 def split_run(run: str, store: str | None) -> tuple[str, str]:
-    """(URL of the store, name of the run) of a run given as STORE/runs/RUN, or by name with its store."""
+    """Split a run, given as STORE/runs/RUN or as a name with its store, into (URL of the store, name of the run)."""
     for given in (run, store):
         scheme, _, rest = (given or "").partition("://")
-        if is_url(given) and {"@", ":"} & set(rest.partition("/")[0]):         # not shown: messages end up in logs
+        if is_url(given) and {"@", ":"} & set(rest.partition("/")[0]):  # the URL is not shown: messages end up in logs
             raise ConfigError(f"{scheme}://…: leave name and password out of the URL; credentials come from the "
                               f"environment (docs/storage.md)")
     if not is_url(run):
@@ -69,7 +69,7 @@ def split_run(run: str, store: str | None) -> tuple[str, str]:
 
 
 def fetch_run(root: str, name: str) -> Path:
-    """Folder of the local copy of a run, with its small files fetched anew."""
+    """Fetch the small files of a run anew. Returns the folder of its local copy."""
     remote, top = _open(root)
     store = _local(root)
     folder = store / "runs" / name
@@ -86,8 +86,8 @@ def fetch_run(root: str, name: str) -> Path:
 
 
 def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) -> Path:
-    """Folder of the local copy of the store, with all shard sets the curriculum pins. Raises ConfigError when they are
-    missing, damaged, or too large for the disk."""
+    """Fetch all shard sets that the curriculum pins. Returns the folder of the store's local copy. Raises ConfigError
+    when they are missing, damaged, or too large for the disk."""
     remote, top = _open(root)
     store = _local(root)
     try:
@@ -102,7 +102,7 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
                 say(f"fetching {len(missing)} files of shards ({size / 1e9:.2f} GB) to {store}")
             with ThreadPoolExecutor(FILES) as pool:
                 list(pool.map(lambda w: _fetch(remote, f"{top}/{w[0]}", store / w[0], w[1]), missing))
-            with contextlib.suppress(FileNotFoundError):        # the tokenizer is only needed to print samples
+            with contextlib.suppress(FileNotFoundError):        # the tokenizer is needed only to print samples
                 path = curriculum.tokenizer.path
                 _fetch(remote, f"{top}/{path}", _inside(store, path), None)
     except FileNotFoundError as error:
@@ -114,19 +114,21 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
 
 
 def place(run: Stored) -> tuple[fs.FileSystem, str]:
-    """(filesystem, path in it) of the store of a run: on this disk, or in object storage, which tools read directly."""
+    """Return (filesystem, path in it) of a run's store: on this disk, or in object storage, which tools read
+    directly."""
     return _open(run.source) if run.source else (fs.LocalFileSystem(), str(run.store))
 
 
 def shard_set(run: Stored, stream: Stream) -> ShardSet:
-    """The training shards of a stream, read directly from the store: only their manifest and document tables."""
+    """Open the training shards of a stream in the store itself: in object storage only manifest and document tables can
+    be read."""
     remote, top = place(run)
     return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote)
 
 
 @contextlib.contextmanager
 def reading(run: Stored) -> Iterator[None]:
-    """Turn errors of a bucket while it is read into errors that name the remedy."""
+    """Turn errors while reading a bucket into errors that name the remedy."""
     try:
         yield
     except OSError as error:
@@ -136,7 +138,7 @@ def reading(run: Stored) -> Iterator[None]:
 
 
 def sha256(remote: fs.FileSystem, path: str) -> str:
-    """The sha256 of a file, read in blocks. Raises FileNotFoundError."""
+    """sha256 of a file, read in blocks. Raises FileNotFoundError."""
     digest = hashlib.sha256()
     with remote.open_input_stream(path, buffer_size=0) as source:
         while block := source.read(BLOCK):
@@ -161,8 +163,8 @@ def damaged(shards: ShardSet) -> list[str]:
 
 def _pinned(remote: fs.FileSystem, top: str, store: Path,
             curriculum: Curriculum) -> Iterator[tuple[str, str, int | None]]:
-    """(path, sha256, bytes or None) of the files that training reads of all pinned sets: bodies, document ends, and the
-    tables of held-out sets, for bits per byte. Fetches the manifests."""
+    """Yield (path, sha256, bytes or None) of each file that training reads of the pinned sets: bodies, document ends,
+    block sums and loss masks, and for held-out sets the document tables, for bits per byte. Fetches the manifests."""
     for stream in curriculum.streams:
         for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
             if not folder or not sha256:
@@ -188,7 +190,8 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path,
 
 
 def _inside(store: Path, path: str) -> Path:
-    """The place of a file in the copy. A curriculum from a bucket must not name a file outside it."""
+    """Return a file's path in the copy. Raises ConfigError for a path outside it, which a curriculum from a bucket must
+    not name."""
     if path.startswith("/") or ".." in path.split("/"):
         raise ConfigError(f"{path}: the curriculum names a file outside its store; resolve it again by running its "
                           f"recipe, or do not trust whoever wrote it")
@@ -196,8 +199,8 @@ def _inside(store: Path, path: str) -> Path:
 
 
 def _whole(file: Path, size: int | None) -> bool:
-    """Whether a file is there, with its full size if that is known. Its hash was checked when it was fetched; a later
-    loss on the disk shows in the size."""
+    """Whether a file exists, with its full size if that is known. Its hash was checked when it was fetched; later
+    damage is noticed only by size."""
     try:
         return file.stat().st_size == size or size is None
     except FileNotFoundError:
@@ -213,7 +216,7 @@ def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> No
                 digest.update(block)
                 f.write(block)
             f.flush()
-            os.fsync(f.fileno())                # after a power cut the final name must not refer to a partial file
+            os.fsync(f.fileno())  # so that after a power cut the final name never refers to a partial file
         if sha256 is not None and digest.hexdigest() != sha256:
             raise ConfigError(f"{path}: damaged, its sha256 is not the one its manifest names; publish the shards "
                               f"again by running the recipe")
@@ -248,7 +251,7 @@ def _local(root: str) -> Path:
     top = Path(base) if base else own / "shards"
     folder = top / hashlib.blake2b(root.encode(), digest_size=8).hexdigest()
     try:
-        if not base:                    # no access for others, whatever the umask: it also holds the pipeline's scratch
+        if not base:  # mode 0700 whatever the umask: the folder also holds the pipeline's scratch files
             own.mkdir(mode=0o700, parents=True, exist_ok=True)
             if own.is_symlink() or own.stat().st_uid != os.getuid():
                 raise PermissionError(errno.EPERM, "it is somebody else's")

@@ -13,7 +13,7 @@ class Step:
     phase: int
     first: int
     batch: int
-    tokens: int               # targets before this step
+    tokens: int               # number of targets before this step
 
     @property
     def stop(self) -> int:
