@@ -202,12 +202,12 @@ class Writing:
 
     attempt: Path
     meta: dict[str, Any]
-    began: float                  # seconds that training waited for it
+    began: float                  # time.perf_counter()
     held: float = 0.0             # seconds that training waited for it
     thread: threading.Thread | None = None
     failed: BaseException | None = None
     parameters: int = 0
-    size: int = 0                 # seconds until it was committed
+    size: int = 0                 # bytes; known on the first rank only
     seconds: float = 0.0          # until it was committed
 
     def describe(self) -> str:

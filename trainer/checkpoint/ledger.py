@@ -105,7 +105,7 @@ class Ledger:
         gone = []
         for found in ckpt.survey(checkpoints)[0] if world.first else ():
             if not self.sound(found.meta):
-                (found.folder.parent / "COMPLETE").unlink()          # before its files: no reader may see a part of them
+                (found.folder.parent / "COMPLETE").unlink()      # before its files: no reader may see a part of them
                 shutil.rmtree(found.folder.parent)
                 gone.append(found.folder.parent.name)
         world.broadcast(b"\0")  # no rank goes on to list checkpoints before they are deleted
