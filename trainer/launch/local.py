@@ -1,4 +1,5 @@
-"""Several ranks on this machine: one process each, with torchrun's environment, but no agent and no fixed port."""
+"""Starts several ranks on this machine: one process each, with torchrun's environment variables, but without its agent
+and without a fixed port."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from trainer.base.signals import stopping
 from trainer.loop.threads import cores
 from trainer.parallel.world import check_device
 
-#: seconds that the other ranks have to end by themselves after one has failed, and after one has stopped in an orderly
-#: way on a signal: then the others may still be writing their share of a checkpoint
+#: seconds that the other ranks have to end by themselves: after one has failed, and after one has stopped in an orderly
+#: way on a signal (the others may still be writing their share of a checkpoint)
 FAILED_S, STOPPED_S = 10, 600
 PR_SET_PDEATHSIG = 1
 KERNEL = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent() -> None:
-    """To be called in a child before exec: the system then sends it SIGTERM when its parent ends, for any reason."""
+    """Called in a child before exec: the system then sends the child SIGTERM when its parent ends for any reason."""
     if KERNEL is not None:
         KERNEL.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
@@ -36,12 +37,13 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
            clock: Clock = SYSTEM) -> int:
     """Run `python -m trainer ARGUMENTS` in `ranks` processes; returns 0, or the exit code of the first that failed.
     Raises ConfigError when there are fewer GPUs than ranks. `device`: auto, cpu or cuda. `threads(device)` gives the
-    CPU threads of a rank (default: its share of the cores), unless OMP_NUM_THREADS is set.
+    CPU threads of a rank (default: its share of the cores); OMP_NUM_THREADS takes precedence.
 
-    When one rank fails, the others are ended. Signals go to all of them, so that each can write its share of a
-    checkpoint. When this process is killed they get SIGTERM, so that no old rank keeps training beside the next start.
+    When one rank fails, the others are ended. Signals are forwarded to all ranks, so that each can write its share of a
+    checkpoint. When this process is killed, the ranks get SIGTERM, so that no old rank trains beside those of the next
+    start.
     """
-    check_device(device)                          # once here, not in every rank
+    check_device(device)                          # checked once here, not in every rank
     if device != "cpu" and torch.cuda.is_available() and ranks > torch.cuda.device_count():
         raise ConfigError(f"--ranks {ranks}: a rank takes a GPU, and this machine has {torch.cuda.device_count()}; ask "
                           f"for fewer, or train on the CPU with --device cpu")
@@ -77,8 +79,8 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]], clock: Clock = SYSTEM) -> int:
-    """Wait for all processes. Returns 0, or the code of the first that failed (128 + n: ended by signal n), once the
-    others have ended or their time is over."""
+    """Wait for all processes. Returns 0, or the code of the first that failed (128 + n when signal n ended it), once
+    the others have ended or their time is over."""
     failed, since = 0, 0.0
     while True:
         codes = [p.poll() for p in processes]

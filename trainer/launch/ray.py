@@ -1,10 +1,10 @@
-"""Training on a Ray cluster: one actor per rank, and the same `main()` in each. The only file of the trainer that
+"""Training on a Ray cluster: one actor per rank, each running the same `main()`. This is the trainer's only file that
 imports ray. It uses plain Ray Core; docs/architecture.md says why not Ray Train's TorchTrainer.
 
-The trainer's own checkpoints fit any number of ranks, so a lost rank or node costs the steps since the latest
-checkpoint: the remaining ranks are ended, and as many as find room, at least `least`, start again. Resources for the
-missing ranks stay requested. Once there is room for them, all ranks stop after a step, with a checkpoint, and continue
-together. They also stop and continue elsewhere when a node is drained (a deleted pod, a spot machine).
+Checkpoints can be loaded by any number of ranks, so a lost rank or node costs only the steps since the latest
+checkpoint: the remaining ranks are ended, and as many as there is room for, at least `least`, start again. Resources
+for the missing ranks stay requested. Once they are available, all ranks stop after a step, with a checkpoint, and
+continue together. They also stop and continue elsewhere when a node is drained (a deleted pod, a spot machine).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from pipeline.base.clock import SYSTEM, Clock
 from trainer.base.arguments import say
 from trainer.base.config import ConfigError
 
-#: how long to wait for nodes (an autoscaler may have to start them)
+#: seconds to wait for nodes (an autoscaler may have to start them)
 PLACEMENT_S = 600
-#: how long to wait for room for all ranks, if the cluster is large enough, before starting with fewer
+#: seconds to wait for room for all ranks, if the cluster is large enough, before starting with fewer
 PATIENCE_S = 60
-#: how long the other ranks have to write their share of a checkpoint once the first has ended
+#: seconds that the other ranks have to write their share of a checkpoint once the first has ended
 ENDING_S = 600
 PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
 class Both(io.TextIOBase):
-    """A text stream that passes everything on to another stream at once, and keeps the end of it."""
+    """A text stream that forwards everything to another stream at once, and keeps the last 4,000 characters."""
 
     def __init__(self, other: Any) -> None:
         self.other, self.end = other, ""
@@ -53,14 +53,14 @@ class Both(io.TextIOBase):
 
 
 class Rank:
-    """One rank. Its two threads serve `run`, which trains, and `stop`, which requests its end."""
+    """The actor of one rank. Its two threads serve `run`, which trains, and `stop`, which asks the training to end."""
 
     def place(self) -> tuple[str, list[str]]:
-        """(id of the node, its GPUs that this rank has)."""
+        """Return (id of the node, the GPUs of this rank on it)."""
         return ray.get_runtime_context().get_node_id(), [str(g) for g in ray.get_gpu_ids()]
 
     def address(self) -> tuple[str, int]:
-        """Rank 0: open the store through which all ranks connect; returns (host, port)."""
+        """On rank 0, open the store through which all ranks connect. Returns (host, port)."""
         import torch.distributed as dist
 
         host = ray.util.get_node_ip_address()
@@ -68,7 +68,7 @@ class Rank:
         return host, self.store.port
 
     def run(self, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        """(exit code, end of stderr): Ray forwards the output of a worker late, or not at all."""
+        """Train. Returns (exit code, end of stderr): Ray forwards the output of a worker late, or not at all."""
         os.environ.update(environment)
         from trainer.__main__ import main
 
@@ -88,18 +88,18 @@ class Lost(Exception):
 
 
 class Pause(Exception):
-    """All ranks have stopped in an orderly way, to start again elsewhere or in greater number."""
+    """All ranks have stopped in an orderly way, to start again elsewhere or in larger number."""
 
 
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
            possible: Callable[[int], bool], progress: Callable[[], int]) -> int:
-    """Run `python -m trainer ARGUMENTS` as `size` actors, each with a GPU of its own or (`gpu` False) a CPU, of the
-    cluster at `address` ('host:port', as `pipeline.cluster.connect.check_cluster` gives it); returns the first exit
-    code that is not 0, or 0. RUN must be on storage that every node sees.
+    """Run `python -m trainer ARGUMENTS` as `size` actors of the cluster at `address` ('host:port', as from
+    `pipeline.cluster.connect.check_cluster`). Each actor has a GPU of its own or, if `gpu` is False, a CPU. Returns the
+    first exit code that is not 0, or 0. RUN must be on storage that every node sees.
 
-    Lost ranks are started again, at most `restarts` times in a row without an advance of `progress()`, the step of the
-    latest checkpoint. A start needs at least `least` ranks, and a number that `possible` allows (for example whole
-    nodes, for a model that is divided within a node). Ctrl-C and SIGTERM stop the training with a checkpoint.
+    Lost ranks are started again, at most `restarts` times in a row while `progress()`, the step of the latest
+    checkpoint, does not advance. A start needs at least `least` ranks, and a number that `possible` allows (for example
+    whole nodes, for a model that is divided within a node). Ctrl-C and SIGTERM stop the training with a checkpoint.
 
     Raises ConfigError when the cluster cannot be reached or never has the resources.
     """
@@ -110,10 +110,10 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
     except ConnectionError as error:
         raise ConfigError(f"--address {address}: no Ray cluster answers there ({error}); start one, or leave out "
                           f"--address to train on this machine") from None
-    except RuntimeError as error:                # the cluster has another version of Ray or Python
+    except RuntimeError as error:                # the cluster runs another version of Ray or Python
         raise ConfigError(f"--address {address}: {error}") from None
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)      # replaces Ray's handler: stopping a job sends it
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # replaces Ray's handler; stopping a Ray job sends it
     failed, reached = 0, progress()
     try:
         while True:
@@ -144,16 +144,16 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
     try:
         if found < size:
             say(f"training on {found} of {size} ranks: there is no room for more", sys.stderr)
-            groups.append(placement_group([bundle] * (size - found), strategy="PACK"))       # shown to an autoscaler
+            groups.append(placement_group([bundle] * (size - found), strategy="PACK"))       # an autoscaler sees it
         actor = ray.remote(Rank)
         try:
             members: list[Any] = [actor.options(
                 num_cpus=1, num_gpus=int(gpu), max_restarts=0, max_task_retries=0, max_concurrency=2,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)).remote()
                 for i in range(found)]
-            # if a node vanishes now, its ranks wait for new places, which may never come: hence the timeout
+            # with a timeout: if a node vanishes now, its ranks wait for other places, which may never exist
             places = ray.get([member.place.remote() for member in members], timeout=PLACEMENT_S)
-            # ranks of a node get consecutive numbers, and see all its GPUs, so that NCCL copies between these directly
+            # ranks of one node get consecutive numbers and see all its GPUs, so that NCCL copies between them directly
             members = [m for _, m in sorted(zip(places, members), key=lambda pair: pair[0])]
             places.sort()
             host, port = ray.get(members[0].address.remote(), timeout=PLACEMENT_S)
@@ -177,10 +177,11 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
 
 def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int], bool],
          clock: Clock = SYSTEM) -> tuple[Any, int]:
-    """(placement group, number of its ranks): for `size` ranks, or for as many as find room.
+    """Reserve room for `size` ranks, or for as many as there is room for. Returns (placement group, number of its
+    ranks).
 
-    Fewer ranks (at least `least`) are taken at once when the present nodes could not hold all, and after PATIENCE_S
-    when they could but other jobs use them. Every half minute a message says what is missing. Raises ConfigError after
+    Fewer ranks (at least `least`) are taken at once if the present nodes could not hold all, and after PATIENCE_S if
+    they could but other jobs use them. Every half minute a message says what is free. Raises ConfigError after
     PLACEMENT_S.
     """
     def ask(ranks: int) -> Any:
@@ -214,8 +215,8 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
 def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
            nodes: AbstractSet[str] = frozenset()) -> int:
     """Wait for all ranks; returns an exit code. When one rank fails or dies, it does not wait for the others, which
-    hang in a collective. All ranks are stopped (Pause) once there is room for the ranks left out, whose placement
-    groups are `missing`, and when one of `nodes` (ids) is drained."""
+    hang in a collective. All ranks are stopped (Pause) once there is room for the ranks that were left out, whose
+    placement groups are `missing`, or when one of `nodes` (ids) is drained."""
     asked, why = False, ""
     while waiting:
         done: list[Any] = []
@@ -228,7 +229,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
                     why = "a node is about to go"
                 if why:
                     say(f"{why}: stopping after this step, with a checkpoint", sys.stderr)
-            if asked or why:                     # repeated: a rank that has not begun yet forgets the request
+            if asked or why:                     # repeated, since a rank that had not begun may have missed it
                 for member in members:
                     member.stop.remote()
         except KeyboardInterrupt:
@@ -243,7 +244,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
                 if asked:                        # a requested end must not lead to a restart
                     raise KeyboardInterrupt from None
                 raise Lost(f"a rank died: {type(error).__name__}: {last_line(error)}") from None
-            if 0 < code < 128:                   # an error, even in a requested stop: its checkpoint may have failed
+            if 0 < code < 128:  # an error, even in a requested stop: that rank's checkpoint may have failed
                 say(said.rstrip(), sys.stderr)
                 return code
             if code:                             # an orderly stop: wait for the others to end, too
@@ -255,13 +256,14 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
 
 
 def draining() -> set[str]:
-    """Ids of nodes that are being drained. Empty if this Ray lacks the call, which is not in its public interface."""
+    """Ids of the nodes that are being drained. Empty if this version of Ray lacks the call, which is not in its public
+    interface."""
     try:
         return set(ray._private.state.state.get_draining_nodes())
-    except Exception:                            # the loss of the node is then handled when it happens
+    except Exception:                            # then the loss of a node is handled only when it happens
         return set()
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of a remote error, whose text is a traceback."""
+    """The last line of a remote error, whose text is a whole traceback."""
     return (str(error).strip().splitlines() or [""])[-1]

@@ -1,7 +1,7 @@
-"""`tokenmill train slurm`: a job script for Slurm. One torchrun on each node, one rank on each of its GPUs; no Ray.
+"""`tokenmill train slurm`: writes a job script for Slurm, with one torchrun per node and one rank per GPU; no Ray.
 
-`deploy/slurm/train.sbatch` is the result of `script` without a run, which is then an argument of the job script. A test
-keeps the two equal.
+`deploy/slurm/train.sbatch` is what `script` returns without a run; the run is then an argument of the job script. A
+test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer.base.arguments import of_a_run, positive, say
 
-#: torchrun gets this many seconds less than the job to end its ranks
+#: seconds by which torchrun's time to end its ranks is shorter than the warning before the end of the job
 MARGIN = 20
 TEMPLATE = r"""#!/usr/bin/env bash
 # Training on Slurm: one torchrun on each node, one rank on each of its GPUs. No Ray.
@@ -83,7 +83,7 @@ if [ $again -eq 1 ] && [ $result -ne 0 ]; then
 fi
 exit $result
 """
-#: lines of a script without a run: the run is the first argument
+#: line of a script that was written without a run: the run is its first argument
 GIVEN = """[ $# -ge 1 ] || fail "which run? sbatch … $0 STORE/runs/RUN"
 """
 USAGE = "sbatch --nodes=4 --gpus-per-node=8 deploy/slurm/train.sbatch /shared/store/runs/RUN [options of train run]"
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.out and (is_url(options.run) or is_url(options.store)):
         raise ConfigError("a run in object storage has no place for checkpoints; give one with --out, a folder that "
                           "all nodes see")
-    training = open_run(options.run, options.store, options.out, options.overrides)     # errors now, not in the job
+    training = open_run(options.run, options.store, options.out, options.overrides)  # raises errors now, not in the job
     size = options.nodes * options.gpus_per_node
     idle = training.unshared(size)
     arguments = [options.run if is_url(options.run) or not Path(options.run).is_dir() else os.path.abspath(options.run)]
@@ -143,8 +143,8 @@ def run(options: argparse.Namespace) -> int:
 
 def script(nodes: int = 1, gpus: int = 8, time: str = "24:00:00", warning: int = 120, partition: str | None = None,
            arguments: list[str] | None = None, usage: str = USAGE) -> str:
-    """The job script. `arguments`: those of `tokenmill train run` (None: the script takes them when it is
-    submitted)."""
+    """Return the job script. `arguments` are those of `tokenmill train run`; with None the script takes them when it is
+    submitted."""
     named = "" if arguments is None else (
         f'PATH="$PATH":{shlex.quote(str(Path(sys.executable).parent))}   # where it was written, if nothing is active\n'
         f'set -- {shlex.join(arguments)} "$@"\n')

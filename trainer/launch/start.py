@@ -1,4 +1,4 @@
-"""`tokenmill train run`: train here as one process, as several, as a rank of another launcher, or on Ray."""
+"""`tokenmill train run`: trains here in one process or several, as a rank of another launcher, or on Ray."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     from trainer.parallel.world import world
 
     tell = (lambda _text: None) if options.quiet or options.json else say
-    if training.source:                   # before the ranks connect: no rank may wait for a download in a collective
+    if training.source:                   # before the ranks connect: no rank may wait in a collective for a download
         fetch_shards(training.source, training.curriculum, tell)
     settle(training, watch, options.device)
     with world(options.device) as here:
@@ -119,15 +119,15 @@ def on_cluster(options: argparse.Namespace, training: Run) -> int:
             return False
 
     size = options.gpus or options.ranks
-    training.config.parallel.shape(size)          # raises its error here, not on the nodes
+    training.config.parallel.shape(size)          # raises its error here instead of on the nodes
     return launch(forwarded(options), address, size, gpu=bool(options.gpus), ship_code=options.ship_code,
                   least=options.least or size, restarts=options.restarts, possible=possible,
                   progress=progress)
 
 
 def forwarded(options: argparse.Namespace) -> list[str]:
-    """The command line of one rank on a cluster: without the options that choose the cluster, and with absolute paths
-    (on shared storage)."""
+    """Return the command line of one rank on a cluster: without the options that choose the cluster, and with absolute
+    paths (on shared storage)."""
     from trainer.data.remote import is_url
 
     out = ["run", os.path.abspath(options.run) if os.path.isdir(options.run) else options.run,

@@ -1,5 +1,5 @@
-"""The `train:` section: settings of the loop, and of every part it puts together. Imports no torch, so that a recipe is
-checked where no torch is installed."""
+"""The `train:` section: settings of the loop and of the parts it combines. Imports no torch, so that a recipe can be
+checked where torch is not installed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MICRO_BATCH = Count(16384)
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """`every`: steps between two evaluations (there is one at the start and one at the end); `windows`: at most so many
-    held-out windows of each stream."""
+    """`every`: steps between two evaluations (there is also one at the start and one at the end). `windows`: most
+    held-out windows per stream."""
 
     every: int = 100
     windows: int = 64
@@ -33,7 +33,8 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """A sample is drawn at the end of training: up to `tokens` tokens after `prompt`; temperature 0: the likeliest."""
+    """A sample of text is generated at the end of training: up to `tokens` tokens after `prompt`, each among the
+    `top_k` likeliest. `temperature` 0 always takes the likeliest."""
 
     prompt: str = "The"
     tokens: int = 64
@@ -47,8 +48,8 @@ class SampleConfig:
 
 @dataclass(frozen=True)
 class TriggerConfig:
-    """Either of: `skips` updates skipped `within` so many steps; a loss over `loss_above` nats above the mean of the
-    accepted steps before it, `for` so many steps on end. What is not given does not trigger."""
+    """A rewind is triggered by `skips` skipped updates within `within` steps, or by a loss more than `loss_above` nats
+    above the mean of the accepted steps before it for `for` steps in a row. A condition that is null never triggers."""
 
     skips: int | None = None
     within: int = 50
@@ -65,14 +66,14 @@ class TriggerConfig:
 
     @property
     def span(self) -> int:
-        """Steps from the first suspect one to the one that triggers, at most."""
+        """Most steps from the first suspect step to the one that triggers."""
         return max(self.within if self.skips else 0, self.for_ if self.loss_above else 0)
 
 
 @dataclass(frozen=True)
 class RewindConfig:
-    """`trigger` says when; `skip` steps are skipped, the first suspect step in their middle; at most `budget` times
-    in a run."""
+    """When `trigger` holds, training rewinds and skips `skip` steps, with the first suspect step in their middle; at
+    most `budget` times in a run."""
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
     skip: int = 200
@@ -86,12 +87,13 @@ class RewindConfig:
 
 @dataclass(frozen=True)
 class StabilityConfig:
-    """The update of a step is skipped when its loss or gradient norm is no number, or more than `sigma` standard
-    deviations above the mean of the last `window` accepted steps (null: only when no number). The rule rests until
-    `warm` steps of the phase have been accepted: a new mixture has another loss.
+    """The update of a step is skipped when its loss or gradient norm is not finite, or is more than `sigma` standard
+    deviations above the mean of the last `window` accepted steps (null: only when not finite). The limit by deviations
+    applies once `warm` steps of the phase have been accepted, because a new mixture has another loss.
 
-    Training ends with a report after `in_a_row` skipped updates in a row, or `most` within `window`. `worst_rows`: the
-    number of rows (samples) of each printed interval, those with the highest loss, that worst_rows.jsonl records.
+    Training ends with an error after `in_a_row` skipped updates in a row, or `most` within `window` steps.
+    `worst_rows`: how many rows (samples) with the highest loss of each printed interval are recorded in
+    worst_rows.jsonl.
     """
 
     sigma: float | None = 6.0
@@ -111,13 +113,13 @@ class StabilityConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The `train:` section. Sequence, batch and mixture are the curriculum's, by phase.
+    """The `train:` section. Sequence length, batch and mixture are set by the curriculum, for each phase.
 
-    `seed` of the initial values; `clip` bounds the gradient norm; `micro_batch` is the number of tokens a rank computes
-    at once (memory), `precision` the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU), `compile` whether
-    each layer is compiled (`auto`: on CUDA), `log_every` how many steps lie between two printed lines and, on CUDA, two
-    synchronisations (metrics.jsonl has a line for every step).
-    `skip`: steps [first, stop), numbered as printed, that are skipped; of those ahead it may be changed on resume.
+    `seed` determines the initial values. `clip` is the largest gradient norm. `micro_batch` is the number of tokens
+    that a rank computes at once (memory). `precision` is the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on
+    CPU). `compile` says whether each layer is compiled (`auto`: on CUDA). `log_every` is the number of steps between
+    two printed lines and, on CUDA, between two synchronisations (metrics.jsonl has a line for every step). `skip` lists
+    ranges [first, stop) of steps, numbered as printed, that are skipped; a resume may change those that lie ahead.
     """
 
     model: ModelConfig
@@ -151,9 +153,9 @@ class TrainConfig:
             raise ValueError("skip is a list of [first, stop] step numbers from 1, stop itself being performed")
 
     def identity(self) -> dict[str, Any]:
-        """What decides about the losses: a resume may not change it. Rounding apart, nothing else does, but for what a
-        person must be able to change when training goes wrong: `stability` and the `skip` that lies ahead, of which the
-        checkpoint and ledger.jsonl hold what they have done."""
+        """The settings that determine the losses; a resume may not change them. Apart from rounding, nothing else does,
+        except what a person must be able to change when training goes wrong: `stability` and the part of `skip` that
+        lies ahead. The checkpoint and ledger.jsonl record what these two have done."""
         return {"model": self.model.identity(), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
                 "loss.z": self.loss.z, "loss.repeats": self.loss.repeats and asdict(self.loss.repeats),
                 "seed": self.seed, "clip": self.clip, "precision": self.precision,

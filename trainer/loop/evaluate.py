@@ -1,5 +1,5 @@
-"""Held-out loss per source, next to the entropy of the held-out tokens: what a model that knows only their frequencies
-could reach."""
+"""Held-out loss per source, beside the entropy of the held-out tokens: the loss of a model that knows only their
+frequencies."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ class Total:
 @torch.no_grad()
 def losses(model: Transformer, batch: Batch, streams: int, micro_rows: int, dtype: torch.dtype, chunk: int,
            world: World) -> list[Total]:
-    """Loss of all rows of `batch` (the same on every rank; each computes its share), summed per stream."""
+    """Sum the loss of all rows of `batch` for each stream. `batch` is the same on every rank, and each rank computes
+    its share."""
     rows = list(range(world.data_rank, batch.rows, world.data_size))
     share = -(-batch.rows // world.data_size)
-    # every rank must take part in every forward, since parameters are sharded: padding
+    # padded, because every rank must take part in every forward: parameters are sharded
     mine = batch.each(lambda x: x[rows]).padded(share)
     sums = torch.zeros(2, streams, dtype=torch.float64, device=world.device)
     for part in mine.micro(min(micro_rows, share), world.device):
@@ -57,22 +58,24 @@ def unigram_entropy(targets: Sequence[np.ndarray]) -> float:
 
 
 def text_bytes(shards: ShardSet, start: int, stop: int) -> float:
-    """UTF-8 bytes behind the targets of the window [start, stop) of tokens. A document's bytes are shared out among its
-    tokens evenly: those the window cuts off, and its first, which is no target, take theirs with them."""
+    """UTF-8 bytes behind the targets of the window [start, stop) of tokens. A document's bytes are divided evenly among
+    its tokens. The shares of its tokens outside the window, and of its first token in the window, which is not a
+    target, are left out."""
     begin, end, size = shards.spans(start, stop)
-    counted = np.minimum(end, stop) - np.maximum(begin, start) - 1   # the first of document or window is no target
+    counted = np.minimum(end, stop) - np.maximum(begin, start) - 1   # first tokens are not targets
     return float((size * counted / (end - begin)).sum())
 
 
 class Heldout:
-    """The held-out windows of a run: chosen once, the same at every evaluation, for any number of ranks."""
+    """The held-out windows of a run. They are chosen once: every evaluation, on any number of ranks, uses the same
+    ones."""
 
     def __init__(self, data: Data, length: int, windows: int) -> None:
         self.data, self.length, self.windows = data, length, windows
         self.longer: dict[int, Heldout] = {}
         rows = [row for s in range(len(data.streams)) for row in data.heldout_rows(s, length, windows)]
         self.batch = collate(rows, length) if rows else None
-        if self.batch is not None and not self.batch.valid():           # prompts alone
+        if self.batch is not None and not self.batch.valid():           # no target counts: prompts only
             self.batch = None
         self.entropy: dict[str, float] = {}
         if self.batch is not None:
@@ -82,23 +85,25 @@ class Heldout:
                 own = [t for t, stream in zip(counted, self.batch.stream.tolist()) if stream == s]
                 if any(map(len, own)):
                     self.entropy[name] = unigram_entropy(own)
-        #: UTF-8 bytes behind the counted targets of each stream; None where only spans count, of which no size is kept
+        #: UTF-8 bytes behind the counted targets of each stream; None where only spans count, since their bytes are not
+        #: recorded
         self.bytes = [None if shards is None or shards.counts(0, 0) is not None else
                       sum(text_bytes(shards, *window) for window in data.heldout_windows(s, length, windows))
                       for s, shards in enumerate(data.heldout)]
 
     def at(self, length: int) -> Heldout:
-        """About as many held-out tokens in windows of another length: for phases that have it."""
+        """Return about as many held-out tokens in windows of another length, for phases of that length."""
         if length not in self.longer:
             self.longer[length] = Heldout(self.data, length, max(1, self.windows * self.length // length))
         return self.longer[length]
 
     def evaluate(self, model: Transformer, micro_rows: int, dtype: torch.dtype, chunk: int,
                  world: World) -> dict[str, Any]:
-        """{"loss", "unigram_entropy", "targets", "streams": {name: the same and "bits_per_byte"}}.
+        """Return {"loss", "unigram_entropy", "targets", "streams": {name: the same and "bits_per_byte"}}; {} without
+        held-out data.
 
-        Losses in nats per token; the total is over all held-out tokens. Bits per byte (comparable between tokenizers)
-        divides by the UTF-8 bytes of the documents that were evaluated; None for a split of which only spans count.
+        Losses are in nats per token; the total is over all held-out tokens. Bits per byte, which is comparable between
+        tokenizers, divides by the UTF-8 bytes behind the targets. It is None for a split in which only spans count.
         """
         if self.batch is None:
             return {}
@@ -114,8 +119,9 @@ class Heldout:
 
     def gap(self, heldout: dict[str, Any], model: Transformer, samples: int, windows: int, micro_rows: int,
             dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:
-        """Held-out loss against the loss of the same model on `windows` windows of the `samples` it was trained on, in
-        the same proportions of sources: {"train", "heldout", "gap"}, nats per token. {} when no source has both."""
+        """Compare the held-out loss with the loss of the same model on `windows` windows of the `samples` it was
+        trained on, in the same proportions of sources. Returns {"train", "heldout", "gap"} in nats per token, or {}
+        when no source has both."""
         curriculum = self.data.curriculum
         spread = sorted({i * samples // windows for i in range(windows)}) if samples else []
         numbers = [n for n in spread if curriculum.phases[curriculum.phase_at(n)].sequence == self.length]

@@ -1,4 +1,5 @@
-"""Text from the model, to look at. Recomputes the whole prefix for every token: fine for a sample, not for serving."""
+"""Generates text from the model for a person to read. It recomputes the whole prefix for every token, which is fine for
+a sample, not for serving."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ from trainer.parallel.world import World, reshard, uncompiled
 @torch.no_grad()
 def generate(model: Transformer, prompt: list[int], config: SampleConfig, eos: int, seed: int, dtype: torch.dtype,
              world: World) -> list[int]:
-    """Token ids that follow `prompt` (not empty), up to and without EOS. Every rank takes part and gets the same."""
+    """Return the token ids that follow `prompt` (not empty), up to and without EOS. Every rank takes part and gets the
+    same ids."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.tensor([prompt], device=world.device)
     for _ in range(config.tokens):
         positions = torch.arange(tokens.shape[1], device=world.device)[None]
-        with uncompiled(model):          # every token has a length of its own
+        with uncompiled(model):          # every token has another length, and compiling it is not worthwhile
             logits = model(tokens, document_mask(positions, dtype))[0, -1].float().cpu()
         if config.temperature == 0:
             token = int(logits.argmax())
@@ -29,7 +31,7 @@ def generate(model: Transformer, prompt: list[int], config: SampleConfig, eos: i
             best = logits.topk(min(config.top_k, logits.numel()))
             share = (best.values / config.temperature).softmax(0)
             token = int(best.indices[torch.multinomial(share, 1, generator=generator)])
-        # the first rank's: where logits differ in a last bit, ranks must not part ways
+        # every rank takes the first rank's token: where logits differ in the last bit, ranks would otherwise diverge
         token = int.from_bytes(world.broadcast(token.to_bytes(8, "little")), "little")
         if token == eos:
             break
@@ -39,7 +41,7 @@ def generate(model: Transformer, prompt: list[int], config: SampleConfig, eos: i
 
 
 def load_tokenizer(path: Path) -> tuple[Any | None, str]:
-    """(tokenizer, "") or (None, why there is none): the sample needs one, training does not.
+    """Return (tokenizer, "") or (None, why there is none). Only the sample needs a tokenizer.
 
     The returned object has `encode(text) -> list[int]` and `decode(ids) -> str`.
     """
@@ -65,7 +67,7 @@ def load_tokenizer(path: Path) -> tuple[Any | None, str]:
 
 
 class HuggingFace:
-    """`tokenizers.Tokenizer` with the two calls a sample needs."""
+    """A `tokenizers.Tokenizer` with the two methods that a sample needs."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

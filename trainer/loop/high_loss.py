@@ -1,7 +1,7 @@
 """The rows (samples) with the highest loss of each printed interval: OUT/worst_rows.jsonl, for `explain --worst`.
 
-    {"v": 1, "step": 371, "sample": 2965, "stream": "web", "loss": 9.41}     loss null: no number, or infinite
-    {"v": 1, "event": "from", "step": 200}                                   later steps before this line are void
+    {"v": 1, "step": 371, "sample": 2965, "stream": "web", "loss": 9.41}     loss null: not finite
+    {"v": 1, "event": "from", "step": 200}                                   lines above it of steps after 200 are void
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NAME = "worst_rows.jsonl"
 
 
 class HighLossRows:
-    """Keeps the `most` rows with the highest loss since they were last written. Rows of steps that have not been read
-    back are on the device."""
+    """Keeps the `most` rows with the highest loss since the last write. Rows of steps that have not been read back yet
+    are on the device."""
 
     def __init__(self, out: Path, most: int, streams: list[str], world: World) -> None:
         self.path, self.most, self.streams, self.world = out / NAME, most, streams, world
@@ -32,13 +32,13 @@ class HighLossRows:
         self.read: list[tuple[float, ...]] = []
 
     def begin(self, step: int) -> None:
-        """Training continues after `step`: lines already written for later steps are void."""
+        """Mark the lines already written for steps after `step` as void: training continues after `step`."""
         self.write()
         self.rows = None
         self._append([{"event": "from", "step": step}])
 
     def add(self, step: Step, start: int, nll: Tensor, targets: Tensor, stream: Tensor) -> None:
-        """Rows `start` … of this rank's in a step: summed loss, counted targets and stream, each [R]. Never waits for
+        """Add this rank's rows `start` … of a step: summed loss, counted targets and stream, each [R]. Never waits for
         the device."""
         if not self.most:
             return
@@ -50,8 +50,8 @@ class HighLossRows:
         self.rows = rows[:, rows[0].topk(min(self.most, rows.shape[1])).indices]
 
     def packed(self) -> Tensor:
-        """Takes this rank's rows off the device's list: [ranks · 4 · most] float64, zero but in its own place, so that
-        a sum over ranks has all of them."""
+        """Take this rank's rows off the device's list. Returns [ranks · 4 · most] float64, zero outside this rank's
+        place, so that the sum over ranks holds the rows of all."""
         out = torch.zeros(self.world.data_size, 4, self.most, dtype=torch.float64, device=self.world.device)
         out[self.world.data_rank, 0] = -math.inf
         if self.rows is not None:
@@ -68,7 +68,7 @@ class HighLossRows:
         self.read = sorted(self.read, key=order)[:k]
 
     def write(self) -> None:
-        """Write the rows and clear them: at the end of an interval, and before a checkpoint."""
+        """Write the rows read back so far and clear them: at the end of an interval, and before a checkpoint."""
         self._append([{"step": int(step), "sample": int(sample), "stream": self.streams[int(stream)],
                        "loss": loss if math.isfinite(loss) else None}
                       for loss, step, sample, stream in self.read])
@@ -81,13 +81,14 @@ class HighLossRows:
 
 
 def order(row: tuple[float, ...]) -> tuple[float, ...]:
-    """The worst first; then by step and sample, so that the file does not depend on the order of ranks."""
+    """Sort key of a row: highest loss first, then step and sample, so that the file does not depend on the order of
+    ranks."""
     return (-row[0], *row[1:])
 
 
 def read_high_loss(out: Path, step: int, passed: bool = False) -> list[dict[str, Any]]:
-    """The lines of a step in a run's worst_rows.jsonl; of a step that a rewind has skipped (`passed`) since,
-    those of the time when it was performed."""
+    """Return the lines of a step in a run's worst_rows.jsonl. For a step that a rewind has skipped since (`passed`),
+    return the lines from when it was performed."""
     found: list[dict[str, Any]] = []
     void = False
     if not (out / NAME).exists():
@@ -98,7 +99,7 @@ def read_high_loss(out: Path, step: int, passed: bool = False) -> list[dict[str,
                 continue
             try:
                 line = json.loads(text)
-            except json.JSONDecodeError:                 # a kill cut the line off
+            except json.JSONDecodeError:                 # cut off by a kill
                 continue
             if line.get("event") == "from":
                 void = void or line["step"] < step

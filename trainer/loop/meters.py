@@ -1,7 +1,8 @@
-"""What is measured besides the loss: speed, waits, hardware, norms of updates, the noise scale, where the time goes.
+"""Measures everything besides the loss: speed, waits, hardware, norms of updates, the noise scale, and how the time is
+spent.
 
-All of it is read at log intervals, so that a step costs nothing but the numbers that `MetricsBuffer` reads. The speed
-counts neither evaluation and checkpoints nor the first step of a process or of a new shape, which compiles.
+All of it is read at log intervals, so that a step costs no more than the numbers that `MetricsBuffer` reads. The speed
+excludes evaluation, checkpoints, and the first step of a process or of a new shape, which compiles.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from trainer.observe.goodput import CAUSES, Goodput
 from trainer.observe.noise import MicroNorms, NoiseScale
 from trainer.parallel.world import World
 
-#: what a restart or a rewind has to see of the lines of metrics.jsonl, of steps those with a record
+#: keys that a restart or a rewind needs from the lines of metrics.jsonl
 SEEN = ("event", "step", "time", "goodput", "noise", "streams", "seconds")
-#: of so many of the last printed steps; of the way back to an earlier one its checkpoint has the record
+#: of step lines, only this many of the last ones with a goodput record are needed: for a rewind further back, the
+#: checkpoint's line has the record
 RECENT = 1000
 
 
 class Meters:
-    """`begin`, `before` and `after` surround a performed step, `flushed` and `interval` read, `evaluated`, `saving` and
-    `saved` take in what lies between steps. `step`: the last one done by former processes."""
+    """`begin`, `before` and `after` surround a performed step; `flushed` and `interval` read the measurements;
+    `evaluated`, `saving` and `saved` take in what happens between steps. `step` is the last step of former
+    processes."""
 
     def __init__(self, run: Run, metrics: log.Metrics, world: World, goodput: Goodput, model: nn.Module,
                  optimizer: torch.optim.Optimizer, step: int, say: Callable[[str], None]) -> None:
@@ -53,11 +56,12 @@ class Meters:
         self.hardware = hardware.Hardware(world, say)
         self.updates: norms.Updates | None = None
         self.moved = torch.zeros(0, 3)
-        #: shapes (sequence, batch) that have been computed
+        #: shapes (sequence, batch) of the steps so far
         self.shapes: set[tuple[int, int]] = set()
         self.cold = True
         self.skips = 0
-        #: seconds, tokens, FLOPs of warm steps since the last interval; waits for each of its batches
+        #: of the steps since the last interval whose shape was not new: seconds, tokens, FLOPs; of all of them: the
+        #: waits for batches
         self.span, self.waits = [0.0, 0.0, 0.0], list[float]()
         self.saved_at = time.perf_counter()
         self.records: dict[int, dict[str, Any]] = {}
@@ -65,7 +69,8 @@ class Meters:
         metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl that former processes wrote, in order; on the first rank."""
+        """Read the lines of metrics.jsonl that former processes wrote, in order; of step lines only the last RECENT
+        with a goodput record. [] on all ranks but the first."""
         self.metrics.flush()
         rest: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
@@ -81,7 +86,7 @@ class Meters:
 
     # -- around a step -----------------------------------------------------------------------------------------------
     def begin(self, step: Step, waited: float) -> None:
-        """Before a step that is performed; `waited`: seconds it waited for its batch."""
+        """Called before a step that is performed. `waited`: seconds spent waiting for its batch."""
         phase = self.run.curriculum.phases[step.phase]
         self.goodput.move(waited, self.goodput.cause, "data")
         self.waits.append(waited)
@@ -92,18 +97,19 @@ class Meters:
             self.micro.start()
 
     def before(self, step: Step) -> None:
-        """Between a step's gradients and the optimiser."""
+        """Called between the gradients of a step and the optimiser."""
         if self.due(step.number + 1):
             self.updates = norms.Updates(self.optimizer)
 
     def after(self) -> None:
-        """After the optimiser."""
+        """Called after the optimiser."""
         if self.updates is not None:
             self.moved, self.updates = self.updates.sums(), None
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def flushed(self, seconds: float, steps: int, skips: int, tokens: int, flops: float) -> bool:
-        """`steps` steps took `seconds`; `skips` of them changed nothing. Returns whether they count for the speed."""
+        """Take in that `steps` steps took `seconds` and that `skips` of them changed nothing. Returns whether they
+        count for the speed."""
         self.goodput.flops += flops * (steps - skips) / steps
         self.goodput.enter(self.goodput.cause)
         self.goodput.move(seconds * skips / steps, self.goodput.cause, "lost")
@@ -115,21 +121,21 @@ class Meters:
         return True
 
     def utilisation(self, flops: float, seconds: float) -> float | None:
-        """Step MFU."""
+        """Step MFU; None when the peak of the device is unknown."""
         return flops / seconds / (self.peak * self.world.size) if self.peak else None
 
     def interval(self, number: int, line: Mapping[str, Any]) -> dict[str, Any]:
-        """What the metrics line of a printed step has besides `line`, over the steps since the one before. Every rank
-        calls it."""
+        """Return what the metrics line of a printed step has besides `line`, measured over the steps since the last
+        printed one. Every rank calls it."""
         seconds, tokens, flops = self.span
         marks = quantiles(self.waits, n=100, method="inclusive") if len(self.waits) > 1 else self.waits * 99
         ranks = hardware.gather({**self.hardware.read(), "data_wait_p50_ms": 1e3 * marks[49],
                                  "data_wait_p99_ms": 1e3 * marks[98], "data_wait_s": sum(self.waits)}, self.world)
         sums = torch.cat((self.micro.take(), self.moved.flatten().to(self.world.device)))
-        dist.all_reduce(sums)                        # over all ranks, also those that share every layer
+        dist.all_reduce(sums)                        # over all ranks, including those that share every layer
         small, *moved = (sums[:3].tolist(), *sums[3:].view(-1, 3).tolist())
         result = {**norms.told(self.optimizer.param_groups, moved), **hardware.summary(ranks)}
-        # an outlier gradient would outweigh all others for hundreds of steps
+        # not of a skipped step: its outlier gradient would outweigh all others for hundreds of steps
         result["noise"] = None if line.get("skipped") else self.noise.measure(small, line["grad_norm"], line["targets"])
         slow = max(ranks, key=lambda rank: rank["data_wait_s"])
         waiting = {"p50": round(slow["data_wait_p50_ms"], 3), "p99": round(slow["data_wait_p99_ms"], 3)}
@@ -143,8 +149,8 @@ class Meters:
         return {key: value for key, value in result.items() if value is not None}
 
     def tell(self, number: int, line: Mapping[str, Any]) -> str:
-        """After the metrics line of a printed step: trainer.prom, the rules of an interval. Returns what the printed
-        line has besides the loss."""
+        """Called after the metrics line of a printed step: update trainer.prom and check the rules of an interval.
+        Returns what the printed line shows besides the loss."""
         wait = line["data_wait_ms"]
         self.metrics.export(step=number, **line, wall={cause: line["goodput"][cause] for cause in CAUSES},
                             data_wait_s={"0.5": wait["p50"] / 1e3, "0.99": wait["p99"] / 1e3})
@@ -165,14 +171,14 @@ class Meters:
 
     # -- between steps -----------------------------------------------------------------------------------------------
     def stepped(self, number: int, bad: bool) -> None:
-        """Every step: whether its loss or norm was out of all proportion."""
+        """Called after every step. `bad`: its loss or norm was an outlier."""
         self.alarm(number, self.alerts.step(bad))
 
     def evaluated(self, number: int, tokens: int, values: Mapping[str, Any]) -> None:
-        """Take in the result of `Heldout.evaluate`."""
+        """Record the result of `Heldout.evaluate`."""
         self.metrics.write("eval", number, tokens=tokens, **values)
         self.metrics.export(heldout=values["loss"], heldout_streams=values["streams"])
-        self.metrics.flush()             # a checkpoint may follow, and after it this step is not evaluated again
+        self.metrics.flush()  # a checkpoint may follow, and a resume from it does not evaluate this step again
         self.say(f"step {number:>6}  held-out {values['loss']:.3f} nats/token, unigram entropy "
                  f"{values['unigram_entropy']:.3f}    {each(values['streams'])}")
         for length, found in values.get("lengths", {}).items():
@@ -180,18 +186,18 @@ class Meters:
         self.alarm(number, self.alerts.evaluation(values["streams"]))
 
     def saving(self, number: int) -> None:
-        """A checkpoint of step `number` is about to be written: where the time had gone by then."""
+        """Called before a checkpoint of step `number` is written: keep the record of wall time up to here."""
         self.records[number] = self.goodput.record()
 
     def saved(self, number: int, seconds: float, **values: Any) -> None:
-        """The checkpoint is complete; training waited `seconds` for it."""
+        """Called when the checkpoint of step `number` is complete; training waited `seconds` for it."""
         self.saved_at = time.perf_counter()
         self.metrics.write("checkpoint", number, seconds=round(seconds, 3), **values,
                            goodput=self.records.pop(number))
         self.metrics.export(checkpoint_s=seconds, checkpoint_step=number)
 
     def rewound(self, number: int) -> None:
-        """Training continues after step `number`: the time spent on later steps counts as lost."""
+        """Called when training continues after step `number`: the time spent on later steps counts as lost."""
         self.goodput.rewind(self.lines(), number)
 
     def alarm(self, number: int, alerts: Sequence[Alert]) -> None:
@@ -206,7 +212,7 @@ class Meters:
 
 
 def each(streams: Mapping[str, Mapping[str, Any]]) -> str:
-    """'web 3.412 (1.021 bits/byte)   code 2.9'."""
+    """Losses of streams as text: 'web 3.412 (1.021 bits/byte)   code 2.900'."""
     return "   ".join(f"{name} {v['loss']:.3f}" + ("" if v.get("bits_per_byte") is None else
                                                    f" ({v['bits_per_byte']:.3f} bits/byte)")
                       for name, v in streams.items())

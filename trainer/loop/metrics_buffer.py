@@ -1,4 +1,5 @@
-"""Metrics of steps: read back from the device together, then written as metrics lines and printed."""
+"""Reads the metrics of several steps back from the device together, then writes metrics lines and prints some of
+them."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from trainer.observe import mfu
 from trainer.observe.goodput import clock
 from trainer.parallel.world import World
 
-#: sums over a step that stand before those of each stream: Σ log²Z, Σ length² of documents, targets left out as
-#: repetition
+#: number of sums of a step that precede those of each stream: Σ log²Z, Σ length² of documents, targets left out as
+#: repetitions
 HEAD = 3
 
 
@@ -29,15 +30,16 @@ class Row(NamedTuple):
     """A step whose numbers are still on the device."""
 
     step: Step
-    tokens: int               # targets after it
+    tokens: int               # targets read by the end of the step
     rate: float               # learning rate
-    sums: torch.Tensor        # [HEAD + 2 · streams] float64, over all ranks; of each stream nll and counted targets
-    norm: torch.Tensor        # of the gradient, 0-d
-    verdict: torch.Tensor     # [4] float64, of `SpikeDetector.judge`
+    sums: torch.Tensor  # [HEAD + 2 · streams] float64, over all ranks; after HEAD each stream's nll, then its targets
+    norm: torch.Tensor        # gradient norm, 0-d
+    verdict: torch.Tensor     # [4] float64, from `SpikeDetector.judge`
 
 
 class MetricsBuffer:
-    """Steps whose numbers are still on the device: they are read back together, so that a step never waits for one."""
+    """Holds the steps whose numbers are still on the device. They are read back together, so that a step never waits
+    for its own."""
 
     def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, meters: Meters, high_loss: HighLossRows,
                  world: World, say: Callable[[str], None]) -> None:
@@ -54,7 +56,7 @@ class MetricsBuffer:
         self.rows.append(row)
 
     def skipped(self, step: Step, tokens: int, why: str) -> None:
-        """A step that is not performed."""
+        """Write the metrics line of a step that is not performed."""
         self.metrics.write("step", step.number + 1, phase=self.run.curriculum.phases[step.phase].name,
                            samples=step.stop, tokens=tokens, targets=0, loss=None, grad_norm=None, streams={},
                            skipped=True, why=why)
@@ -62,16 +64,16 @@ class MetricsBuffer:
             self.say(f"step {step.number + 1:>6}/{self.steps}  skipped: {why}")
 
     def speed(self) -> float | None:
-        """Tokens per second of all steps so far, without evaluation and checkpoints."""
+        """Tokens per second of all steps that count for the speed (`Meters.flushed`); None before the first one."""
         return self.trained / self.busy if self.busy else None
 
     def flush(self, interrupted: int) -> tuple[int, list[StepRecord]]:
-        """Write a metrics line for each waiting step. Returns the largest `interrupted` (a signal) of all ranks, and
-        what the steps were like."""
+        """Write a metrics line for each waiting step. Returns the largest `interrupted` (a signal's number or 0) of all
+        ranks, and the records of the steps."""
         waiting, self.rows = self.rows, []
         signalled = int(self.world.max(torch.tensor(interrupted, device=self.world.device)))
         if not waiting:
-            self.metrics.flush()                     # lines of skipped steps: a checkpoint may follow
+            self.metrics.flush()                     # writes the lines of skipped steps: a checkpoint may follow
             return signalled, []
         high_loss = self.world.sum(self.high_loss.packed())
         steps = torch.stack([torch.cat((r.sums, r.norm.detach().double()[None], r.verdict)) for r in waiting])
@@ -96,12 +98,13 @@ class MetricsBuffer:
 
     def describe(self, pending: Row, row: list[float], speed: float,
                  utilisation: float | None) -> tuple[StepRecord, dict[str, Any]]:
-        """A step as the stability monitor sees it, and its metrics line, from the numbers of `pending` on the host."""
+        """Make the StepRecord (for the stability monitor) and the metrics line of a step, from `pending` and its
+        numbers `row`."""
         step, s = pending.step, len(self.streams)
         z, _, repeats = row[:HEAD]
         nll, counted, (norm, *verdict) = row[HEAD:HEAD + s], row[HEAD + s:HEAD + 2 * s], row[HEAD + 2 * s:]
         targets = sum(counted)
-        loss = sum(nll) / targets if targets else None              # None: it read prompts alone
+        loss = sum(nll) / targets if targets else None              # None: the step read prompts only
         line: dict[str, Any] = {
             "phase": self.run.curriculum.phases[step.phase].name, "samples": step.stop, "tokens": pending.tokens,
             "targets": int(targets), "loss": finite(loss), "z": finite(z / max(1.0, targets)), "lr": pending.rate,
@@ -112,7 +115,7 @@ class MetricsBuffer:
         return StepRecord(step.number + 1, loss, norm, verdict[0] != 0, *verdict[1:]), line
 
     def write(self, record: StepRecord, values: dict[str, Any]) -> None:
-        """Write the metrics line of a step, and print one where it is due."""
+        """Write the metrics line of a step, and print a line if one is due."""
         head, due = f"step {record.step:>6}/{self.steps}", self.meters.due(record.step)
         if record.bad:
             values |= {"skipped": True, "why": record.why}
@@ -130,7 +133,7 @@ class MetricsBuffer:
 
 
 def finite(x: float | None) -> float | None:
-    """JSON has no infinities."""
+    """`x`, or None if it is not finite: JSON has no infinities."""
     return x if x is not None and math.isfinite(x) else None
 
 

@@ -1,4 +1,4 @@
-"""Where a training goes on from, and whether what comes back from a checkpoint is what was saved."""
+"""Finds where a training continues, and checks that what is loaded from a checkpoint is what was saved."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from trainer.parallel.world import World, reshard, uncompiled
 
 def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
                  say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, Step | None, bool]:
-    """The sound checkpoint to go on from (None: the start), the first step after it (None: there is none), and whether
-    nothing is left to do. Every rank calls it, and what the first one sees counts: ranks apart would wait for each
-    other forever, or learn from different data."""
+    """Return the sound checkpoint to continue from (None: the start), the first step after it (None: there is none),
+    and whether nothing is left to do. Every rank calls it, and the first rank decides: ranks that disagree would wait
+    for each other forever, or learn from different data."""
     digest = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)],
                                        sort_keys=True).encode()).digest()
     has_summary, first_digest = struct.unpack("<?32s", world.broadcast(
@@ -68,15 +68,15 @@ def refuse_another(checkpoint: ckpt.Checkpoint, run: Run) -> None:
 
 
 def position(checkpoint: ckpt.Checkpoint | None) -> tuple[int, int, int]:
-    """(steps, samples, tokens) at a checkpoint, or (None) at the start."""
+    """(steps, samples, tokens) at a checkpoint; (0, 0, 0) for None, the start."""
     return (checkpoint.meta["step"], checkpoint.meta["samples"], checkpoint.meta["tokens"]) if checkpoint else (0, 0, 0)
 
 
 def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Transformer,
             optimizer: torch.optim.Optimizer, detector: SpikeDetector, monitor: StabilityMonitor, world: World,
             dtype: torch.dtype) -> None:
-    """Make everything what it was at a checkpoint, or (None) at the start. Raises CheckpointError when the loss on a
-    few samples is not what it was at saving: the checkpoint, the data or the code is not what it was."""
+    """Set model, optimiser and monitors to their state at a checkpoint, or at the start (None). Raises CheckpointError
+    when the loss on a few samples differs from the loss at saving: the checkpoint, the data or the code has changed."""
     optim.skip_when(optimizer, None)
     model.rope = run.rope(checkpoint.meta["samples"] if checkpoint else 0)
     detector.load(checkpoint.meta["guard"] if checkpoint else None)
@@ -101,7 +101,7 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
 
 
 def history(checkpoint: ckpt.Checkpoint | None) -> bytes:
-    """The hash chain of the steps before a checkpoint, or (None) before the first step."""
+    """The hash chain of the steps before a checkpoint; for None, the chain before the first step."""
     return bytes.fromhex(checkpoint.meta["chain"]) if checkpoint else GENESIS
 
 

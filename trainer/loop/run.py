@@ -1,4 +1,4 @@
-"""A run opened for training: its curriculum and `train:` mapping, where results go, and what a resume may change."""
+"""A run opened for training: its curriculum, its `train:` settings, its output folder, and what a resume may change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Run:
     out: Path                 # checkpoints, metrics, plot
     curriculum: Curriculum
     config: TrainConfig
-    source: str | None = None # URL of the store where it is object storage; `folder` and `store` are a local copy
+    source: str | None = None # URL of the store if it is in object storage; `folder` and `store` are then a local copy
 
     @property
     def vocab(self) -> int:
@@ -36,16 +36,16 @@ class Run:
         return Schedule(self.config.schedule, self.curriculum.phases, self.config.optimizer.lr)
 
     def rope(self, samples: int) -> Rope:
-        """The model's positions after `samples` samples: those of the last one's phase."""
+        """The model's RoPE settings after `samples` samples: those of the last sample's phase."""
         return phase_rope(self.config.model, self.curriculum.phases[self.curriculum.phase_at(max(0, samples - 1))])
 
     def micro_rows(self, length: int) -> int:
-        """Windows of `length` tokens a rank computes at once."""
+        """Number of windows of `length` tokens that a rank computes at once."""
         return max(1, self.config.micro_batch // length)
 
     def unshared(self, ranks: int) -> list[str]:
-        """What of `ranks` the phases' batches, at their smallest, leave without work: one line each. Raises ConfigError
-        when so many cannot be arranged as `parallel` says."""
+        """Phases whose smallest batch does not give `ranks` ranks equal work, one line each. Raises ConfigError when
+        that many ranks cannot be arranged as `parallel` says."""
         self.config.parallel.shape(ranks)
         groups, found = ranks // self.config.parallel.tensor, []
         for phase in self.curriculum.phases:
@@ -60,7 +60,7 @@ class Run:
         return found
 
     def sample_at(self, step: int) -> int:
-        """How many samples the first `step` steps read."""
+        """Number of samples that the first `step` steps read."""
         samples = 0
         for phase in self.curriculum.phases:
             for first, stop, batch in phase.stretches:
@@ -81,7 +81,7 @@ class Run:
         raise ConfigError(f"sample {sample} is beyond the curriculum's {self.curriculum.samples}")
 
     def steps(self, sample: int = 0) -> Iterator[Step]:
-        """The steps from sample number `sample` (a step's first) to the end, in O(1) memory."""
+        """Yield the steps from sample number `sample` (the first of a step) to the end, in O(1) memory."""
         number = tokens = 0
         for p, phase in enumerate(self.curriculum.phases):
             for first, stop, batch in phase.stretches:
@@ -95,8 +95,9 @@ class Run:
 
 
 def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[str]) -> Run:
-    """Open `run`, a folder or URL (STORE/runs/RUN) or the name of a run in `store`. `overrides`: `key=value` of
-    `train:`. Of a run in object storage only its small files are fetched here (`remote.fetch_shards`)."""
+    """Open `run`: a folder or URL (STORE/runs/RUN), or the name of a run in `store`. `overrides` are `key=value` for
+    `train:`. Of a run in object storage only the small files are fetched here; `remote.fetch_shards` fetches the
+    shards."""
     source = None
     if out is not None and remote.is_url(out):
         raise ConfigError(f"--out {out}: checkpoints and metrics need a file system; give a folder")
@@ -114,7 +115,7 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
     try:
         curriculum = Curriculum.load(path)
     except CurriculumError as error:
-        raise ConfigError(str(error)) from None                     # names the file
+        raise ConfigError(str(error)) from None                     # the message names the file
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     train = read_train(folder / "recipe.yaml")
@@ -123,7 +124,7 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
     config = build(TrainConfig, train, f"{folder / 'recipe.yaml'}: train")
     made = Run(folder, Path(store) if store else folder.absolute().parent.parent,
                Path(out) if out else folder / "train", curriculum, config, source)
-    made.schedule()               # raises its errors here, before anything starts
+    made.schedule()               # raises its errors now, before anything starts
     for first, stop in config.skip:
         if first > curriculum.steps:
             raise ConfigError(f"train.skip: [{first}, {stop}]: the curriculum has {curriculum.steps:,} steps; name "
@@ -134,9 +135,10 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
 
 
 def differences(meta: dict[str, Any], run: Run) -> list[str]:
-    """What a checkpoint's `meta` and a run disagree about, one line each; [] means the run may go on from it.
+    """How a checkpoint's `meta` and a run disagree, one line each; [] means that the run may continue from the
+    checkpoint.
 
-    What `changes` and `edits` report may differ.
+    Changes that `changes` and `edits` report are permitted.
     """
     found = unequal(meta["config"], run.config.identity())
     was, now = meta["curriculum"], run.curriculum.to_json()
@@ -155,17 +157,17 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
     if found:
         return found
     phases = [Phase(**p) for p in was["phases"]]
-    last = meta["tokens"] - 1                            # read; the next one may be a phase's with a rate of its own
+    last = meta["tokens"] - 1  # last token read; the next one may belong to a phase with its own rate
     before = Schedule(run.config.schedule, phases, run.config.optimizer.lr).factor(last)
     after = run.schedule().factor(last)
-    if abs(before - after) > 1e-6:                       # shares of a total that has changed
+    if abs(before - after) > 1e-6:                       # e.g. shares of a total that has changed
         found.append(f"schedule: at token {meta['tokens']:,} the learning rate would jump from {before:.4g} to "
                      f"{after:.4g} of its peak; give warmup and decay in tokens, or `lr: decay` in a phase")
     return found
 
 
 def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
-    """Differences in a phase that has begun: it may only have been cut, and not before sample number `samples`."""
+    """Forbidden differences in a phase that has begun: it may only be cut, and not before sample number `samples`."""
     if new is None:
         return [f"phase {old.name}: has begun, but is missing now"]
     same = ("start", "sequence", "batch", "ramp", "weights", "reserved", "lr", "extra", "reset_optimizer", "rope_theta",
@@ -192,7 +194,8 @@ def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, An
 
 
 def edits(meta: dict[str, Any], run: Run) -> list[str]:
-    """Changes to the curriculum after the position of a checkpoint since it was written, one line each."""
+    """Changes to the curriculum since a checkpoint was written, one line each. `differences` refuses those before its
+    position."""
     was, now = meta["curriculum"], run.curriculum.to_json()
     result = [f"stream {s['name']}: new" for s in now["streams"][len(was["streams"]):]]
     old, new = ({phase["name"]: phase for phase in side["phases"]} for side in (was, now))
@@ -200,7 +203,7 @@ def edits(meta: dict[str, Any], run: Run) -> list[str]:
         if name not in new:
             result.append(f"phase {name}: taken out")
             continue
-        keys = sorted({*phase, *new[name]} - {"start"})              # where it begins follows from those before it
+        keys = sorted({*phase, *new[name]} - {"start"})              # a phase's start follows from those before it
         result += [f"phase {name}.{k}: was {phase.get(k)!r}, now {new[name].get(k)!r}" for k in keys
                   if phase.get(k) != new[name].get(k)]
     return result + [f"phase {name}: new, {Phase(**phase).tokens:,} tokens from sample {phase['start']:,} on"
@@ -208,24 +211,24 @@ def edits(meta: dict[str, Any], run: Run) -> list[str]:
 
 
 def version(sums: Mapping[str, str | None]) -> str:
-    """Code for people to read: commit or version, and the hash, which is what is compared."""
+    """A version of the code as short text: commit or package version, and the hash, which is what is compared."""
     return f"{(sums['commit'] or sums['package'] or 'unknown')[:12]} ({(sums['sha256'] or '')[:8]})"
 
 
 def unequal(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "train.") -> list[str]:
-    """'train.KEY: checkpoint 1, now 2' for each key on which two (nested) mappings disagree."""
+    """Return 'train.KEY: checkpoint 1, now 2' for each key in which two (nested) mappings differ."""
     then, now = flat(dict(old)), flat(dict(new))
     return [f"{prefix}{written(k)}: checkpoint {then.get(k)!r}, now {now.get(k)!r}"
             for k in sorted(then.keys() | now.keys()) if then.get(k) != now.get(k)]
 
 
 def written(key: str) -> str:
-    """checkpoint.async_ → checkpoint.async, the spelling in a recipe."""
+    """A key as spelled in a recipe: checkpoint.async_ → checkpoint.async."""
     return ".".join(part.removesuffix("_") for part in key.split("."))
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{'a': {'b': 1}} → {'a.b': 1}, tuples as lists (as JSON gives them back)."""
+    """Flatten a mapping: {'a': {'b': 1}} → {'a.b': 1}. Tuples become lists, as JSON returns them."""
     out: dict[str, Any] = {}
     for key, value in mapping.items():
         if isinstance(value, dict):
@@ -236,5 +239,5 @@ def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def lists(value: Any) -> Any:
-    """Tuples as lists, at any depth."""
+    """Convert tuples to lists, at any depth."""
     return [lists(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,12 +1,15 @@
-"""Loss spikes: a step that looks wrong changes nothing; when that does not help, training rewinds and skips the data.
+"""Handles loss spikes: the update of a step that looks wrong is skipped; when that does not help, training rewinds and
+skips the data.
 
-`SpikeDetector` works on the device. A step whose loss or gradient norm is no number, or lies more than `sigma` standard
-deviations above the mean of the last `window` accepted steps, changes nothing (SkipStep of OLMo-core; OLMo 2, arXiv
-2501.00656). Loss and norm are those of the whole step, so all ranks judge alike, and nothing is read back to the host.
+`SpikeDetector` works on the device. A step whose loss or gradient norm is not finite, or lies more than `sigma`
+standard deviations above the mean of the last `window` accepted steps, changes nothing (SkipStep of OLMo-core; OLMo 2,
+arXiv 2501.00656). Loss and norm are those of the whole step, so all ranks judge alike, and nothing is read back to the
+host.
 
-`StabilityMonitor` works on the host, when the numbers are read. Too many such steps end the training with a report; or,
-where `rewind` is set, it asks for a rewind to a checkpoint before the trouble, and the steps around its beginning are
-skipped (PaLM, arXiv 2204.02311 §5.1: back to about 100 steps before the spike, 200 to 500 batches skipped).
+`StabilityMonitor` works on the host, once the numbers are read back. Too many skipped updates end the training with an
+error. Where `rewind` is set, it asks for a rewind to a checkpoint before the spike, and the steps around the spike's
+beginning are skipped (PaLM, arXiv 2204.02311 §5.1: back to about 100 steps before the spike, 200 to 500 batches
+skipped).
 """
 
 from __future__ import annotations
@@ -29,20 +32,21 @@ from trainer.parallel.world import World
 
 
 class SpikeDetector:
-    """The accepted steps' losses and norms, on the device."""
+    """Judges the loss and norm of each step against those of the accepted steps, on the device."""
 
     def __init__(self, config: StabilityConfig, device: torch.device) -> None:
         self.config, self.phase = config, -1
-        #: [2, window] float64: losses and norms of the last accepted steps, in a ring; how many were accepted
+        #: [2, window] float64: losses and norms of the last accepted steps, as a ring buffer; `count`: accepted steps
+        #: of the phase
         self.ring = torch.zeros(2, config.window, dtype=torch.float64, device=device)
         self.count = torch.zeros((), dtype=torch.int64, device=device)
         self.slots = torch.arange(config.window, device=device)
 
     def judge(self, phase: int, sums: Tensor, norm: Tensor) -> Tensor:
-        """A step of the phase, from its sums over all ranks [2 · streams] (their nll, their counted targets) and its
-        gradient norm, 0-d. Returns [4] float64: 1 to skip the update or 0; the mean of the losses before it; the
-        highest loss and the highest norm that would have been accepted (NaN and infinity while there are too few).
-        Never waits for the device."""
+        """Judge a step of `phase` from its sums over all ranks [2 · streams] (the nll of each stream, then its counted
+        targets) and its gradient norm, 0-d. Returns [4] float64: 1 to skip the update, else 0; the mean loss of the
+        accepted steps before it (NaN while there are too few); the highest loss and the highest norm that are accepted
+        (infinity while there are too few). Never waits for the device."""
         if phase != self.phase:
             self.phase = phase
             self.count.zero_()
@@ -56,14 +60,14 @@ class SpikeDetector:
         limit = mean + (self.config.sigma or math.inf) * spread
         limit = torch.where(ready & ~limit.isnan(), limit, math.inf)
         bad = ~now.isfinite().all() | (now > limit).any()
-        take = ~bad & (targets > 0)                          # a step of prompts alone has no loss to judge
+        take = ~bad & (targets > 0)                          # a step of prompts only has no loss to judge
         at = self.count % self.config.window
         self.ring.copy_(torch.where(take & (self.slots == at), now[:, None], self.ring))
         self.count += take
         return torch.cat((bad.double()[None], torch.where(ready, mean[:1], math.nan), limit))
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint's meta. Waits for the device."""
+        """The state for a checkpoint's metadata. Waits for the device."""
         return {"phase": self.phase, "count": int(self.count), "ring": self.ring.tolist()}
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -78,17 +82,17 @@ class SpikeDetector:
 class StepRecord(NamedTuple):
     """The numbers of a performed step, read back to the host."""
 
-    step: int                     # from 1
-    loss: float | None            # None: it had no target
+    step: int                     # number, from 1
+    loss: float | None            # None: the step had no target
     norm: float
-    bad: bool                     # it changed nothing
-    mean: float                   # of the losses of the accepted steps before it; NaN: too few
+    bad: bool                     # its update was skipped
+    mean: float                   # mean loss of the accepted steps before it; NaN: too few
     loss_limit: float
     norm_limit: float
 
     @property
     def why(self) -> str:
-        """Why its update was skipped."""
+        """Why the update was skipped."""
         result = [f"{name} {value:.4g}" + (f" > {limit:.4g}" if value > limit and value < math.inf else "")
                  for name, value, limit in (("loss", self.loss, self.loss_limit), ("norm", self.norm, self.norm_limit))
                  if value is not None and (not value <= limit or value == math.inf)]
@@ -97,28 +101,30 @@ class StepRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Rewind:
-    """From `first` on something is wrong, as `step` shows: steps [start, stop) are to be skipped."""
+    """A rewind that is needed: `step` shows that something is wrong from `first` on; steps [start, stop) are to be
+    skipped."""
 
     first: int
     step: int
     start: int
     stop: int
     why: str
-    budget: int                   # rewinds a run may have
+    budget: int                   # most rewinds that a run may have
 
 
 class StabilityMonitor:
-    """Watches the steps, in order, and says when skipping an update is not enough. A pure function of their numbers."""
+    """Watches the steps in order and decides when skipping updates is not enough. A pure function of their numbers."""
 
     def __init__(self, config: StabilityConfig) -> None:
         self.config = config
-        #: numbers of the steps whose update was skipped lately; how many steps on end the loss has been too high
+        #: numbers of the recent steps whose update was skipped; `above`: number of steps in a row with too high a loss
         self.skipped_updates: list[int] = []
         self.above = 0
 
     def review(self, steps: Iterable[StepRecord], reports: str) -> Rewind | None:
-        """The first rewind that `steps` (those since the last call) trigger, or None. Raises TrainingError when
-        training cannot continue; `reports` is the command that inspects a step ('tokenmill train explain RUN')."""
+        """Take in `steps`, those since the last call. Returns the first rewind that they trigger, or None. Raises
+        TrainingError when training cannot continue; its message uses `reports`, the command that inspects a step
+        ('tokenmill train explain RUN')."""
         for record in steps:
             if rewind := self._rewind(record):
                 return rewind
@@ -126,7 +132,7 @@ class StabilityMonitor:
         return None
 
     def _rewind(self, record: StepRecord) -> Rewind | None:
-        """Take in a step; the rewind that it triggers."""
+        """Take in a step. Returns the rewind that it triggers, or None."""
         keep = max(self.config.window, self.config.rewind.trigger.within if self.config.rewind else 0)
         self.skipped_updates = [s for s in self.skipped_updates if s > record.step - keep] + [record.step] * record.bad
         if self.config.rewind is None:
@@ -172,8 +178,8 @@ class StabilityMonitor:
 def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, world: World,
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
     """Choose the checkpoint to rewind to, record it in the ledger, and delete the later ones; every rank calls it.
-    Returns the checkpoint, None for the start; damaged ones are not used. Raises TrainingError when no rewind is
-    possible, or no more are allowed."""
+    Returns the checkpoint, or None for the start. Damaged checkpoints are not used. Raises TrainingError when no rewind
+    is possible, or when the budget is used up."""
     if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "
@@ -189,10 +195,11 @@ def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, worl
 
 
 def rewind_target(found: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoint | None, int]:
-    """(the checkpoint to go back to, first step to skip). None: to the start.
+    """Return (the checkpoint to go back to, or None for the start; the first step to skip).
 
-    The latest one before the steps that are to be skipped; where none is left, the earliest before the first
-    suspect step, and only what comes after it is skipped. Raises TrainingError when all are later than that.
+    It is the latest checkpoint before the steps to be skipped. If there is none, it is the earliest checkpoint,
+    provided that it precedes the first suspect step, and only the steps after it are skipped. Raises TrainingError when
+    all checkpoints are later than that.
     """
     before = [c for c in found if c.step < rewind.start]
     if before:

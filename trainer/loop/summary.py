@@ -1,4 +1,4 @@
-"""The end of a training: a sample in words, and the summary that the report and the demo read."""
+"""The end of a training: a sample of text, and the summary that the report and the demo read."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from trainer.observe.goodput import Goodput
 from trainer.observe.story import story_of
 from trainer.parallel.world import World
 
-#: most tokens of a prompt
+#: longest prompt, in tokens
 PROMPT = 256
 
 
 def sample(run: Run, model: Transformer, world: World, dtype: torch.dtype) -> tuple[str | None, str]:
-    """(text, "") or (None, why it was skipped). Rank 0 has the tokenizer; all ranks must go the same way."""
+    """Return (text, "") or (None, why there is no sample). Only rank 0 has the tokenizer and gets the text; all ranks
+    must take the same path."""
     config = run.config.sample
     if not config.tokens:
         return None, "no sample: train.sample.tokens is 0"
     tokenizer, why = load_tokenizer(run.store / run.curriculum.tokenizer.path) if world.first else (None, "")
     prompt = (tokenizer.encode(config.prompt) if tokenizer else [])[-PROMPT:] or [run.curriculum.tokenizer.eos]
-    # of fixed length, so that every rank can receive it: is there a tokenizer, how many ids, the ids
+    # fixed length, so that every rank can receive it: whether there is a tokenizer, the number of ids, the ids
     sent = struct.pack(f"<{PROMPT + 2}q", tokenizer is not None, len(prompt), *prompt, *[0] * (PROMPT - len(prompt)))
     there, n, *ids = struct.unpack(f"<{PROMPT + 2}q", world.broadcast(sent))
     if not there:
@@ -37,7 +38,7 @@ def sample(run: Run, model: Transformer, world: World, dtype: torch.dtype) -> tu
 
 def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict[str, Any], text: str | None, why: str,
               seconds: float, speed: float | None, goodput: Goodput) -> dict[str, Any]:
-    """What is worth knowing at the end; the report and the demo read it."""
+    """The results of a training for its summary, which the report and the demo read."""
     told = story_of(run.out / "metrics.jsonl")
     steps = [loss for loss in told.loss if not math.isnan(loss)]
     before = before or (told.evals[0] if told.evals else {})

@@ -1,12 +1,13 @@
-"""How many CPU threads a rank computes with: as many as its model is worth, and no more than cores are free.
+"""Chooses how many CPU threads a rank computes with: as many as its model can use, and no more than there are free
+cores.
 
-torch takes a thread a core. The operators of a small model are shorter than it takes to share them out, and on a busy
-machine every operator waits for the thread whose core does something else: 72 thousand parameters then train a hundred
-times slower. So the machine is watched while torch is imported, and what others use of the cores is left to them.
+By default torch uses a thread per core. An operator of a small model takes less time than dividing it among threads,
+and on a busy machine every operator waits for the thread whose core is occupied: a model of 72 thousand parameters then
+trains a hundred times slower. The load is therefore measured while torch is imported, and cores that other processes
+use are left to them.
 
-The number of threads changes the last bits of sums. It is printed at the start and stored in metrics and
-checkpoints; a resume reports when it has changed. OMP_NUM_THREADS decides where it is set, as launchers (torchrun,
-Slurm, Ray) do.
+The number of threads changes the last bits of sums. It is printed at the start and stored in metrics and checkpoints; a
+resume reports a change. If OMP_NUM_THREADS is set, as by launchers (torchrun, Slurm, Ray), it decides.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.loop.run import Run
 
-#: FLOPs of a layer's forward, over a micro-batch, that a thread is worth: some milliseconds
+#: FLOPs of a layer's forward over a micro-batch that justify one more thread: some milliseconds
 WORTH = 2e8
-#: seconds that the machine is watched at least; its clock has ticks of 10 ms
+#: seconds that the load is measured at least; the system's clock has ticks of 10 ms
 WATCHED_S = 0.3
 
 
 def cores() -> float:
-    """CPUs this process may use: its affinity, and the quotas of its cgroups (v2)."""
+    """Number of CPUs that this process may use, by its affinity and the quotas of its cgroups (v2)."""
     count = float(len(affinity()))
     try:
         path = Path("/proc/self/cgroup").read_text(encoding="ascii").split("0::", 1)[1].split("\n")[0]
@@ -54,8 +55,8 @@ class Watch:
         self.since, self.own, self.idle = time.monotonic(), time.process_time(), idle()
 
     def free(self) -> float:
-        """Cores that other processes have not used since: idle ones, and those this process used. All cores where the
-        system does not report idle time."""
+        """Number of cores that other processes have not used since the start: idle ones, and those this process used.
+        All cores where the system does not report idle time."""
         time.sleep(max(0.0, self.watched_s - (time.monotonic() - self.since)))
         now, own = idle(), time.process_time() - self.own
         if self.idle is None or now is None:
@@ -64,7 +65,8 @@ class Watch:
 
 
 def idle() -> float | None:
-    """Seconds that the cores of this process's affinity have been idle since the system started, in sum."""
+    """Sum of the seconds that the cores of this process's affinity have been idle since the system started; None if the
+    system does not report it."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -75,8 +77,8 @@ def idle() -> float | None:
 
 
 def threads(run: Run, ranks: int, free: float, device: str) -> int:
-    """For each of `ranks` ranks on this machine, of which `free` cores are free. On a GPU the CPU computes what is
-    offloaded, whatever the size of a micro-batch."""
+    """Number of threads for each of `ranks` ranks on a machine with `free` free cores. On CUDA the model's size does
+    not limit it: the CPU computes only what is offloaded."""
     most = max(1, int(free / ranks + 0.5))
     if device == "cuda":
         return most
@@ -88,7 +90,7 @@ def threads(run: Run, ranks: int, free: float, device: str) -> int:
 
 
 def settle(run: Run, watch: Watch, device: str) -> None:
-    """Set the number of this process's threads, unless OMP_NUM_THREADS does."""
+    """Set the number of this process's threads, unless OMP_NUM_THREADS is set."""
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
@@ -98,7 +100,7 @@ def settle(run: Run, watch: Watch, device: str) -> None:
 
 
 def describe() -> str:
-    """'1 thread of 2 cores'."""
+    """The number of threads as text: '1 thread of 2 cores'."""
     import torch
 
     count = torch.get_num_threads()

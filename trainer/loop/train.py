@@ -64,7 +64,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             + ("the end of the curriculum" if following is None
                else f"or beyond step {stop_at}, where this was to stop"))
         return json.loads(summary_file.read_text(encoding="utf-8")) if following is None and world.first else {}
-    # all steps done but no summary: an earlier process died after its last checkpoint, so do what comes after the steps
+    # if all steps are done but there is no summary, an earlier process died after its last checkpoint: go on after the
+    # steps
     trainer = Trainer(run, world, ledger, checkpoint, goodput, say)
     if world.first and following is not None:
         summary_file.unlink(missing_ok=True)           # of a curriculum that has been prolonged since
@@ -120,13 +121,14 @@ class Trainer:
         self.say(optim.describe(self.optimizer))
 
     def restore(self, checkpoint: ckpt.Checkpoint | None) -> None:
-        """Set model, optimiser, detectors and hash chain to their state at a checkpoint, or (None) at the start."""
+        """Set model, optimiser, detectors and hash chain to their state at a checkpoint, or at the start (None)."""
         restore(checkpoint, self.run, self.data, self.model, self.optimizer, self.detector, self.monitor, self.world,
                 self.dtype)
         self.chain = history(checkpoint) if self.world.first else GENESIS
 
     def resumed(self, checkpoint: ckpt.Checkpoint) -> list[str]:
-        """What has changed since the checkpoint was written, one line each. Prints it and records curriculum edits."""
+        """Return what has changed since the checkpoint was written, one line each. Prints it and records curriculum
+        edits."""
         edited = edits(checkpoint.meta, self.run)
         self.ledger.edited(self.number, edited)
         changed = [*changes(checkpoint.meta, self.run, self.world.size, self.machine), *edited]
@@ -147,9 +149,8 @@ class Trainer:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     def steps(self, stop_at: int | None, interrupted: Callable[[], int]) -> Rewind | None:
-        """Perform the remaining steps, to the end of the curriculum or to step `stop_at`. Returns None there, or stops
-        early and returns the rewind that the loss requires. After a signal, writes a checkpoint and raises
-        SystemExit."""
+        """Perform the remaining steps. Returns None at the end of the curriculum or after step `stop_at`, or earlier
+        the rewind that the losses require. After a signal, writes a checkpoint and raises SystemExit."""
         config, curriculum = self.run.config, self.run.curriculum
         self.goodput.enter("warmup")
         self.buffer.restart()
@@ -173,7 +174,7 @@ class Trainer:
             evaluate = self.number % config.evaluate.every == 0 or ends
             if not (self.world.device.type == "cpu" or self.meters.cold or self.meters.due(self.number) or save
                     or evaluate):
-                continue                                # no number is needed yet: the host runs ahead of the device
+                continue                                # no number is needed yet, so the host runs ahead of the device
             stopping, records = self.buffer.flush(interrupted())
             if rewind := self.monitor.review(records, f"tokenmill train explain {self.run.folder}"):
                 return rewind
@@ -194,7 +195,7 @@ class Trainer:
         return None
 
     def perform(self, step: Step, batch: Batch, waited: float) -> None:
-        """Learn from one batch: gradients, the verdict on them, the optimiser. Never waits for the device."""
+        """Learn from one batch: compute gradients, judge them, step the optimiser. Never waits for the device."""
         factor = self.schedule.factor((step.tokens + self.tokens) / 2)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
@@ -202,7 +203,7 @@ class Trainer:
         sums, norm = forward_backward(self.model, step, batch, self.run, self.data, self.high_loss, self.meters.micro,
                                       self.world, self.dtype)
         verdict = self.detector.judge(step.phase, sums[HEAD:], norm)
-        # offloaded parameters step on the CPU, where torch would read this before its copy has arrived
+        # offloaded parameters step on the CPU, where torch would read the verdict before its copy has arrived
         device = "cpu" if self.run.config.parallel.offload else self.world.device
         optim.skip_when(self.optimizer, verdict[0].to(device).float())
         self.meters.before(step)
@@ -228,7 +229,7 @@ class Trainer:
                  f"{stop - 1}")
 
     def stop(self, number: int) -> None:
-        """End the process in good order after signal `number`."""
+        """End the process in an orderly way after signal `number`."""
         self.metrics.flush()
         self.say(self.goodput.told())
         self.say(f"stopped by {signal.Signals(number).name} after step {self.number}; the same command goes on")
@@ -236,7 +237,8 @@ class Trainer:
 
     # -- evaluation and checkpoints ----------------------------------------------------------------------------------
     def evaluate(self) -> dict[str, Any]:
-        """Held-out loss on windows of the first phase's length, and of this phase's where that differs."""
+        """Evaluate the held-out loss on windows of the first phase's length, and of the current phase's where that
+        differs."""
         run, heldout, chunk = self.run, self.heldout, self.run.config.loss.chunk
         with self.goodput.of("evaluation"):
             values = heldout.evaluate(self.model, run.micro_rows(heldout.length), self.dtype, chunk, self.world)
@@ -250,7 +252,8 @@ class Trainer:
         return values
 
     def save(self, step: Step, heldout: float | None) -> None:
-        """Write a checkpoint after `step`, or (async) begin to. Raises TrainingError when the model is unusable."""
+        """Write a checkpoint after `step`, or with `async` begin to. Raises TrainingError when the model's loss is not
+        finite."""
         run, phase = self.run, self.run.curriculum.phases[step.phase]
         self.high_loss.write()
         self.meters.saving(self.number)
@@ -274,7 +277,8 @@ class Trainer:
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def finish(self, before: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """At the end of the curriculum: the last evaluation, a sample of text, the summary. Returns it, on rank 0."""
+        """At the end of the curriculum, make the last evaluation, a sample of text and the summary. Returns the
+        summary, on rank 0."""
         run, config, world = self.run, self.run.config, self.world
         self.goodput.enter("evaluation")
         summary: dict[str, Any] = {}
@@ -305,14 +309,14 @@ class Trainer:
 
 def forward_backward(model: Transformer, step: Step, batch: Batch, run: Run, data: Data, high_loss: HighLossRows,
                      micro: MicroNorms, world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of one step, clipped. Returns sums over all ranks [HEAD + 2·S] float64 (`trainer.loop.metrics_buffer`)
-    and the global gradient norm."""
+    """Compute the gradients of one step and clip them. Returns sums over all ranks [HEAD + 2·S] float64
+    (`trainer.loop.metrics_buffer`) and the global gradient norm before clipping."""
     config = run.config
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)
     length = batch.tokens.shape[1]
-    # Σ length² of the documents, or of the windows where documents are not kept apart; this rank's part
-    # (fill_, since assigning a number to one place copies it from the host, and the host waits for that)
+    # this rank's part of Σ length² of the documents, or of the windows where attention crosses documents (fill_:
+    # assigning a number to an element copies it from the host, and the host waits for that)
     sums[1].fill_(batch.attended if config.model.masking == "document" else step.batch * length ** 2 / world.data_size)
     sums[2].fill_(batch.repeated)
     # the loss is divided by the number of targets that count in the whole step, on all ranks and micro-batches
