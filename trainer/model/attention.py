@@ -36,7 +36,7 @@ Masking = Literal["document", "none"]
 
 @dataclass(frozen=True)
 class DocMask:
-    """The attention mask of a micro-batch, made once and used by every layer.
+    """The attention mask of a micro-batch, built once and used by every layer.
 
     `positions` [B, T] int64, and at most one of these: `dense` [B, 1, T, T] additive (0 or -inf); `block`, the same for
     flex_attention; `starts` [D + 1] int32, the cumulative lengths of the documents of the flattened batch (padded with

@@ -11,18 +11,19 @@ from typing import Any, ClassVar, Literal
 
 from trainer.base.config import Count
 
-#: the kind of a parameter, which decides its initial values, its optimiser rule and muP's factors
+#: kinds of parameters; they determine initial values, the optimiser's rule and muP's factors
 Role = Literal["embedding", "output", "matrix", "vector"]
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How frequencies are divided by `factor`; `original` is the trained context in tokens.
+    """How RoPE's frequencies are divided by `factor`. `original` is the trained context in tokens.
 
-    `linear`: all of them (position interpolation, arXiv 2306.15595). `llama3`: wavelengths beyond original / `low`
-    fully, those below original / `high` not at all, smoothly between (Llama 3.1). `yarn` (arXiv 2309.00071): pairs
-    that turn less than `beta_slow` times within `original` fully, more than `beta_fast` times not at all, a ramp over
-    the pairs between; queries and keys are multiplied by `attention_factor` (null: 0.1 · ln factor + 1).
+    `linear` divides all of them (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1) divides those with
+    wavelengths beyond original / `low` fully and those with wavelengths below original / `high` not at all, with a
+    smooth transition. `yarn` (arXiv 2309.00071) divides those of pairs that turn less than `beta_slow` times within
+    `original` fully and those that turn more than `beta_fast` times not at all, with a ramp over the pairs between;
+    queries and keys are multiplied by `attention_factor` (null: 0.1 · ln factor + 1).
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -46,8 +47,8 @@ class RopeScaling:
 
 
 def depth(layers: int) -> dict[str, Any]:
-    """nanochat's sizes, which follow from the number of layers: width 64 · layers, heads of width 128, multi-head
-    attention with QK-norm, ffn 8/3 of the width, embedding and output not tied."""
+    """nanochat's sizes for a number of layers: width 64 · layers, heads of width 128, multi-head attention with
+    QK-norm, ffn 8/3 of the width, embedding and output not tied."""
     return {"layers": layers, "width": 64 * layers, "heads": layers // 2, "qk_norm": True, "tie": False}
 
 
@@ -135,7 +136,7 @@ class ModelConfig:
 
     @property
     def rotated(self) -> int:
-        """How many dimensions of a head RoPE turns."""
+        """Number of dimensions of a head that RoPE turns."""
         return int(self.dim * self.rotary)
 
     @property
@@ -145,7 +146,7 @@ class ModelConfig:
 
     @property
     def width_ratio(self) -> float:
-        """m of muP: this width over that of the model whose hyperparameters are used (1 without muP)."""
+        """m of muP: this width divided by that of the model whose hyperparameters are used (1 without muP)."""
         return self.width / self.mup if self.mup else 1.0
 
     def rate(self, name: str) -> float:

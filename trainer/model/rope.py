@@ -1,8 +1,8 @@
 """Rotary positions (RoPE, arXiv 2104.09864), and their scaling for contexts longer than the trained ones.
 
-A pair of dimensions turns by position · frequency, frequency = θ^(-2i/R). Raising θ alone (ABF, arXiv 2309.16039) is
-`theta`; the other methods change the frequencies themselves. A phase may have its own θ and scaling: they are plain
-values on the model, not parameters, and every forward computes the tables again (R/2 numbers), so that a change
+A pair of dimensions turns by position · frequency, frequency = θ^(-2i/R). `theta` alone raises θ (ABF, arXiv
+2309.16039); the scaling methods change the frequencies themselves. A phase may have its own θ and scaling: they are
+plain values on the model, not parameters, and every forward computes the tables again (R/2 numbers), so that a change
 rebuilds and recompiles nothing.
 """
 
@@ -19,14 +19,14 @@ from trainer.model.config import RopeScaling
 
 @dataclass(frozen=True)
 class Rope:
-    """The settings of the tables: θ and a scaling."""
+    """The settings that determine the tables of cos and sin: θ and a scaling."""
 
     theta: float
     scaling: RopeScaling | None = None
 
     @property
     def magnitude(self) -> float:
-        """Factor on cos and sin, that is on queries and on keys (YaRN's attention factor)."""
+        """Factor on cos and sin, and so on queries and keys (YaRN's attention factor)."""
         if self.scaling is None or self.scaling.kind != "yarn":
             return 1.0
         return self.scaling.attention_factor or 0.1 * math.log(self.scaling.factor) + 1

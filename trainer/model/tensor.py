@@ -1,5 +1,4 @@
-"""Tensor parallelism within a node: the split of Megatron-LM (arXiv 1909.08053), as one table and a few small
-functions.
+"""Tensor parallelism within a node, split as in Megatron-LM (arXiv 1909.08053): one table and a few small functions.
 
 A parameter is a DTensor over the mesh dimension `tensor`, split according to `PLAN`. FSDP2 splits it once more over the
 data ranks (a 2-D mesh); in forward it is again a DTensor over `tensor` alone. The computation itself is on plain
@@ -83,8 +82,8 @@ def copies(x: Tensor) -> int:
 
 
 def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:
-    """This rank's part of a parameter. `gradient`: the placement of its gradient over the group, if it differs from the
-    parameter's."""
+    """This rank's part of a parameter. `gradient` is the placement of its gradient over the group where it differs from
+    the parameter's."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.to_local(grad_placements=None if gradient is None else (gradient,))
@@ -103,8 +102,8 @@ def whole(weight: Tensor) -> Tensor:
 
 
 def enter(x: Tensor, weight: Tensor) -> Tensor:
-    """Megatron's f: `x`, whole on each rank, enters a computation divided like `weight`. Forward returns `x`, backward
-    sums the gradients of the ranks."""
+    """Megatron's f: `x`, whole on each rank, enters a computation that is divided like `weight`. Forward returns `x`,
+    backward sums the gradients of the ranks."""
     if not isinstance(weight, DTensor):
         return x
     inside = DTensor.from_local(x, weight.device_mesh, (Replicate(),), run_check=False)
@@ -112,13 +111,13 @@ def enter(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def leave(x: Tensor, weight: Tensor) -> Tensor:
-    """Megatron's g: `x` is a summand on each rank. Forward gives every rank the sum, backward passes the gradient
+    """Megatron's g: `x` on each rank is one summand. Forward gives every rank the sum, backward passes the gradient
     on."""
     return _to_replicate(x, weight, Partial())
 
 
 def gather(x: Tensor, weight: Tensor) -> Tensor:
-    """`x` [..., d / N] of each rank → [..., d]; backward gives each rank its slice of the gradient."""
+    """Concatenate `x` [..., d / N] of all ranks to [..., d]; backward gives each rank its slice of the gradient."""
     return _to_replicate(x, weight, Shard(x.ndim - 1))
 
 
@@ -130,7 +129,7 @@ def _to_replicate(x: Tensor, weight: Tensor, how: Placement) -> Tensor:
 
 
 def share(x: Tensor, weight: Tensor) -> Tensor:
-    """This rank's consecutive share of the rows of `x` [N, ...], which is equal on all ranks; backward gathers the
+    """This rank's consecutive share of the rows of `x` [N, ...], which is the same on all ranks. Backward gathers the
     gradients of all shares."""
     if not isinstance(weight, DTensor):
         return x
@@ -158,7 +157,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """nn.Embedding; each rank holds a share of the columns, the result is whole."""
+    """nn.Embedding of which each rank holds a share of the columns; the result is whole."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         return gather(F.embedding(tokens, local(self.weight)), self.weight)

@@ -71,7 +71,7 @@ class Alerts:
                 self.evaluation(line["streams"])
 
     def step(self, outlier: bool) -> list[Alert]:
-        """Every step. `outlier`: its loss or gradient norm was a spike (`SpikeDetector`)."""
+        """Called for every step. `outlier`: its loss or gradient norm was a spike (`SpikeDetector`)."""
         self.outliers.append(outlier)
         limit = self.config.spikes
         return self.settle("spikes", limit is not None and self.spike_score > limit,
@@ -84,7 +84,8 @@ class Alerts:
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
-        """Every log interval: tokens/s, share of the time waited for data, seconds since the last checkpoint."""
+        """Called at every log interval with tokens/s, the share of the time waited for data, and seconds since the last
+        checkpoint."""
         if phase != self.phase:                      # the speed depends on sequence length and batch
             self.phase = phase
             self.speeds.clear()
@@ -103,7 +104,7 @@ class Alerts:
                                    f"checkpoint.every says how often")
 
     def evaluation(self, streams: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
-        """Every evaluation: the held-out loss of each stream against its best."""
+        """Called at every evaluation: compare the held-out loss of each stream with its best."""
         for name, values in streams.items():
             loss = values["loss"]
             best = min(loss, self.best.get(name, math.inf))

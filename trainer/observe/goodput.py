@@ -17,8 +17,8 @@ from trainer.observe.metrics import standing
 
 #: cause → its name in printed lines
 CAUSES = {
-    "training": "training",               # forward, backward, optimiser of steps that count
-    "warmup": "compile and warm-up",      # the first step of a process and of a phase of another shape
+    "training": "training",               # forward, backward, optimiser of steps whose result is kept
+    "warmup": "compile and warm-up",      # the first step of a process, and the first of another shape
     "data": "waiting for data",
     "evaluation": "evaluation",
     "checkpoint": "checkpoints",
@@ -31,7 +31,7 @@ OF_STEPS = ("training", "warmup", "data")
 
 
 class Goodput:
-    """Seconds by cause over all processes of a training. `peak`: FLOP/s of all devices together, None: unknown."""
+    """Seconds by cause over all processes of a training. `peak`: FLOP/s of all devices together; None: unknown."""
 
     def __init__(self, peak: float | None = None) -> None:
         self.seconds = dict.fromkeys(CAUSES, 0.0)
@@ -113,14 +113,16 @@ class Goodput:
         self.flops = before.get("flops", 0.0)
 
     def told(self) -> str:
-        """'1:02:10 of wall time: training 91.2%, evaluation 3.1%, …', the largest first, without unused causes."""
+        """Wall time as text: '1:02:10 of wall time: training 91.2%, evaluation 3.1%, …', the largest first, without
+        unused causes."""
         self.enter(self.cause)
         parts = [f"{CAUSES[cause]} {seconds / self.wall:.1%}" for cause, seconds in
                  sorted(self.seconds.items(), key=lambda item: -item[1]) if seconds / max(self.wall, 1e-9) >= 0.0005]
         return f"{clock(self.wall)} of wall time: " + ", ".join(parts)
 
     def summary(self) -> dict[str, Any]:
-        """For summary.json: {"wall_s", "share", "wall_mfu", "seconds": {cause: s}}; the causes sum to the wall time."""
+        """The values for summary.json: {"wall_s", "share", "wall_mfu", "seconds": {cause: s}}; the causes sum to the
+        wall time."""
         self.enter(self.cause)
         return {"wall_s": round(self.wall, 3), "share": self.share, "wall_mfu": self.mfu(),
                 "seconds": {cause: round(s, 3) for cause, s in self.seconds.items()}}
@@ -132,13 +134,13 @@ def at(line: Mapping[str, Any]) -> float:
 
 
 def latest(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The one of `lines` with the latest record. It need not be the last line: the line of a checkpoint is written when
-    the checkpoint is complete, with a record from its beginning."""
+    """The one of `lines` with the latest record. It need not be the last line: a checkpoint's line is written when the
+    checkpoint is complete, with a record from when it began."""
     return max((line for line in lines if "goodput" in line), key=at, default=None)
 
 
 def clock(seconds: float) -> str:
-    """93 → '1:33', 7260 → '2:01:00', 200000 → '2d 7:33:20'."""
+    """Format seconds: 93 → '1:33', 7260 → '2:01:00', 200000 → '2d 7:33:20'."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -86,7 +86,8 @@ class Metrics:
                 say("train.metrics.wandb: the package wandb is not installed: left out (pip install wandb)")
 
     def write(self, event: str, step: int, **values: Any) -> None:
-        """One line. Numbers (also in nested mappings) of step and eval events go to the views under 'event/key'."""
+        """Write one line. Numbers (also in nested mappings) of step and eval events go to the views under
+        'event/key'."""
         if not self.enabled:
             return
         line = {"v": VERSION, "event": event, "step": step, "time": round(time.time(), 3), **values}
@@ -119,7 +120,8 @@ class Metrics:
 
 
 class TensorBoard:
-    """`folder`/tensorboard. Raises ImportError where torch.utils.tensorboard cannot be imported."""
+    """Writes TensorBoard files to `folder`/tensorboard. Raises ImportError where torch.utils.tensorboard cannot be
+    imported."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -236,8 +238,8 @@ TURNS = ("start", "resume", "rewind")
 
 
 def scan(path: Path, wanted: Wanted | None = None) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl, void ones too, without torn ones; with `wanted` only those, and the last. It is a
-    generator, because the file of a million steps has gigabytes."""
+    """Yield the lines of metrics.jsonl, including void ones, without torn ones. With `wanted`, yield only wanted lines
+    and the last one. A generator, because the file of a million steps has gigabytes."""
     if not path.exists():
         return
     text, told = "", True
@@ -261,7 +263,8 @@ def parse(text: str) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that count: no torn lines, and none that a later start or resume made void."""
+    """Read the lines of metrics.jsonl that count: no torn lines, and none that a later start, resume or rewind made
+    void."""
     return standing(scan(path))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer.model.tensor import copies, local
 
-#: values copied at most, of all tensors of a rank together (64 MB)
+#: most values copied per rank, over all tensors (64 MB)
 SAMPLE = 1 << 24
 
 

@@ -22,7 +22,7 @@ WIDTH, LEFT, RIGHT = 860, 64, 20
 LOSS_TOP, LOSS_HEIGHT = 68, 250
 RATE_TOP, RATE_HEIGHT = 354, 84
 HEIGHT = RATE_TOP + RATE_HEIGHT + 44
-#: maximum of points of a curve; longer ones are shown as means of equal stretches
+#: most points of a curve; a longer curve shows means of equal stretches
 POINTS = 600
 #: streams whose held-out loss has a curve of its own
 STREAMS = 6
@@ -51,7 +51,7 @@ def write_plot(out: Path) -> None:
 
 
 def svg(lines: Iterable[Mapping[str, Any]]) -> str:
-    """The plot of the lines of a metrics.jsonl."""
+    """Draw the plot for the lines of a metrics.jsonl."""
     story = Story()
     for line in lines:
         story.add(line)
@@ -112,7 +112,7 @@ def draw(story: Story) -> str:
 
 
 def phase_bands(phases: Sequence[Mapping[str, Any]], x: Callable[[float], float]) -> Iterator[Element]:
-    """A band behind each phase, and its name where it fits."""
+    """Draw a band behind each phase, and its name where it fits."""
     at = 0
     for i, phase in enumerate(phases):
         left, width = x(at), x(at + phase["tokens"]) - x(at)
@@ -125,7 +125,7 @@ def phase_bands(phases: Sequence[Mapping[str, Any]], x: Callable[[float], float]
 
 
 def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element]:
-    """A band over each run of steps that a rewind skipped, from the tokens of the step before it."""
+    """Draw a band over each run of steps that a rewind skipped, from the tokens of the step before it."""
     for (first, _), (last, tokens) in stretches(story.passed):
         left = x(max((t for n, t in zip(story.number, story.tokens) if n < first), default=0.0))
         yield tag("rect", tag("title", f"steps {first:.0f} to {last:.0f} skipped"), class_="passed", x=left, y=LOSS_TOP,
@@ -133,8 +133,8 @@ def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element
 
 
 def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Held-out loss over tokens: of all streams together under "". If there are several streams, also of up to STREAMS
-    of them (those with the most targets), each under its name."""
+    """Held-out loss over tokens. The key "" holds all streams together. If there are several streams, up to STREAMS of
+    them (those with the most targets) follow, each under its name."""
     result = {"": [(e["tokens"], e["loss"]) for e in evals]}
     sizes = {name: v["targets"] for e in evals[-1:] for name, v in e.get("streams", {}).items()}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:STREAMS] if len(sizes) > 1 else ():
@@ -171,7 +171,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def thin(tokens: np.ndarray, values: np.ndarray) -> list[tuple[float, float]]:
-    """At most POINTS points: means of equal stretches."""
+    """Reduce to at most POINTS points: means of equal stretches."""
     count = min(POINTS, len(tokens))
     edges = np.arange(count + 1) * len(tokens) // max(1, count)
     return [(float(tokens[b - 1]), float(values[a:b].mean())) for a, b in pairwise(edges)]
@@ -206,7 +206,7 @@ def label(kind: str, x: float, y: float, text: str, **attributes: str) -> Elemen
 
 
 def upright(kind: str, x: float, top: float, title: str) -> Element:
-    """A vertical line from `top` down to the bottom of the loss curves."""
+    """Draw a vertical line from `top` down to the bottom of the loss curves."""
     return tag("line", tag("title", title), class_=kind, x1=x, x2=x, y1=top, y2=LOSS_TOP + LOSS_HEIGHT)
 
 
@@ -216,7 +216,7 @@ def gridline(y: float, text: str) -> Element:
 
 
 def legend(items: Sequence[tuple[str, str]], y: int) -> Iterator[Element]:
-    """Legend entries (class, text), placed from the right on one line at `y`."""
+    """Draw legend entries (class, text) from the right on one line at `y`."""
     x = float(WIDTH - RIGHT)
     for kind, text in reversed(items):
         x -= 6.2 * len(text) + 4

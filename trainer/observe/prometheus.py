@@ -76,7 +76,8 @@ METRICS = (
 
 
 def render(run: str, values: Mapping[str, Any]) -> str:
-    """The text of the file. Keys that are missing, None or not numbers are left out, with their HELP and TYPE."""
+    """Return the text of the file. Keys that are missing, None or not numbers are left out, with their HELP and
+    TYPE."""
     lines = []
     for metric in METRICS:
         samples = list(found(metric, values))
@@ -111,7 +112,7 @@ class Textfile:
         self.values: dict[str, Any] = {}
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Take the values that are not None: a number that was not measured this time keeps its last value."""
+        """Take over the values that are not None: a number that was not measured this time keeps its last value."""
         self.values |= {key: value for key, value in values.items() if value is not None}
 
     def write(self) -> None:

@@ -19,9 +19,9 @@ class Story:
         self.begin()
 
     def begin(self) -> None:
-        #: columns, one entry per step: number, tokens after it, loss (NaN: none), learning rate (NaN: skipped)
+        #: columns, one entry per step: number, tokens read by its end, loss (NaN: none), learning rate (NaN: skipped)
         self.number, self.tokens, self.loss, self.rate = (array("d") for _ in range(4))
-        self.skips: list[tuple[float, float]] = []                   # (number, tokens) of steps without an update
+        self.skips: list[tuple[float, float]] = []  # (number, tokens) of steps whose update was skipped
         self.passed: list[tuple[float, float]] = []                  # (number, tokens) of steps not performed
         self.rewinds: list[float] = []                               # tokens to which training was rewound
         self.evals: list[dict[str, Any]] = []

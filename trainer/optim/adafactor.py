@@ -42,14 +42,14 @@ class AdafactorConfig(OptimizerConfig):
         return "unknown"
 
     def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
-        return 8.0 * parameters / width                             # a row and a column of each matrix
+        return 8.0 * parameters / width                             # one row and one column for each matrix
 
     def build(self, groups: list[dict[str, Any]], device: torch.device) -> Adafactor:
         return Adafactor(groups, self)
 
 
 def summed(x: Tensor, dim: int | None = None) -> Tensor:
-    """Sum over one dimension (kept) or all, over all ranks' parts of a sharded tensor too."""
+    """Sum over one dimension (kept) or all of them; for a sharded tensor, over the parts of all ranks."""
     x = x.sum() if dim is None else x.sum(dim, keepdim=True)
     if isinstance(x, DTensor):
         x = x.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])

@@ -1,4 +1,4 @@
-"""AdamW (arXiv 1711.05101), torch's own, fused."""
+"""AdamW (arXiv 1711.05101): torch's own fused implementation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.optim.config import Moments
 
 @dataclass(frozen=True)
 class AdamWConfig(Moments):
-    """torch.optim.AdamW."""
+    """Settings of torch.optim.AdamW."""
 
     kind: Literal["adamw"] = "adamw"
 

@@ -28,12 +28,12 @@ SMALLEST = 4096
 
 @dataclass(frozen=True)
 class AdamW8bitConfig(Moments):
-    """The keys of adamw."""
+    """The same settings as those of `adamw`."""
 
     kind: Literal["adamw8bit"] = "adamw8bit"
 
     def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
-        return (2 + 8 / BLOCK) * parameters                         # and a scale for each block of each moment
+        return (2 + 8 / BLOCK) * parameters                         # and a scale for each block of either moment
 
     def build(self, groups: list[dict[str, Any]], device: torch.device) -> AdamW8bit:
         return AdamW8bit(groups, self)
@@ -51,12 +51,13 @@ def levels(signed: bool) -> Tensor:
 
 
 def blocks(x: Tensor) -> Tensor:
-    """[rows, cols] → [rows, blocks of a row, BLOCK], filled up with zeros."""
+    """Split [rows, cols] into [rows, blocks of a row, BLOCK], padded with zeros."""
     return F.pad(x, (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
 
 
 def pack(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """x [rows, cols] float32 → (nearest levels uint8 [rows, cols], scales float32 [rows, blocks])."""
+    """Quantise x [rows, cols] float32. Returns the nearest levels, uint8 [rows, cols], and scales, float32 [rows,
+    blocks]."""
     split = blocks(x)
     scale = split.abs().amax(-1)
     between = (table[1:] + table[:-1]) / 2

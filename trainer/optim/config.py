@@ -45,7 +45,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Override:
-    """For parameters whose name matches the regular expression `match`: a factor `lr` on the rate, and a weight
+    """For parameters whose name matches the regular expression `match`: a factor `lr` for the rate, and a weight
     decay."""
 
     match: str
@@ -104,7 +104,7 @@ class OptimizerConfig:
         return 8.0 * parameters
 
     def build(self, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
-        """The optimiser over parameter groups (`trainer.optim.groups.grouped`)."""
+        """Make the optimiser over parameter groups (from `trainer.optim.groups.grouped`)."""
         raise NotImplementedError
 
 

@@ -51,8 +51,8 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
 
 
 def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:
-    """`x`, this rank's part of a tensor with the layout of `p` (and p's shape unless `shape` is given), as a DTensor if
-    `p` is one."""
+    """Return `x`, this rank's part of a tensor with the layout of `p` (and p's shape unless `shape` is given), as a
+    DTensor if `p` is one."""
     return sharded_like(p, x, *shape) if isinstance(p, DTensor) else x
 
 
@@ -63,8 +63,8 @@ def sharded_like(p: DTensor, x: Tensor, *shape: int) -> DTensor:
 
 
 def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
-    """0-d float32 on `device`: 0 when `optimizer.found_inf` cancels this step, else 1. Updates are multiplied with it,
-    so that the host need not read it."""
+    """Return 0-d float32 on `device`: 0 when `optimizer.found_inf` cancels this step, else 1. Updates are multiplied
+    with it, so that the host need not read it."""
     found = getattr(optimizer, "found_inf", None)
     return torch.ones((), device=device) if found is None else (found == 0).float().reshape(()).to(device)
 

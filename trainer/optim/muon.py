@@ -31,7 +31,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 #: matrices that one call of the iteration takes: bounds the memory of its intermediate products
 BATCH = 8
 
-#: the factor on the update of a [rows, cols] matrix, whose singular values are about 1
+#: factor on the update of a [rows, cols] matrix; the singular values of the update are about 1
 SCALINGS: dict[str, Callable[[int, int], float]] = {
     "naive": lambda rows, cols: 1.0,
     "kellerjordan": lambda rows, cols: max(1.0, rows / cols) ** 0.5,
@@ -83,7 +83,7 @@ class MuonConfig(Moments):
 
 
 def newton_schulz(x: Tensor, steps: int) -> Tensor:
-    """x [k, rows, cols] with all singular values brought near 1: about U·Vᵀ of each matrix's U·S·Vᵀ. In x's dtype."""
+    """Bring all singular values of each matrix of x [k, rows, cols] near 1: from U·S·Vᵀ to about U·Vᵀ, in x's dtype."""
     a, b, c = COEFFICIENTS
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
@@ -130,8 +130,8 @@ class Muon(AdamW):
                 done += len(params)
 
     def _move(self, params: list[Tensor], lr: float, decay: float, first: int) -> None:
-        """One step of matrices of the same shape and layout; `first`: number of matrices of this step that already have
-        owners."""
+        """Do one step for matrices of the same shape and layout. `first`: number of this step's matrices that already
+        have owners."""
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -150,7 +150,7 @@ class Muon(AdamW):
         torch._foreach_add_(values, moves)
 
     def _orthogonal(self, params: list[Tensor], parts: list[Tensor], first: int) -> list[Tensor]:
-        """This rank's part of each orthogonalised matrix, from its `parts` of them."""
+        """Return this rank's part of each orthogonalised matrix, from `parts`, its part of each matrix."""
         p = params[0]
         if not isinstance(p, DTensor):
             return list(self._iterate(torch.stack(parts)).unbind())
@@ -167,7 +167,8 @@ class Muon(AdamW):
                 for u in self._iterate(whole)]
 
     def _through_owners(self, parts: list[Tensor], rows: int, group: dist.ProcessGroup, first: int) -> list[Tensor]:
-        """`parts` [r, cols]: this rank's rows of each matrix, under torch.chunk's rule (the last may have none)."""
+        """Orthogonalise matrices at their owners. `parts` [r, cols] are this rank's rows of each matrix, under
+        torch.chunk's rule (the last ranks may have none)."""
         size, rank, cols = group.size(), group.rank(), parts[0].shape[1]
         share = -(-rows // size)
         heights = [max(0, min(share, rows - r * share)) for r in range(size)]

@@ -70,7 +70,7 @@ class ScheduleConfig:
 
 
 def span(text: str, total: int) -> int:
-    """'2%' of `total` or '200M' → tokens."""
+    """Convert '2%' of `total`, or '200M', to tokens."""
     if text.strip().endswith("%"):
         share = float(text.strip()[:-1]) / 100
         if not 0 <= share <= 1:
@@ -123,7 +123,7 @@ class Schedule:
         return level
 
     def inside(self, p: int, tokens: float) -> float:
-        """The curve that holds in phase `p`."""
+        """The curve that applies in phase `p`."""
         rate = self.phases[p].lr
         if not isinstance(rate, Mapping):
             return self.base(tokens)
@@ -138,7 +138,7 @@ class Schedule:
         return floor + (peak - floor) * SHAPES[rate["shape"]](min(1.0, (since - rate["warmup"]) / max(1, length)))
 
     def base(self, tokens: float) -> float:
-        """The curve of the whole run."""
+        """The curve of the whole run, for phases without a rate of their own."""
         config = self.config
         level = min(1.0, tokens / self.warmup) if self.warmup else 1.0
         if config.kind == "inverse-sqrt":

@@ -57,7 +57,8 @@ class ParallelConfig:
             raise ValueError("fp8 and tensor > 1 do not go together: torchao's layers know nothing of divided weights")
 
     def shape(self, ranks: int) -> dict[str, int]:
-        """The mesh over `ranks` ranks: {dimension: size}. Raises ConfigError when they do not divide."""
+        """Return the mesh over `ranks` ranks: {dimension: size}. Raises ConfigError when the sizes do not divide
+        `ranks`."""
         data, rest = divmod(ranks, self.tensor)
         if rest:
             raise ConfigError(f"train.parallel.tensor: {self.tensor} does not divide {ranks} ranks")

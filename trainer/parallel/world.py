@@ -1,5 +1,5 @@
-"""Processes, devices, meshes and sharding: FSDP2 over one mesh, also for a single process, so that there is one code
-path; tensor parallelism (trainer/model/tensor.py) is one more dimension of the mesh.
+"""Processes, devices, meshes and sharding. FSDP2 over one mesh is used for a single process too, so that there is one
+code path; tensor parallelism (trainer/model/tensor.py) is one more dimension of the mesh.
 
 A process group comes from the environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: torchrun, Slurm, the
 launchers in trainer/launch); without these variables the process is alone. The mesh is (replicate, shard, tensor).
@@ -49,11 +49,11 @@ class World:
 
     @property
     def first(self) -> bool:
-        """True in the process that writes files and prints."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def describe(self) -> str:
-        """'16 ranks on cuda (replicate 2 × shard 4 × tensor 2)'."""
+        """The arrangement as text: '16 ranks on cuda (replicate 2 × shard 4 × tensor 2)'."""
         shape = " × ".join(f"{name} {n}" for name, n in self.parallel.shape(self.size).items())
         return (f"{self.size} rank{'s' if self.size > 1 else ''} on {self.device.type}"
                 + (f" ({shape})" if self.size > 1 else ""))
@@ -74,7 +74,7 @@ class World:
         return self.mesh[names]
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over data ranks, in place: the value of the first rank of each tensor group counts. All ranks take part
+        """Sum over data ranks, in place. Of each tensor group the value of the first rank counts. All ranks take part
         in one sum, so that they get the same bits and make the same decisions."""
         if self.rank % self.parallel.tensor:
             x.zero_()
@@ -87,14 +87,14 @@ class World:
         return x
 
     def broadcast(self, data: bytes) -> bytes:
-        """`data` of rank 0 on every rank (of equal length everywhere)."""
+        """Send `data` of rank 0 to every rank. Its length must be the same everywhere."""
         x = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
         dist.broadcast(x, 0)
         return bytes(x.cpu().tolist())
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigError for a missing GPU. To be called before anything is read, fetched or started."""
+    """Raise ConfigError for a missing GPU. Called before anything is read, fetched or started."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch sees no CUDA device; use --device cpu, or a CUDA build of torch")
 
@@ -134,26 +134,28 @@ def world(device: str) -> Iterator[World]:
 
 
 def arrange(rank: int, size: int, device: torch.device, parallel: ParallelConfig) -> World:
-    """The world of `size` ranks arranged as `parallel` says; every rank calls it."""
+    """Arrange `size` ranks as `parallel` says. Every rank calls it."""
     shape = parallel.shape(size)
     mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     return World(rank, size, device, parallel, mesh)
 
 
 def arranged(world: World, parallel: ParallelConfig) -> World:
-    """`world` in another arrangement."""
+    """Return `world` arranged as `parallel` says."""
     return world if parallel == world.parallel else arrange(world.rank, world.size, world.device, parallel)
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 on CUDA, float32 on CPU. Parameters, optimiser and reductions are float32 in either case."""
+    """The dtype of matrix products. `auto` is bfloat16 on CUDA and float32 on CPU. Parameters, optimiser and reductions
+    are float32 in either case."""
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
 
 
 def compiles(choice: bool | str, device: torch.device) -> bool:
-    """`auto`: on CUDA, where Triton is installed (without it torch.compile ends with an error)."""
+    """Whether layers are compiled. `auto`: on CUDA if Triton is installed (without it torch.compile ends with an
+    error)."""
     if choice == "auto":
         return device.type == "cuda" and importlib.util.find_spec("triton") is not None
     return bool(choice)
@@ -202,7 +204,7 @@ def uncompiled(model: Transformer) -> AbstractContextManager[Any]:
 
 
 def gathered(parallel: ParallelConfig) -> bool:
-    """True when parameters stay gathered over forward and backward."""
+    """Whether parameters stay gathered over forward and backward."""
     return parallel.shard in ("grad", "none")
 
 
@@ -218,7 +220,7 @@ def recompute(block: nn.Module, layer: int, how: str | Every) -> None:
     def again(*inputs: Any) -> Any:
         return checkpoint(forward, *inputs, **options)
 
-    # an attribute, not a wrapper module: names of parameters must stay what they are (initial values, checkpoints)
+    # an attribute, not a wrapper module, because the names of parameters must not change (initial values, checkpoints)
     block.forward = again
 
 
@@ -254,13 +256,13 @@ def reshard(model: nn.Module) -> None:
 
 
 def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
-    """Set, before the backward of a micro-batch, how its gradients are reduced, by `accumulate`. `last`: it is the last
-    micro-batch of the step."""
+    """Set how the gradients of the next micro-batch are reduced in its backward, by `accumulate`. `last`: it is the
+    last micro-batch of the step."""
     if not isinstance(model, FSDPModule):
         raise TypeError(f"{type(model).__name__} is not sharded yet: call `shard` first")
     deferred = world.parallel.accumulate == "unsharded"
     model.set_requires_gradient_sync(last or not deferred)
-    model.set_requires_all_reduce(last)              # the sum over copies; the call before is for the sum over shards
+    model.set_requires_all_reduce(last)  # controls the sum over copies; the call before controls the sum over shards
     if gathered(world.parallel):
         model.set_reshard_after_backward(last)       # nothing changes the parameters between micro-batches
 

@@ -120,7 +120,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many parts as make the names distinct."""
+    """The last part of each path, or as many last parts as make the names distinct."""
     parts = [f.absolute().parts for f in folders]
     for n in range(1, max(map(len, parts))):
         names = ["/".join(p[-n:]) for p in parts]

@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def at_step(text: str, done: int, steps: int) -> int:
-    """`--at` as a number of steps; `done` is the step of the latest checkpoint."""
+    """Parse `--at` into a number of steps. `done` is the step of the latest checkpoint."""
     from trainer.base.config import ConfigError
 
     if text == "now":
@@ -123,7 +123,7 @@ def at_step(text: str, done: int, steps: int) -> int:
 
 
 def read_phases(path: Path) -> dict[str, Any]:
-    """{"phases": [mapping, …]}, maybe with "total". Raises ConfigError."""
+    """Read {"phases": [mapping, …]}, possibly with "total". Raises ConfigError."""
     import yaml
 
     from trainer.base.config import ConfigError

@@ -1,5 +1,5 @@
-"""`tokenmill train doctor`: is this machine, with this run, fit to train on several ranks? A line per check: ok, or
-failed with a remedy.
+"""`tokenmill train doctor`: is this machine, with this run, fit to train on several ranks? It prints a line per check:
+ok, or failed with a remedy.
 
 One rank and N ranks, each in processes of their own, build the run's model (its first layers), read its first batches
 and train a few steps. Initial values and batches must be identical, losses and gradient norms equal up to rounding, no
@@ -110,7 +110,7 @@ def environment(checks: Checks, ranks: int, device: str, run: Run) -> tuple[str,
 
 
 def disk(checks: Checks, run: Run) -> None:
-    """The speed of reading windows from shards that are not in the page cache."""
+    """Measure the speed of reading windows from shards that are not in the page cache."""
     from trainer.data.batches import Data
 
     data = Data(run.curriculum, run.store)
@@ -130,7 +130,8 @@ def disk(checks: Checks, run: Run) -> None:
 
 
 def output(checks: Checks, run: Run) -> Path | None:
-    """A scratch folder beside the future checkpoints, or None when it cannot be written."""
+    """Make a scratch folder beside the future checkpoints and check put-if-absent there. None when it cannot be
+    written."""
     from trainer.checkpoint.checkpoints import put_absent
 
     try:
@@ -181,7 +182,7 @@ def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: s
 
     n = options.ranks
     for ranks in sorted({n, 1}, reverse=True):
-        again = [*options.arguments, "--device", device, "--probe", str(folder)]     # of two --device the last counts
+        again = [*options.arguments, "--device", device, "--probe", str(folder)]     # the last --device counts
         code = launch(again, ranks, device)
         if code:
             checks.tell(f"{ranks} rank{'s' * (ranks > 1)}", False, f"ended with code {code}, see above",
@@ -219,8 +220,8 @@ def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: s
 
 
 def examine(run: Run, world: World, folder: Path) -> None:
-    """In a rank: write its results to `folder`/rank.SIZE.RANK.json. The single rank runs last, and also resumes from
-    the checkpoint of the N ranks."""
+    """Run in each rank: write its results to `folder`/rank.SIZE.RANK.json. The single rank runs last, and also resumes
+    from the checkpoint of the N ranks."""
     import torch
 
     from trainer.data.batches import Data
@@ -263,13 +264,14 @@ def examine(run: Run, world: World, folder: Path) -> None:
 
 
 def reduced(run: Run, out: Path, world: World) -> Run:
-    """The run reduced to its first layers, a few rows per step of its first phase, and the full rate from the start."""
+    """Reduce the run to its first layers and to a few rows per step of its first phase, at the full rate from the
+    start."""
     from trainer.loop.config import EvaluateConfig, TrainConfig
     from trainer.optim.schedule import ScheduleConfig
 
     config, phase = run.config, run.curriculum.phases[0]
-    steps = STEPS + 3                                    # more than are run: the end of a curriculum adds work
-    rows = max(1, min(7, phase.samples // steps))        # a prime number, so that ranks have unequal shares
+    steps = STEPS + 3                                    # more than are run, since a curriculum's end adds work
+    rows = max(1, min(7, phase.samples // steps))        # 7 is prime, so that ranks have unequal shares
     small = TrainConfig(model=replace(config.model, layers=min(LAYERS, config.model.layers)), seed=config.seed,
                         optimizer=config.optimizer, schedule=ScheduleConfig(kind="constant", warmup="0"),
                         loss=config.loss, evaluate=EvaluateConfig(every=1000, windows=1), parallel=world.parallel,

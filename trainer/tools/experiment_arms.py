@@ -1,5 +1,5 @@
-"""The common part of `anneal` and `ablate`: several short trainings (arms) with several seeds each, one after the other
-on this machine, and a table of their held-out losses, with intervals.
+"""The common part of `anneal` and `ablate`: trains several short trainings (arms) with several seeds each, one after
+the other on this machine, and prints a table of their held-out losses, with intervals.
 
 An arm with a seed is a training of its own below OUT. The same command continues where it was stopped, and does not
 repeat finished trainings. Only the last checkpoint of each is kept.
@@ -85,7 +85,8 @@ def check(arm: Arm) -> None:
 
 def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
               tell: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
-    """arm → for each of its seeds the held-out loss by source, including ALL, in nats per token."""
+    """Train all arms. Returns for each arm and each of its seeds the held-out loss by source, including ALL, in nats
+    per token."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.train import train
 
@@ -108,8 +109,8 @@ def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
 
 
 def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | None]:
-    """values[arm][seed] → (for each arm the mean difference to the first one, half the width of the 95 % interval of
-    such a difference; None with one seed or one arm: then it is unknown).
+    """Compare values[arm][seed]. Returns (for each arm the mean difference to the first one; half the width of the 95 %
+    interval of such a difference, or None with one seed or one arm, where it is unknown).
 
     Arms with the same seed have the same initial values and order of data, so differences are taken within a seed: a
     randomised block design, with the residual variance pooled over all arms (for two arms: the paired t-test).

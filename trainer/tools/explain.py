@@ -66,8 +66,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def explain(run: Run, number: int, row: int | None = None, worst: int | None = None) -> dict[str, Any]:
-    """Everything about step `number` (from 1), or about one of its rows, or its `worst` rows. Raises ConfigError for a
-    step or row that does not exist."""
+    """Collect everything about step `number` (from 1), or about one of its rows, or its `worst` rows. Raises
+    ConfigError for a step or row that does not exist."""
     from tokenizer.mixture.order import Order
     from trainer.base.config import ConfigError
     from trainer.checkpoint.ledger import Ledger
@@ -115,8 +115,9 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
 
 
 def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
-    """The documents of a window, those with most tokens in it first. `tokens`: their positions [first, stop) among the
-    L + 1 of the window. The last position is only a target, so a document that begins there is left out."""
+    """The documents of a window, starting with those that have the most tokens in it. `tokens` are their positions
+    [first, stop) among the L + 1 of the window. The last position is only a target, so a document that begins there is
+    left out."""
     start = window * length
     result = []
     for span in shards.documents(start, start + length + 1):
@@ -202,10 +203,10 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
 
 
 def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | None]:
-    """(metrics, reason why they are left out or None). `around`: metrics of neighbouring steps. `loss` and `norm`: the
-    step's values, mean and standard deviation of the accepted steps before it, and the distance in deviations. For a
-    step that was rewound, they are those before its last rewind. Metrics are left out when the step was performed with
-    other samples than the present curriculum gives it."""
+    """Return (metrics, the reason why they are left out or None). `around` holds metrics of neighbouring steps. `loss`
+    and `norm` hold the step's value, mean and standard deviation of the accepted steps before it, and its distance in
+    deviations. For a step that was rewound, they are those before its last rewind. Metrics are left out when the step
+    was performed with other samples than the present curriculum gives it."""
     from trainer.observe.metrics import TURNS, scan, standing
 
     number, most = step.number + 1, run.config.stability.window
@@ -235,7 +236,8 @@ def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | 
 
 
 def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -> str | None:
-    """Why `lines` do not apply to step `number`: the curriculum was edited after it was performed. Else None."""
+    """Why `lines` do not apply to step `number`: the curriculum was edited after it was performed. None if they
+    apply."""
     begun = next((line for line in reversed(lines) if line["event"] in ("start", "resume")), None)
     first = None
     if begun is not None and "phases" in begun:

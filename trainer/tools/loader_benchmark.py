@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: largest share of the time that a training may wait for data
 BEARABLE = 0.01
-#: memory of a rank may grow by this much from the first tenth to the end: a share, and bytes
+#: memory that a rank may gain between the first tenth of the steps and the end: a share, and bytes
 GROWTH, NOISE = 0.1, 64 << 20
 
 
@@ -101,19 +101,19 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
         read += sum((length + 1) * widths[stream] for stream in batch.stream.tolist())
         if step.number - first <= (total - first) // 10:
             before = memory()
-        if rate:                                                     # the time in which a training computes the step
+        if rate:                                                     # as long as a training would compute the step
             time.sleep(step.batch * length / rate)
     seconds = time.perf_counter() - began
     marks = quantiles(waits, n=100, method="inclusive") if len(waits) > 1 else waits * 99
     return {"first_step": first + 1, "steps": total - first, "tokens": tokens, "seconds": seconds,
             "wait_p50_ms": 1e3 * marks[49], "wait_p99_ms": 1e3 * marks[98], "wait_max_ms": 1e3 * max(waits),
-            # without the first batch, which starts the prefetch
+            # without the first wait, in which the prefetch starts
             "wait_share": sum(waits[1:]) / seconds, "bytes": read, "disk_bytes": disk_bytes() - disk,
             "memory_before": before, "memory_after": memory()}
 
 
 def together(ranks: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
-    """The report over all ranks: the longest wait, the sum of bytes read, and the problems."""
+    """Combine the reports of all ranks: the longest wait, the sum of bytes read, and the problems."""
     seconds = max(r["seconds"] for r in ranks)
     worst = max(ranks, key=lambda r: r["memory_after"] - r["memory_before"])
     report = {"ranks": len(ranks), "first_step": ranks[0]["first_step"], "steps": ranks[0]["steps"],
@@ -154,7 +154,7 @@ def told(report: Mapping[str, Any]) -> str:
 
 
 def memory() -> int:
-    """Bytes of this process that are not pages of files: the system may load and evict pages of memory maps any
+    """Bytes of this process that are not pages of files: the system may load and evict pages of memory maps at any
     time."""
     from trainer.observe.hardware import host_memory
 

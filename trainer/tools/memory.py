@@ -33,7 +33,7 @@ MEASURED = (3, 5)
 
 
 def micro_batch(run: Run, ranks: int) -> tuple[int, int, bool]:
-    """(rows, length of a row, whether a step has several micro-batches) of the largest micro-batch of a rank."""
+    """The largest micro-batch of a rank: (rows, length of a row, whether some step has several micro-batches)."""
     data = max(1, ranks // run.config.parallel.tensor)
     result = []
     for phase in run.curriculum.phases:
@@ -61,7 +61,7 @@ def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: in
     hidden = model.ffn / tensor
     upcast = _upcast(size, fused)
     norms = 2 * upcast * width + (upcast * (query + key) if model.qk_norm else 0)
-    given = query if not fused else key                               # keys or values as passed to attention
+    given = query if not fused else key                               # keys or values, as passed to attention
     attention = size * (width + query + 2 * given + 2 * query) + 4 * query / model.dim
     mlp = size * (width + (4 if model.activation == "swiglu" else 2) * hidden)
     everything = norms + attention + mlp + (0 if size < 4 else 2 * size * width)
@@ -92,7 +92,7 @@ def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
 
 
 def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:
-    """Bytes of a checkpoint: parameters and optimiser state, all in float32."""
+    """Bytes of a checkpoint: parameters in float32, and the optimiser's state as it is in memory."""
     return 4.0 * config.model.parameters(vocab) + optimizer_bytes(config, vocab)
 
 
@@ -132,7 +132,8 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
 
 
 def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
-    """Bytes of gradients that a rank holds between the micro-batches of a step, besides those the optimiser gets."""
+    """Bytes of gradients that a rank holds between the micro-batches of a step, besides those that the optimiser
+    gets."""
     parallel, parameters = config.parallel, config.model.parameters(vocab)
     if parallel.accumulate == "unsharded":
         return 4.0 * parameters / parallel.tensor
@@ -204,9 +205,9 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
 
 def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, capacity: float | None,
           rows: int) -> tuple[list[str], str]:
-    """GB by micro-batch and checkpointing for each way to divide the state, and the largest micro-batch that fits FILL
-    of `capacity` (bytes) in the run's own way. `rows`: windows of `length` tokens that a rank has in a step, the upper
-    limit of a micro-batch."""
+    """GB by micro-batch and checkpointing for each way to divide the state, and the largest micro-batch that fits into
+    FILL of `capacity` (bytes) in the run's own way. `rows`: windows of `length` tokens that a rank has in a step, the
+    upper limit of a micro-batch."""
     own, data = config.parallel.shard, ranks // config.parallel.tensor
     ways: dict[Sharding, tuple[str, int]] = {"full": ("full", 0)}
     node = config.parallel.shard_size or 8
@@ -241,7 +242,7 @@ def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, c
 
 
 def parse_bytes(text: str) -> float:
-    """'141GB' → 141e9; also MB, GiB, TB. Raises ConfigError."""
+    """Parse '141GB' → 141e9; also MB, GiB, TB. Raises ConfigError."""
     units = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
     for unit, factor in units.items():
         if text.strip().upper().endswith(unit):

@@ -1,6 +1,7 @@
-"""The list of all settings in docs/training.md, made from the config classes: `python -m trainer.tools.reference FILE`.
+"""Generates the list of all settings in docs/training.md from the config classes: `python -m trainer.tools.reference
+FILE`.
 
-The list is between two marks; `make docs` writes it, and a test checks that the page is up to date.
+The list is between two marks. `make docs` writes it, and a test checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ REQUIRED = "(required)"
 
 
 def settings(config: type[Any], prefix: str = "", value: Any = None) -> Iterator[tuple[str, str]]:
-    """(key as `--set` takes it, default) of every setting of a config class and of nested ones. `value`: an instance
-    whose values are the defaults."""
+    """Yield (key as `--set` takes it, default) of every setting of a config class and of nested ones. `value` is an
+    instance whose values are the defaults."""
     hints = typing.get_type_hints(config)
     for field in fields(config):
-        key = prefix + field.name.removesuffix("_")          # from_, for_ and async_: Python reserves the bare words
+        key = prefix + field.name.removesuffix("_")  # from_, for_ and async_ stand for words that Python reserves
         default = getattr(value, field.name) if value is not None else _default(field)
         inner = [t for t in (hints[field.name], *typing.get_args(hints[field.name])) if is_dataclass(t)]
         if field.name == "optimizer":
@@ -39,7 +40,8 @@ def settings(config: type[Any], prefix: str = "", value: Any = None) -> Iterator
 
 
 def optimizers(prefix: str) -> Iterator[tuple[str, str]]:
-    """The settings of every optimiser, and for each kind those that it adds or gives another default."""
+    """Yield the settings that all optimisers share, then for each kind those that it adds or whose default it
+    changes."""
     common = dict(settings(OptimizerConfig, f"{prefix}."))
     yield f"{prefix}.kind", OptimizerConfig.DEFAULT
     yield from ((key, default) for key, default in common.items() if key != f"{prefix}.kind")
@@ -54,7 +56,8 @@ def _default(field: Field[Any]) -> Any:
 
 
 def rewrite(page: str) -> str:
-    """The page with the list of the present classes. Raises ValueError when the page lacks the marks."""
+    """Return the page with its list replaced by that of the current classes. Raises ValueError unless the page has the
+    marks exactly once."""
     rows = list(settings(TrainConfig))
     width = max(len(key) for key, _ in rows)
     text = "".join(f"{key:<{width}}  {default}\n" for key, default in rows)

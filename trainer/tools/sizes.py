@@ -52,7 +52,8 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
 
 
 def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
-    """The memory of a rank by the formula and, if `measured`, by a step on fake tensors; and alternatives that fit."""
+    """Lines about the memory of a rank by the formula and, if `measured`, by a step on fake tensors; and alternatives
+    that fit."""
     config, parallel, vocab = run.config, run.config.parallel, run.vocab
     size = number_bytes(run, "cuda")
     rows, length, accumulate = micro_batch(run, ranks)
@@ -85,7 +86,8 @@ def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
 
 
 def accumulation(run: Run, ranks: int, machine: Machine, rows: int, length: int) -> list[str]:
-    """The memory of a rank with sharded and unsharded accumulation of gradients, and which of them to use."""
+    """Lines about the memory of a rank with sharded and unsharded accumulation of gradients, and which of them to
+    use."""
     config, size = run.config, number_bytes(run, "cuda")
     totals = {}
     for way in ("sharded", "unsharded"):
@@ -112,7 +114,7 @@ def accumulation(run: Run, ranks: int, machine: Machine, rows: int, length: int)
 
 
 def cost(run: Run, ranks: int, machine: Machine) -> list[str]:
-    """FLOPs of the whole training, and the time and money they take."""
+    """Lines about the FLOPs of the whole training, and the time and money they take."""
     flops = sum(step_flops(run.config.model, run.vocab, p.tokens, p.tokens * p.sequence) for p in run.curriculum.phases)
     lines = [f"compute    {flops:.3g} FLOPs ({FORMULA}, at most: documents as long as the sequence)"]
     if machine.peak is None:
@@ -124,11 +126,11 @@ def cost(run: Run, ranks: int, machine: Machine) -> list[str]:
 
 
 def batches(phase: Phase) -> str:
-    """Tokens of a step: '512k', or '64k→512k' when the batch grows."""
+    """Tokens of a step as text: '512k', or '64k→512k' when the batch grows."""
     sizes = [count(batch * phase.sequence) for *_, batch in phase.stretches]
     return sizes[0] if len(sizes) == 1 else f"{sizes[0]}→{sizes[-1]}"
 
 
 def gb(size: float) -> str:
-    """'3.20 GB', '41.70 MB'."""
+    """Format bytes: '3.20 GB', '41.70 MB'."""
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

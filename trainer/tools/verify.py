@@ -1,4 +1,4 @@
-"""`tokenmill train verify RUN`: does a checkpoint match its run, and which data has the model seen?
+"""`tokenmill train verify RUN`: checks whether a checkpoint matches its run, and says which data the model has seen.
 
 It computes again, from the curriculum and the ledger, and compares with the checkpoint: the hash chain over every
 window of every performed step, the sizes and sha256 of its files, the tokenizer, the shard sets (with `--shards` every
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainer.checkpoint.ledger import Ledger
     from trainer.loop.run import Run
 
-#: documents of a list that are named; the others are only counted
+#: most documents of a list that are named; further ones are only counted
 NAMED = 20
 
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def whole(options: argparse.Namespace) -> int:
-    """Read a whole checkpoint and name its damaged files."""
+    """Read a whole checkpoint and name its damaged files. Returns the exit code."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.damage import damage
 
@@ -74,7 +74,7 @@ def whole(options: argparse.Namespace) -> int:
 
 
 def marked(options: argparse.Namespace) -> Path:
-    """The file COMPLETE of the checkpoint given by --checkpoint, or DAMAGED of one that was set aside."""
+    """Find the file COMPLETE of the checkpoint given by --checkpoint, or DAMAGED of one that was set aside."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint.checkpoints import ASIDE, STEP
     from trainer.loop.run import open_run
@@ -110,7 +110,7 @@ def look(opened: Run, options: argparse.Namespace) -> int:
         raise ckpt.CheckpointError(f"{wrong_ones[step]}; `verify --checkpoint` reads the rest of it")
     if step not in there:
         raise ConfigError(f"--step {step}: there is no such checkpoint; there are {', '.join(map(str, there))}")
-    ids = read_ids(Path(options.against)) if options.against else []       # errors now, not after an hour of reading
+    ids = read_ids(Path(options.against)) if options.against else []  # raises errors now, not after an hour of reading
     found, ledger = there[step], Ledger.read(opened.out)
     meta = found.meta
     print(f"{found.folder.parent}: step {step:,}, {meta['samples']:,} samples, {meta['tokens']:,} tokens, phase "
@@ -147,7 +147,7 @@ def written_by(meta: dict[str, Any]) -> str:
 
 
 def files(found: Checkpoint) -> tuple[list[str], str]:
-    """Check the sums of the files (`checkpoint.complete` has checked their sizes)."""
+    """Check the sha256 of the files (`checkpoint.complete` has checked their sizes)."""
     from trainer.checkpoint.checkpoints import sha256
 
     try:
@@ -179,7 +179,7 @@ def tokenizer(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def curriculum(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
-    """Check that curriculum.json still gives the samples that were read. (Settings of the training do not matter.)"""
+    """Check that curriculum.json still gives the samples that were read. (Other settings do not matter.)"""
     from trainer.loop.run import differences
 
     wrong = [line for line in differences(meta, run) if not line.startswith(("train.", "schedule:"))]
@@ -187,7 +187,7 @@ def curriculum(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def data(run: Run, meta: dict[str, Any], ledger: Ledger) -> tuple[list[str], str]:
-    """Check the hash chain."""
+    """Recompute the hash chain and compare it with the checkpoint's."""
     from itertools import takewhile
 
     from tokenizer.mixture.order import Order
@@ -236,7 +236,7 @@ def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
 
 
 def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
-    """Tokens and epochs of each stream after `step` steps, and what was skipped."""
+    """Lines about the tokens and epochs of each stream after `step` steps, and about skipped steps."""
     from tokenizer.mixture.order import Order, counts
 
     order, phases = Order(run.curriculum), run.curriculum.phases
@@ -265,7 +265,7 @@ class Hit:
 
 
 def read_ids(path: Path) -> list[str]:
-    """Ids, one per line (the rest of a line is a remark)."""
+    """Read ids, one per line. The rest of a line is a remark."""
     from trainer.base.config import ConfigError
 
     try:
@@ -291,7 +291,7 @@ def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[
 
 
 def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """(id, first token, end) in the stream, for each of `ids` that the shards hold."""
+    """Yield (id, first token, end) in the stream for each of `ids` that the shards hold."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
