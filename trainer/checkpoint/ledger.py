@@ -70,7 +70,7 @@ class Ledger:
         data = world.broadcast(data if world.first else bytes(size)) if size else b""
         return cls(out, parse(data, path), world.first)
 
-    # -- what it says ------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
     def why(self, step: int) -> str | None:
         """Why step number `step` (from 1) is skipped; None when it is performed."""
         return next((why for first, stop, why in self.passed if first <= step < stop), None)
@@ -111,7 +111,7 @@ class Ledger:
         world.broadcast(b"\0")  # no rank goes on to list checkpoints before they are deleted
         return gone
 
-    # -- what is added to it -----------------------------------------------------------------------------------------
+    # -- adding lines ------------------------------------------------------------------------------------------------
     def declare(self, given: Sequence[Range], done: int) -> None:
         """Record that `train.skip` is `given` from now on, where step `done` is the last one performed. Raises
         ConfigError when it names steps that have been performed."""

@@ -198,8 +198,8 @@ def rewind_target(found: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoi
     """Return (the checkpoint to go back to, or None for the start; the first step to skip).
 
     It is the latest checkpoint before the steps to be skipped. If there is none, it is the earliest checkpoint,
-    provided that it precedes the first suspect step, and only the steps after it are skipped. Raises TrainingError when
-    all checkpoints are later than that.
+    provided that it precedes the first suspect step, and only the steps after it are skipped. Without any checkpoint it
+    is the start. Raises TrainingError when none of the checkpoints precedes the first suspect step.
     """
     before = [c for c in found if c.step < rewind.start]
     if before:
