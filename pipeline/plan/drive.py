@@ -24,8 +24,9 @@ class TooManyErrors(TokenmillError):
 
 
 def drive(nodes: list[Node], scheduler: Scheduler, finished: Callable[[Node, Any], None]) -> dict[str, Any]:
-    """Run all nodes; returns their results by name. `finished` is called with each node as it ends."""
-    # closing, also after a second signal: the scheduler must end before the caller continues
+    """Run all nodes. Returns their results by name. `finished` is called with each node and its result when the node
+    ends."""
+    # closed here even after a second signal: the scheduler must end before the caller continues
     with contextlib.closing(steps(nodes, scheduler, finished)) as going:
         while True:
             try:
@@ -40,7 +41,7 @@ def steps(nodes: list[Node], scheduler: Scheduler,
     """`drive` as a generator: each item is one step of the scheduler."""
     results: dict[str, Any] = {}
     waiting = list(nodes)
-    active: dict[int, tuple[Node, Work]] = {}             # by the number of the batch that the node waits for
+    active: dict[int, tuple[Node, Work]] = {}             # by number of the batch the node waits for
 
     def go_on(node: Node, work: Work, records: Any) -> None:
         """Resume the node up to its next batch of tasks, or its end."""
@@ -72,7 +73,7 @@ def steps(nodes: list[Node], scheduler: Scheduler,
     return results
 
 
-#: attempt name of a record that stands for a part not yet made: it has no rows
+#: attempt name of a record that stands for a part that does not exist yet: it has no rows
 PENDING = "pending"
 
 
@@ -80,10 +81,10 @@ PENDING = "pending"
 class NodeState:
     """The state of a node, as far as the log and the plan show it.
 
-    `fresh` tasks are done, `stale` tasks have to run, `pending` tasks wait for a part of the pass before them; `more`:
-    further tasks may follow. `unknown`: the tasks are not known before the inputs are complete. `replayed` of the stale
-    tasks reuse unchanged results of an earlier pass (`passes.replay`). `weight` is the bytes the stale tasks read,
-    `weight_fresh` those of the fresh tasks.
+    `fresh` tasks are done, `stale` tasks have to run, `pending` tasks wait for a part of the pass before them. `more`:
+    further tasks may follow. `unknown`: the tasks are not known before the inputs are complete. `replayed` counts the
+    stale tasks that reuse unchanged results of an earlier pass (`passes.replay`). `weight` is the bytes the stale tasks
+    read, `weight_fresh` those of the fresh tasks.
     """
 
     node: Node
@@ -100,7 +101,7 @@ class NodeState:
 
 
 def survey(nodes: list[Node], get: Callable[[str], PartRecord | None]) -> list[NodeState]:
-    """What would run: every node, driven until it needs a record that the log does not have.
+    """Find what would run: drive every node until it needs a record that the log does not have.
 
     A document pass maps parts one to one, so it can be planned before all of its inputs exist. Nodes that need complete
     inputs (barriers, tokenizer, shards) cannot.
@@ -153,15 +154,16 @@ class Known(list[PartRecord]):
 
 
 def _pending(spec: TaskSpec | None) -> PartRecord:
-    """A record that stands for a part not yet made: later passes find no rows in it."""
+    """A record that stands for a part that does not exist yet: later passes find no rows in it."""
     key, node = (spec.key, spec.node) if spec else ("", "")
     return PartRecord(key, DOCUMENTS, node, PENDING, {"kept.parquet": FileInfo("", 0, "", "")}, {})
 
 
 def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, *, picks: bool = False) -> list[str]:
-    """Raise TooManyErrors when a pass, or the encoding of a token stream, lost more than `allowed` of its documents to
-    errors. Unreadable records are no such errors: for them it returns warnings, about sources that lost more than
-    `allowed` of their records or gave no document at all. `picks`: a `where` leaves out documents of the sources."""
+    """Raise TooManyErrors when a pass, or the encoding of a token stream, lost more than `allowed` (a share) of its
+    documents to errors. Unreadable records do not count as such errors. Instead, warnings are returned about sources
+    that lost more than `allowed` of their records or gave no document at all. `picks`: a `where` selects among the
+    documents of the sources."""
     reasons: dict[str, int] = {}
     sources: dict[str, dict[str, Any]] = {}
     seen = 0
@@ -204,7 +206,7 @@ def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, pick
 
 
 def _lost(source: str, columns: dict[str, dict[str, int]]) -> str:
-    """A warning about values of a source that got into no document."""
+    """A warning about values of a source that no document keeps."""
     listed = [f"'{name}' ({_listing(columns[name])})" for name in sorted(columns)]
     more = f", and {len(listed) - 8} more" if len(listed) > 8 else ""
     return (f"source '{source}': not kept are values of {', '.join(listed[:8])}{more}; list the columns you want under "

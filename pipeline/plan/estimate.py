@@ -1,4 +1,4 @@
-"""What a run would do, and what it will cost: tasks that are done or to run, bytes in, CPU time, disk.
+"""Estimates a run: tasks done and to run, bytes in, CPU time, disk.
 
 Speeds and sizes come from the store's own runs. Without any, the constants below apply, measured on one core of a
 2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores: divide it by the number of workers.
@@ -26,13 +26,13 @@ from pipeline.store.view import LogView
 from stages.catalog import load
 from stages.stage import SAMPLE_BYTES, Stage
 
-#: bytes of text per CPU-second: of training a tokenizer, of making shards, and of a step that declares no speed
+#: bytes of text per CPU-second when training a tokenizer, when making shards, and in a step that declares no speed
 TOKENIZER_SPEED, SHARD_SPEED, UNKNOWN_SPEED = 4e6, 8e6, 5e6
 #: share of a pass' CPU time that replaying its verdicts takes, when about one verdict of ten changes
 REPLAYED = 0.2
 #: bytes a pass writes per byte of text (Parquet, zstd); bytes it reads, or an index task inflates, per CPU-second
 COMPRESSED, READ_SPEED, INFLATE_SPEED = 0.45, 3e8, 5e8
-#: bytes written per byte of text: by barriers to their exchange files; by shards (16-bit tokens of about four bytes,
+#: bytes written per byte of text: exchange files of barriers; shards (16-bit tokens of about four bytes each, written
 #: once by partition and once assembled, and the tables)
 BARRIER_BYTES, SHARD_BYTES = 0.06, 1.1
 #: a measurement over less text, or less CPU time, than this is ignored
@@ -41,23 +41,23 @@ LEAST_BYTES, LEAST_CPU = 1e6, 0.05
 
 @dataclass
 class Speeds:
-    """Bytes per CPU-second, and bytes left per byte, of steps and nodes: those a store has measured, by name, else
-    those that the steps declare. `compressed`: as COMPRESSED."""
+    """Bytes per CPU-second, and bytes left per byte, of steps and nodes, by name: as measured in a store, otherwise as
+    the steps declare. `compressed` is the measured counterpart of COMPRESSED."""
 
     stages: dict[str, float] = field(default_factory=dict)
     left: dict[str, float] = field(default_factory=dict)
     compressed: float = COMPRESSED
 
     def of(self, name: str, stage: Stage) -> tuple[float, float]:
-        """(bytes per CPU-second, bytes of text left per byte read) of a step. `name` is the step's name in
-        the counters of records (`ChainStep.name`), from which speeds were measured."""
+        """Returns (bytes per CPU-second, bytes of text left per byte read) of a step. `name` is the step's name in the
+        counters of records (`ChainStep.name`), from which speeds were measured."""
         declared = SAMPLE_BYTES * 1000 / stage.cost_ms if stage.cost_ms else UNKNOWN_SPEED
         return self.stages.get(name, declared), self.left.get(name, stage.leaves)
 
 
 def measured(records: Iterable[PartRecord]) -> Speeds:
-    """Speeds from the counters of all tasks a store has done: stages by their own clocks, barriers and shards by the
-    CPU time of their tasks."""
+    """Speeds from the counters of all tasks that a store has done: stages by their own clocks, barriers and shards by
+    the CPU time of their tasks."""
     stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])       # bytes in, bytes out, CPU seconds
     nodes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])             # documents or bytes, CPU seconds
     docs = text = stored = stored_text = 0.0
@@ -90,7 +90,7 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
 
 
 def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_document: float) -> None:
-    """Add a task of a barrier (`deduped/minhash.1/bands`), of shards (`shards:web/encode`), or the tokenizer's."""
+    """Count a task of a barrier (`deduped/minhash.1/bands`), of shards (`shards:web/encode`), or of the tokenizer."""
     top, _, wave = record.node.partition("/")
     if top == TOKENIZER:
         if not wave:                                 # the training task, and the bytes it has read
@@ -131,8 +131,9 @@ def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -
 
 
 def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
-    """The plan as a document: inputs, nodes in order with steps, partitions, fresh and stale tasks, bytes, CPU, disk;
-    what reruns and what has changed since the latest run. It writes nothing, and the store need not exist."""
+    """The plan as a document: inputs; nodes in order with steps, partitions, fresh and stale tasks, bytes, CPU and
+    disk; the nodes that rerun, and the changes since the latest run. It writes nothing, and the store need not
+    exist."""
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
     store, log, planner, nodes = plan.store, plan.log, plan.planner, plan.nodes
     inputs = {}
@@ -203,7 +204,7 @@ class Flow:
         return max(1, math.ceil(seen / self.target))
 
     def _cost(self, node: Node, state: NodeState, status: str) -> tuple[float, float, float]:
-        """CPU seconds, bytes written and bytes read by a node as a whole."""
+        """CPU seconds, bytes written and bytes read by the whole node."""
         if node.kind == "index":
             return sum(s.weight for s in state.tasks) / INFLATE_SPEED, 0.0, sum(s.weight for s in state.tasks)
         if node.kind == "pass":

@@ -1,4 +1,4 @@
-"""The files of a source, by path relative to the source root, with size and etag."""
+"""Lists the files of a source, by path relative to the source root, with size and etag."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fixed_prefix(pattern: str) -> str:
 
 
 def common_root(roots: list[str]) -> str:
-    """Longest directory that contains all `roots`."""
+    """The longest directory path that contains all `roots`."""
     if len(set(roots)) == 1:
         return roots[0]
     split = [r.split("/") for r in roots]
@@ -70,7 +70,7 @@ def common_root(roots: list[str]) -> str:
 
 #: errors of a link whose target is missing, or is the link itself
 _NOWHERE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
-#: objects listed during one plan, by address: a bucket is not listed twice
+#: objects found during one plan, by address, so that a bucket is listed once
 Listings = dict[str, list[tuple[str, int, str]]]
 
 
@@ -79,13 +79,13 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
                 listings: Listings | None = None, follow_symlinks: bool = False) -> list[SourceFile]:
     """Files of source `name`, sorted by relative path.
 
-    A pattern is a file, a directory (its files with one of `suffixes`, recursively; all when empty) or a glob with
-    `**`; relative ones start at `base` (the recipe's folder). Paths are relative to `root`; by default that is the
-    directory itself, or the one before the first wildcard, on a disk as in a bucket, so that both give the same
-    documents. Symbolic links are followed, but never around a loop. A link that leads out of the folders of the
-    patterns is followed only with `follow_symlinks`: in a downloaded folder it may lead to any file of this machine. A
-    link that a pattern itself names is trusted. Warnings about skipped files are added to `warnings`. `verify` hashes
-    the contents instead of trusting size and time.
+    A pattern is a file, a directory or a glob with `**`; relative patterns start at `base` (the recipe's folder). A
+    directory stands for its files with one of `suffixes` (any file if there are none), recursively. Paths are relative
+    to `root`. By default that is the directory itself, or the directory before the first wildcard; a disk and a bucket
+    thus give the same documents. Symbolic links are followed, but never around a loop. A link that leads out of the
+    folders of the patterns is followed only with `follow_symlinks`: in a downloaded folder it may lead to any file of
+    this machine. A link that a pattern itself names is trusted. Warnings about skipped files are added to `warnings`.
+    `verify` hashes the contents instead of trusting size and time.
     """
     patterns = [p.removeprefix("file://") for p in patterns]
     remote = [p for p in patterns if "://" in p]
@@ -144,7 +144,7 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
                 skipped.append(p)
                 continue
             if stat.S_ISDIR(info.st_mode):
-                continue                                     # a folder: globs match those, too
+                continue                                     # a folder: globs match folders too
             if not stat.S_ISREG(info.st_mode):
                 skipped.append(p)
                 continue
@@ -173,7 +173,7 @@ def _named(paths: Iterable[str], top: str) -> str:
 
 
 class _Links:
-    """Which symbolic links are followed: those that end inside `folders`; None: all."""
+    """Decides which symbolic links are followed: those that end inside `folders`, or all if that is None."""
 
     def __init__(self, folders: list[str] | None) -> None:
         self._inside = None if folders is None else [os.path.join(os.path.realpath(f), "") for f in folders]
@@ -191,9 +191,9 @@ class _Links:
 
 def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...], hidden: bool,
               links: _Links) -> Iterator[str]:
-    """Paths below `folder` that match the components `parts` of a pattern, as in `glob.glob`. It does not enter a
-    folder that it is already inside (`above`: device and inode of each), nor follow links that `links` excludes.
-    `hidden`: names with a leading dot match, too."""
+    """Yields the paths below `folder` that match the components `parts` of a pattern, as in `glob.glob`. It does not
+    enter a folder that it is already inside (`above`: device and inode of each), nor follow links that `links`
+    excludes. `hidden`: names with a leading dot match, too."""
     info = os.stat(folder)
     here = (info.st_dev, info.st_ino)
     if here in above:
@@ -265,7 +265,7 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
 
 
 def _listed(pattern: str, listings: Listings) -> tuple[str, list[tuple[str, int, str]]]:
-    """(folder that relative paths count from, objects as (URL, size, version)) of a pattern."""
+    """Returns the folder that relative paths count from, and the objects of a pattern as (URL, size, version)."""
     folder = fixed_prefix(pattern)
     if glob.has_magic(pattern):
         if pattern not in listings:
@@ -295,7 +295,7 @@ def _glob(folder: str, pattern: str) -> list[tuple[str, int, str]]:
     entries = []
     for path, info in sorted(infos.items()):
         rel = path[cut:]
-        # as on a disk: a wildcard does not match a name with a leading dot
+        # as on a disk, a wildcard does not match a name with a leading dot
         if info["type"] == "file" and (dotted or not any(part.startswith(".") for part in rel.split("/"))):
             entries.append((f"{folder}/{rel}", int(info["size"] or 0), version_of(info)))
     return entries

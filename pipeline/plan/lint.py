@@ -1,6 +1,6 @@
 """Warnings about a recipe that can run but looks wrong: each with its line and a remedy.
 
-`pipeline.recipe` refuses a recipe that cannot run. A rule warns only where it is sure: the ready recipes and the demo
+`pipeline.recipe` refuses a recipe that cannot run. A rule warns only when it is sure. The ready recipes and the demo
 give no warning.
 """
 
@@ -23,7 +23,7 @@ from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS
 
 #: a step this many times cheaper than one before it should have come first
 CHEAPER = 10
-#: most ways to a dataset that are followed
+#: most paths to a dataset that are examined
 MOST_WAYS = 64
 
 #: one finding: (key in the recipe, what is wrong and what to do)
@@ -62,7 +62,7 @@ def _shapes(step: Step) -> bool:
 
 
 def _cost(step: Step, speeds: Mapping[str, float]) -> float | None:
-    """CPU milliseconds for a document of 5 kB (for a barrier its `prepare` stage included); None: not known."""
+    """CPU milliseconds per document of 5 kB; for a barrier, its `prepare` stage included. None when unknown."""
     stage = stage_class(step.name)
     parts = [(step.name.rpartition(":")[2], stage)]
     if issubclass(stage, Barrier):
@@ -77,14 +77,15 @@ def _steps(name: str) -> KeyPath:
 
 
 def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
-    """Expensive filters before cheap ones (OLMo 3 saved most of its language identification by reordering)."""
+    """Finds expensive filters before cheap ones (OLMo 3 saved most of its language identification by reordering)."""
     for name, dataset in recipe.datasets.items():
         costs = [None if _shapes(s) else _cost(s, speeds) for s in dataset.steps]
         for i, step in enumerate(dataset.steps):
             cost = costs[i]
             if cost is None or not (_filters(step) or _is_barrier(step)):
                 continue
-            # never advise a barrier before a filter: of two copies it may keep the one that the filter then drops
+            # never advise moving a barrier before a filter: of two copies the barrier may keep the one that the filter
+            # drops
             dearer = [s.name for s, c in zip(dataset.steps[:i], costs) if c is not None and c >= CHEAPER * cost
                       and (_is_barrier(s) or not _is_barrier(step))]
             if dearer:
@@ -105,7 +106,8 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
 
 
 def _extraction(recipe: Recipe) -> Iterator[Finding]:
-    """Sources of raw bytes without a suitable extractor: no document would have a text. A crawl holds PDFs, too."""
+    """Finds sources of raw bytes without a suitable extractor: no document would have a text. (A crawl holds PDFs,
+    too.)"""
     for name, dataset in recipe.datasets.items():
         for source in dataset.inputs:
             if source not in recipe.sources:
@@ -119,7 +121,7 @@ def _extraction(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _language(recipe: Recipe) -> Iterator[Finding]:
-    """Rules made for English, applied to documents of any language."""
+    """Finds rules made for English that are applied to documents of any language."""
     english: dict[str, bool] = {}                          # whether a dataset gives only English documents
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
@@ -140,8 +142,8 @@ def _english(languages: list[str] | None) -> bool:
 
 # -- steps without effect on a way through the datasets ---------------------------------------------------------------
 def _lineage(recipe: Recipe) -> Iterator[Finding]:
-    """Steps that cannot drop anything, or drop everything, because of the steps before them on every path."""
-    before: dict[str, list[list[Step]]] = {}               # dataset → the steps of every way that ends in it
+    """Finds steps that cannot drop anything, or drop everything, because of the steps before them on every path."""
+    before: dict[str, list[list[Step]]] = {}               # dataset → the steps of every path that ends in it
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
         ways = [way for i in dataset.inputs for way in before.get(i, [[]])]
@@ -163,12 +165,12 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
                 yield (*_steps(name), i), (f"no document passes: steps before it kept "
                                            f"{_list(set().union(*(k or set() for k in known)))} only; keep both in one "
                                            f"step, or make two datasets of them")
-        # with more ways nothing is claimed: one that is left out may lack the step
+        # beyond MOST_WAYS nothing is claimed: a path left out might lack the step
         before[name] = [[*way, *dataset.steps] for way in ways] if len(ways) <= MOST_WAYS else [[]]
 
 
 def _languages(way: list[Step]) -> set[str] | None:
-    """The languages that are left at the end of a way; None when that is not known."""
+    """The languages that are left at the end of a path; None when unknown."""
     left: set[str] | None = None
     for step in way:
         if keep := set(map(short, _kept(step))):
@@ -183,7 +185,7 @@ def _kept(step: Step) -> list[str]:
 
 
 def _superfluous(way: list[Step], step: Step) -> str | None:
-    """Why a step drops nothing that the steps before it have kept; None when it may drop documents."""
+    """Why a step drops nothing that the steps before it have kept, as words; None when it may drop documents."""
     stage = stage_class(step.name)
     if not (stage.drops or stage.edits or _is_barrier(step)):
         return None
@@ -234,7 +236,7 @@ def _list(names: set[str]) -> str:
 
 # -- crawls -----------------------------------------------------------------------------------------------------------
 def _crawls(recipe: Recipe) -> Iterator[Finding]:
-    """Crawled pages that reach the end without a check of their language, or with addresses in them."""
+    """Finds crawled pages that reach the end without a check of their language, or with addresses in them."""
     ends = _ends(recipe)
     for name in recipe.dataset_order():
         if name not in ends:
@@ -255,7 +257,8 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _ends(recipe: Recipe) -> set[str]:
-    """Datasets that shards or the tokenizer read; without shards, those that filter and that no other dataset reads."""
+    """The datasets that shards or the tokenizer read. Without shards, the datasets that filter and that no other
+    dataset reads."""
     if recipe.shards:
         return {i for s in recipe.shards.values() for i in s.inputs}
     read = {i for d in recipe.datasets.values() for i in d.inputs}
@@ -264,7 +267,7 @@ def _ends(recipe: Recipe) -> set[str]:
 
 
 def _ways(recipe: Recipe, name: str, source: str | None = None) -> Iterator[list[Step]]:
-    """Steps on every way from `source` (None: from any) to the end of a dataset."""
+    """The steps on every path from `source` (None: from any) to the end of a dataset."""
     if name in recipe.sources:
         if source in (None, name):
             yield []
@@ -276,7 +279,7 @@ def _ways(recipe: Recipe, name: str, source: str | None = None) -> Iterator[list
 
 
 def _by_language(recipe: Recipe, name: str) -> bool:
-    """Whether a `where` picks languages, here or before."""
+    """Whether a `where` selects languages, in this dataset or before it."""
     dataset = recipe.datasets.get(name)
     return dataset is not None and ("language" in dataset.where or any(_by_language(recipe, i) for i in dataset.inputs)
                                     or any(s.name == "where" and _kept(s) for s in dataset.steps))
@@ -303,7 +306,7 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _overlap(recipe: Recipe) -> Iterator[Finding]:
-    """Shards that hold the same documents: training would read these more often than the mixture says."""
+    """Finds shards that hold the same documents: training would read these more often than the mixture says."""
     entries = list(recipe.shards.items())
     for i, (name, shards) in enumerate(entries):
         for other, earlier in entries[:i]:
@@ -317,7 +320,7 @@ def _overlap(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _epochs(recipe: Recipe) -> Iterator[Finding]:
-    """Many epochs allowed by the recipe. How many a mixture really takes is known only once there are tokens."""
+    """Finds phases that allow many epochs. How many a mixture really takes is known only once there are tokens."""
     for i, phase in enumerate(recipe.curriculum.phases if recipe.curriculum else ()):
         for name, epochs in (phase.max_epochs or {}).items():
             if epochs > WORTHWHILE_EPOCHS:
@@ -327,7 +330,7 @@ def _epochs(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
-    """A tokenizer trained on text that no shard reads."""
+    """Finds a tokenizer trained on text that no shard reads."""
     train = recipe.tokenizer.train if recipe.tokenizer else None
     if train is None or not recipe.shards:
         return
@@ -344,7 +347,8 @@ def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
 
 # -- the user's own code -----------------------------------------------------------------------------------------------
 def _code(recipe: Recipe) -> Iterator[Finding]:
-    """Imports of neighbouring files that `code:` does not list: these are not sent to workers, and no key covers them.
+    """Finds imports of neighbouring files that `code:` does not list: these are not sent to workers, and no key covers
+    them.
     """
     named = {os.path.realpath(path) for path in recipe.code}
     for i, path in enumerate(recipe.code):
@@ -359,7 +363,8 @@ def _code(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _imports(path: str) -> set[str]:
-    """Top-level names of all modules that a Python file imports, inside functions too; empty when it cannot be read."""
+    """The top-level names of all modules that a Python file imports, inside functions too; empty when the file cannot
+    be read."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):

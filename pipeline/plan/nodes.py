@@ -14,7 +14,7 @@ from pipeline.store.temp import Spilled
 from stages.barrier import FileRef, PartRef, TaskResult
 from stages.stage import Stage
 
-#: a node at work: it yields the specs of tasks and is sent their records
+#: a running node: it yields the specs of tasks and is sent their records
 Work = Generator[Iterable[TaskSpec], Records, Any]
 
 DOCUMENTS = "pipeline.passes.documents:DocumentPass"
@@ -47,9 +47,9 @@ class Node:
     deps: tuple[str, ...]
     work: Any                                     # (results: Mapping[str, Any]) -> Work
     dataset: str = ""
-    steps: tuple[str, ...] = ()                   # names to show
+    steps: tuple[str, ...] = ()                   # as shown to people
     publishes: bool = False                       # the last pass of a dataset
-    batches: list[Records] = field(default_factory=list)     # of its tasks, as it ran
+    batches: list[Records] = field(default_factory=list)     # the records of its tasks, filled while it runs
 
 
 @dataclass

@@ -92,7 +92,7 @@ class Planner:
         self.target = recipe.run.partition
         self.verify = verify_inputs
         self.warnings: list[str] = []                    # to be shown to the user
-        self.listings: Listings = {}                     # of remote sources: each is listed once per plan
+        self.listings: Listings = {}                     # of remote sources, so that each is listed once per plan
         self.files: dict[str, list[SourceFile]] = {}
         self.passes: dict[str, list[_PassPlan]] = {}     # dataset → its passes
         self.barriers: dict[str, tuple[str, Barrier, list[str], list[str]]] = {}
@@ -118,7 +118,7 @@ class Planner:
 
     @property
     def unconfined(self) -> list[str]:
-        """The user's own steps and readers that opted out of the confinement of workers."""
+        """The names of the user's own steps and readers that opted out of the confinement of workers."""
         steps = {s.target for plans in self.passes.values() for p in plans for s in p.chain if not s.stage.confined}
         readers = {self.recipe.sources[name].read for name in self.sources_used()}
         return sorted(steps) + sorted(name for name in readers if not reader_class(name).confined)
@@ -170,7 +170,7 @@ class Planner:
         target, config = barrier.prepare()
         prepare = self._made(load(target).name, target, config)
         nxt = _PassPlan(current.dataset, current.dataset, [], [], barrier_name=placed.name)
-        if fresh and not current.where:          # every input brings its own side table: no part is written twice
+        if fresh and not current.where:          # every input brings its own side table, so no part is written twice
             for kind, source in zip((k for k, _ in current.inputs), inputs, strict=True):
                 if kind == "source":
                     plans.append(_PassPlan(f"{current.dataset}:{source}", current.dataset, [("source", source)], []))
@@ -202,7 +202,7 @@ class Planner:
         return tuple(sorted(names))
 
     def quarantined(self, stage_keys: list[str]) -> Any:
-        """The log's entries for documents that these stages quarantined, by id: a task argument (`lists.unfold`)."""
+        """The log's entries for documents that these stages quarantined, by id, as a task argument (`lists.unfold`)."""
         entries = self._quarantined(stage_keys)
         return self.lists.fold({"entries": [entries[id] for id in sorted(entries)]})["entries"]
 
@@ -280,7 +280,7 @@ class Planner:
         return {"name": reader.name, "key": key, "$volatile": hidden}
 
     def expansion(self, source: str, path: str) -> float:
-        """Expected uncompressed bytes per stored byte of an input file."""
+        """The expected number of uncompressed bytes per stored byte of an input file."""
         given = self.recipe.sources[source]
         return reader_class(given.read)(given.config).expansion(path)
 
@@ -348,7 +348,8 @@ class Planner:
 
     def _pass_inputs(self, plan: _PassPlan,
                      results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:
-        """(arguments that name the input, bytes, label, source or dataset it comes from) of each task of a pass."""
+        """Yields (arguments that name the input, bytes, label, source or dataset it comes from) for each task of a
+        pass."""
         for kind, name in plan.inputs:
             if kind == "source":
                 reader = self.reader_arg(name)

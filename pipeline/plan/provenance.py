@@ -1,4 +1,5 @@
-"""The ingredients of a run's results, readable: kept beside its recipe, so that a later plan can say why it is stale.
+"""Records in readable form, beside a run's recipe, the ingredients of its results, so that a later plan can say why a
+result is stale.
 
 Keys are hashes: they show that something differs, but not what. Every run therefore writes, before its first task,
 
@@ -38,7 +39,7 @@ from stages.catalog import load, reader_class, reader_target
 from stages.stage import Stage, cpu_tag, file_sha256, library_versions, python_version, role_of
 
 VERSION = 1
-#: suffix of the name of an ingredient that is a threshold: verdicts are replayed when it changes
+#: suffix of an ingredient's name that marks a threshold: when it changes, verdicts are replayed
 THRESHOLD = " (threshold)"
 
 #: rows of inputs.parquet in memory while it is written
@@ -56,7 +57,7 @@ def write_provenance(store: Store, run: str, planner: Planner, nodes: list[Node]
     with parquet_writer(out, INPUTS) as writer:
         for source in planner.sources_used():
             files = iter(planner.source_files(source))
-            while rows := list(islice(files, ROWS)):               # there may be millions
+            while rows := list(islice(files, ROWS)):               # in batches: there may be millions
                 writer.write_table(pa.table([[source] * len(rows), [plain_path(f.path) for f in rows],
                                              [f.size for f in rows], [f.etag for f in rows]], schema=INPUTS))
     store.write(f"runs/{run}/inputs.parquet", out.getvalue())
@@ -89,7 +90,7 @@ def node_ingredients(planner: Planner, nodes: list[Node]) -> dict[str, Ingredien
 
 
 def _named(chain: list[ChainStep]) -> Iterator[tuple[str, ChainStep]]:
-    """Steps with names of their own: the second `url` is url#2."""
+    """Steps with unique names: the second `url` is url#2."""
     seen: dict[str, int] = {}
     for step in chain:
         seen[step.name] = seen.get(step.name, 0) + 1
@@ -131,8 +132,8 @@ def _reader(planner: Planner, name: str) -> Ingredients:
 
 
 def _barrier_tasks(barrier: Stage) -> Ingredients:
-    """Versions of the tasks of a barrier: those in its module, and in modules of its package that this one names
-    directly or through others, except modules of other barriers."""
+    """Versions of the tasks of a barrier: those in its module, and in modules of its package that it names, directly or
+    through others, except modules of other barriers."""
     package = type(barrier).__module__.rpartition(".")[0]
     versions: Ingredients = {}
     names, seen = [type(barrier).__module__], set()
@@ -189,7 +190,7 @@ def plain_path(path: str) -> str:
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 def read_provenance(store: Store) -> list[tuple[str, dict[str, Any]]]:
-    """(run, provenance.json) of the runs of a store, the latest first."""
+    """Yields (run, provenance.json) of the runs of a store, the latest first."""
     out = []
     for path in store.list("runs"):
         if path.endswith("/provenance.json") and path.count("/") == 2:

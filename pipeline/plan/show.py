@@ -1,4 +1,4 @@
-"""Printing the plan: the inputs, the nodes in order, which are fresh or stale and why, and the cost."""
+"""Prints the plan: the inputs, the nodes in order, which are fresh or stale and why, and the cost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def _node(row: dict[str, Any], width: int) -> list[str]:
-    """Two lines: numbers; steps and origin of the documents."""
+    """The two lines of a node: its numbers; its steps and the origin of its documents."""
     state, total = _state(row), row["partitions"]
     if total is None:
         total = f"about {row['expected_partitions']}" if row["expected_partitions"] else "?"
@@ -49,7 +49,7 @@ def _node(row: dict[str, Any], width: int) -> list[str]:
     disk = size(row["disk_bytes"]) if row["disk_bytes"] else "–"
     first = (f"  {row['name'].rstrip(':'):<{width}}[{COLOR[row['status']]}]{state:<16}[/]{total:>11}"
              f"{size(row['bytes_in']):>10}{cpu:>9}{disk:>10}")
-    barrier = row["name"].split(":")[0] + "/"                  # not shown as origin: the steps name the barrier
+    barrier = row["name"].split(":")[0] + "/"  # not shown as an origin, since the steps name the barrier
     origin = [d.removeprefix("index:").rstrip(":") for d in row["deps"] if not d.startswith(barrier)]
     steps = " → ".join(row["steps"]) or ("read" if row["kind"] == "pass" else "where to split big files")
     text = steps + (f"  ← {', '.join(origin)}" if origin else "")

@@ -1,4 +1,4 @@
-"""Inputs → partitions: bounded by bytes, identified by content, planned from the inputs alone.
+"""Cuts inputs into partitions: bounded by bytes, identified by content, planned from the inputs alone.
 
 Small files are packed in the order of their sorted paths. File names decide the boundaries, so that an added file
 changes only the partitions next to it. Big files are split at record boundaries that an index task finds.
@@ -18,8 +18,8 @@ from pipeline.plan.inputs import SourceFile
 OVERFULL = 2.0
 #: more files than this in one partition would make its argument list, and its record, too long
 MAX_FILES = 512
-#: probability of each file to be the last of a partition that has half of MAX_FILES: nearly every partition is then cut
-#: by a file name before it is full, so that the cuts after an added file soon fall where they were
+#: probability of each file to be the last of a partition that has half of MAX_FILES. Nearly every partition is then cut
+#: by a file name before it is full, so that an added file moves only the next few cuts.
 LAST = 4 / MAX_FILES
 
 
@@ -43,9 +43,9 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
                group: Callable[[str], str] = lambda path: "") -> Iterator[Partition]:
     """Partitions of a source in path order, as a generator: there may be millions.
 
-    `expansions` gives expected uncompressed bytes per stored byte of a path; `indexes` the splits of the big files by
-    path ({start, stop, ordinal, records, bytes}), missing or None where a file cannot be split. Files with the same
-    `group` (`Reader.group`) stay together, however many they are.
+    `expansions` gives expected uncompressed bytes per stored byte of a path. `indexes` gives the splits of the big
+    files by path, as {start, stop, ordinal, records, bytes}; missing or None where a file cannot be split. Files with
+    the same `group` (`Reader.group`) stay together, however many they are.
     """
     pending: list[SourceFile] = []
     size = 0.0

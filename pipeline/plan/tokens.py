@@ -1,5 +1,5 @@
-"""From datasets to shards: the nodes of the tokenizer and of each token stream. `pipeline.run` publishes their results
-and resolves the curriculum."""
+"""Plans the way from datasets to shards: the nodes of the tokenizer and of each token stream. `pipeline.run` publishes
+their results and resolves the curriculum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENIZER = "tokenizer:"
 
 @dataclass(frozen=True)
 class StreamResult:
-    """The result of a token stream's node: assembled shards and the parts they were made from, as `publish_shards`
+    """The result of a token stream's node: the assembled shards and the parts they were made from, as `publish_shards`
     needs them, and the records of the encoding, which count the lost documents."""
 
     assembled: list[TaskResult]
@@ -33,7 +33,7 @@ class StreamResult:
 
 
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
-    """The tokenizer (result: `tokenizer_info`) and a node 'shards:NAME' for each stream (result:
+    """The node of the tokenizer (result: `tokenizer_info`) and a node 'shards:NAME' for each stream (result:
     StreamResult)."""
     if recipe.tokenizer is None:
         return []
@@ -55,7 +55,8 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
 
 
 def parts_of(results: Mapping[str, Any], datasets: list[str], sources: list[str] | None = None) -> Spilled[PartRef]:
-    """The kept parts of finished datasets, in plan order; with `sources` only those that hold documents of one."""
+    """The kept parts of finished datasets, in plan order; with `sources`, only parts that hold documents of one of
+    them."""
     parts = spilled_parts()
     for dataset in datasets:
         before: PassResult = results[dataset]

@@ -1,4 +1,4 @@
-"""Why a node is stale: `tokenmill plan --why NODE`. It says which tasks have to run, for what reason, and since when.
+"""Explains why a node is stale (`tokenmill plan --why NODE`): which tasks have to run, for what reason, and since when.
 
 A task is stale when the log has no record under its key. The ingredients of the key are compared with those that the
 runs of this store have recorded (`pipeline.plan.provenance`): settings and thresholds, versions of stages, readers,
@@ -64,13 +64,14 @@ class _Why:
     def __init__(self, plan: Any, states: Mapping[str, NodeState], ingredients: Mapping[str, Ingredients]) -> None:
         self.plan, self.states, self.made = plan, states, ingredients
         self.runs = read_provenance(plan.store)
-        #: runs with the same set of nodes; only without any, also runs of other recipes that share names of nodes
+        #: runs with the same set of nodes; if there are none, also runs of other recipes that share names of nodes
         same = [b for b in self.runs if b[1]["nodes"].keys() == ingredients.keys()]
         self.runs = same or self.runs
 
     def _before(self, name: str) -> tuple[str | None, Ingredients | None]:
-        """(run, its ingredients of the node) to compare with: the latest run with the present ingredients, because its
-        results are still valid and later runs make nothing stale; without one, the latest run that has the node."""
+        """Returns (run, its ingredients of the node) to compare with. This is the latest run with the present
+        ingredients, because its results are still valid and later runs make nothing stale; without one, the latest run
+        that has the node."""
         versions = [(run, doc["nodes"][name]) for run, doc in self.runs if name in doc["nodes"]]
         same = [f for f in versions if not differences(f[1], self.made[name])]
         return next(iter(same or versions), (None, None))
@@ -82,7 +83,7 @@ class _Why:
         waits = state.unknown or bool(state.pending)
         if state.stale:
             causes = self._causes(node, state, run, was)
-        else:                                # no stale task yet, but if settings differ, tasks to come will be stale
+        else:                                # no task is stale yet, but if settings differ, tasks to come will be
             changed = differences(was, self.made[name]) if waits and was is not None else []
             causes = [Cause(change) for change in changed]
         late = [d for d in node.deps if self.states[d].stale or self.states[d].pending or self.states[d].unknown]
@@ -189,7 +190,7 @@ def _entries(spec: TaskSpec) -> int:
 
 # -- words -----------------------------------------------------------------------------------------------------------
 def differences(was: Ingredients, now: Ingredients) -> list[str]:
-    """The differences between two sets of ingredients, a line each; [] when they are equal."""
+    """The differences between two sets of ingredients, one per line; [] when they are equal."""
     changes = []
     gone: set[str] = set()
     if was.get("steps", []) != now.get("steps", []):
