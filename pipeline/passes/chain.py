@@ -24,11 +24,11 @@ from stages.catalog import load
 from stages.document import Document
 from stages.stage import Stage, file_sha256
 
-#: documents by their number in the partition, in order
+#: documents with their numbers in the partition, in order
 Batch = list[tuple[int, Document]]
-#: number → (place of the stage that dropped it, reason)
+#: document number → (place of the stage that dropped it, reason)
 Verdicts = dict[int, tuple[int, str]]
-#: number → (stage, reason, detail): the stage raised, or wrote values that cannot be stored
+#: document number → (stage, reason, detail): the stage raised, or wrote values that cannot be stored
 Failures = dict[int, tuple[str, str, str]]
 
 
@@ -38,10 +38,10 @@ class Step:
 
     name: str
     key: str
-    label: str          # "0:html": its place and name, the name of its counters
+    label: str          # "0:html": its place and name, the key of its counters
     stage: Stage
-    foreign: bool = False   # a stage of the user's own: the values it writes are checked
-    side: str = ""          # name of its side table: two dedups of one pass may need signatures of different kinds
+    foreign: bool = False   # one of the user's own stages: the values it writes are checked
+    side: str = ""  # name of its side table: two deduplications in one pass may need signatures of different kinds
 
     def __post_init__(self) -> None:
         self.side = f"{self.name}-{self.key[:8]}"
@@ -78,14 +78,15 @@ def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
 
 
 class Chain:
-    """Takes batches through stages. Counts in `counters`: "stages" by label, and "dropped_bytes". `until_drop`: a
-    document goes no further than the stage that drops it."""
+    """Takes batches of documents through the stages. `counters` gets "stages" by label, and "dropped_bytes".
+    `until_drop`: a document goes no further than the stage that drops it."""
 
     def __init__(self, cursor: Cursor, counters: Counters, until_drop: bool) -> None:
         self.cursor, self.counters, self.until_drop = cursor, counters, until_drop
 
     def through(self, steps: list[Step], batch: Batch, sign: int = 1) -> tuple[Verdicts, Failures]:
-        """Take a batch through `steps`, which change its documents in place. `sign` -1 takes it out of the counters."""
+        """Take a batch through `steps`, which change its documents in place. `sign` -1 subtracts the batch from the
+        counters."""
         verdicts: Verdicts = {}
         failures: Failures = {}
         alive = batch
@@ -129,10 +130,10 @@ class Chain:
 
     def _apply(self, place: int, step: Step, alive: Batch, verdicts: Verdicts,
                failures: Failures) -> list[tuple[tuple[int, Document], str | None]]:
-        """(item, verdict) of the documents that the stage did not fail on."""
+        """Yields (item, verdict) for the documents on which the stage does not fail."""
         stage, foreign, after = step.stage, step.foreign, []
         whole: list[str | None] | None = None           # verdicts of the batch
-        before: list[State] = []                        # the documents of the batch before the stage
+        before: list[State] = []                        # the documents before the stage
         if stage.batched and len(alive) > 1:
             self.cursor.set(alive[0][0], alive[-1][0], place)
             before = [state_of(d) for _, d in alive]
@@ -142,7 +143,7 @@ class Chain:
                     raise ValueError(f"{len(whole)} verdicts about {len(alive)} documents")
             except MemoryError:
                 raise
-            except Exception:                       # undo; the loop below finds the document that it fails on
+            except Exception:                       # undo; the loop below finds the failing document
                 whole = None
                 for (_, doc), untouched in zip(alive, before):
                     restore(doc, untouched)
@@ -167,7 +168,7 @@ class Chain:
                 if not to_blame(e):
                     raise                           # a full disk or a missing library is no document's fault
                 if state is not None:
-                    restore(doc, state)             # values it wrote before it failed may not be storable
+                    restore(doc, state)             # values written before the failure may not be storable
                 if row not in verdicts:
                     failures[row] = (step.name, f"error:{type(e).__name__}", f"{e}{confinement.hint(e)}")
                 continue

@@ -1,4 +1,4 @@
-"""The document pass: a partition's documents through a chain of stages, in one child process.
+"""Runs one partition's documents through a chain of stages, in one child process: the document pass.
 
 Reads source slices, or one upstream part together with the removal slice of a barrier, and writes
 
@@ -33,15 +33,15 @@ from pipeline.store.parts import PartWriter, document_schema
 from pipeline.store.records import Counters
 from stages.document import Document
 
-#: the first columns of every side table: the row in kept.parquet, and the id of its document
+#: first columns of every side table: the document's row in kept.parquet, and its id
 SIDE_COLUMNS = (pa.field("row", pa.uint32()), pa.field("id", pa.string()))
 
 
 class DocumentPass:
-    """args: either source, reader {name, key, config} and slices [$file…], or part {text: $ref, removed: $ref | null,
-    barrier}; where {source | language: [values]} of the documents taken; chain [{name, key, $volatile: {target,
-    config}}], signals [names], signals_mode until-drop | all, $volatile {quarantined: [entry of the log], replay:
-    `replay.replay_arg` of the same pass under other thresholds}.
+    """The document pass as a task. Its args are either source, reader {name, key, config} and slices [$file…], or part
+    {text: $ref, removed: $ref | null, barrier}. Further args: where {source | language: [values]} of the documents
+    taken; chain [{name, key, $volatile: {target, config}}]; signals [names]; signals_mode until-drop | all; $volatile
+    {quarantined: [entry of the log], replay: `replay.replay_arg` of the same pass under other thresholds}.
     """
 
     name = "documents"
@@ -54,7 +54,7 @@ class DocumentPass:
             return _Pass(inputs, cursor, out, replay=True).run()
         except NotReproduced:
             for name in out.names:
-                os.unlink(out.path(name))            # unlinked: writers still open must not write into the new files
+                os.unlink(out.path(name))        # so that writers still open cannot write into the new files
             out.names.clear()
             out.quarantined.clear()
             return _Pass(inputs, cursor, out, replay=False).run()
@@ -68,7 +68,7 @@ class _Pass:
         self.steps = load_chain(self.args["chain"])
         inputs.confine([program for step in self.steps for program in step.stage.programs()])
         names, until_drop = tuple(self.args["signals"]), self.args["signals_mode"] == "until-drop"
-        self.kept_rows = 0                     # the writer counts when it flushes; side tables need the row at once
+        self.kept_rows = 0                     # the writer counts only when it flushes; side tables need the row now
         self.kept = PartWriter(out.path("kept.parquet"), document_schema(names).with_metadata(thresholds(self.steps)))
         self.dropped = PartWriter(out.path("dropped.parquet"), document_schema(names, dropped=True))
         self.quarantine = RowWriter(out.path("quarantine.parquet"), QUARANTINE_SCHEMA)
@@ -90,7 +90,7 @@ class _Pass:
             documents = [(row, item) for row, item in batch if isinstance(item, Document)]
             verdicts, failures = self.chain.through(self.steps, documents)
             self.cursor.clear()
-            if len(documents) == len(batch) and not (verdicts or failures):       # true of nearly all batches
+            if len(documents) == len(batch) and not (verdicts or failures):       # the usual case
                 self._keep([doc for _, doc in documents])
                 continue
             for row, item in batch:
@@ -121,7 +121,7 @@ class _Pass:
         self.tally.kept(docs)
 
     def _drop(self, row: int, doc: Document, place: int, reason: str) -> None:
-        self.cursor.set(row, row, place)             # scrubbing may run out of memory: this document is to blame
+        self.cursor.set(row, row, place)             # scrubbing may run out of memory: this document is then to blame
         scrub_row(doc)
         self.cursor.clear()
         self._write_dropped(doc, self.steps[place].name, reason)

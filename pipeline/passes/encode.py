@@ -1,8 +1,8 @@
-"""From parts to shards: encode each part once, then give each shard the documents that start in its range of tokens.
+"""Makes shards of parts: encodes each part once, then gives each shard the documents that start in its range of tokens.
 
 `EncodePart` turns one part of a dataset into tokens per split; `AssembleShard` writes the documents that start in one
-range of the stream. The stream is the concatenation of the parts in plan order, that is of the documents in (relative
-path, ordinal) order, so its bytes depend neither on the partition size nor on which worker ran which task.
+range of the stream. The stream is the concatenation of the parts in plan order, which puts the documents in (relative
+path, ordinal) order. Its bytes therefore depend neither on the partition size nor on which worker ran which task.
 `pipeline.plan.tokens` calls `encode_drafts` and `assemble_drafts`, and at the end of a run `pipeline.run` calls
 `publish_shards`.
 """
@@ -41,7 +41,7 @@ ASSEMBLE = "pipeline.passes.encode:AssembleShard"
 SPLITS = ("train", "val")
 #: the stage name of encoding in quarantine entries
 STAGE = "encode"
-#: rows of a part's document table read at a time while a shard is assembled, and of its row groups
+#: rows read at a time from a part's document table while a shard is assembled; also the size of its row groups
 TABLE_BATCH, TABLE_ROWS = 4096, 1 << 16
 #: libraries whose version may change the ids of a text under the same tokenizer file
 LIBRARIES = ("tokenizers", "fastokens", "sentencepiece")
@@ -53,12 +53,13 @@ _loaded: dict[tuple[str, int], Tokenizer] = {}
 
 # -- one part ----------------------------------------------------------------------------------------------------
 class EncodePart:
-    """args: part ($ref of kept.parquet), tokenizer ($ref), eos (id), libraries, where, val {share, seed}, $volatile
-    {quarantined: [entry of the log under `encode_key`]}.
+    """Encodes one part. args: part ($ref of kept.parquet), tokenizer ($ref), eos (id), libraries, where, val {share,
+    seed}, $volatile {quarantined: [entry of the log under `encode_key`]}.
 
     Writes for each split SPLIT.tokens (documents back to back, each ended by EOS, u16 or u32) and SPLIT.parquet
-    (PART_TABLE: ends in this file, row in the part). Where a document has `loss_spans` it also writes SPLIT.loss (u8
-    per token, 0 where it is no target): the model reads the tokens outside the spans, but does not learn them.
+    (PART_TABLE: where each document ends in this file, its row in the part). Where a document has `loss_spans` it also
+    writes SPLIT.loss (u8 per token, 0 where it is no target): the model reads the tokens outside the spans, but does
+    not learn them.
 
     PRF(seed, id) alone decides whether a document is held out. A document that is not held out, but that a
     deduplication found to resemble one that is, goes into neither split and is counted (`near_held_out`): training on
@@ -76,8 +77,8 @@ class EncodePart:
 
 
 def encode_key(args: Mapping[str, Any]) -> str:
-    """Key of encoding as a stage: it covers everything that determines the tokens of a text, in any part and stream.
-    The log lists the documents that encoding quarantined under this key. `args`: those of an EncodePart."""
+    """The key of encoding as a stage. It covers everything that determines the tokens of a text, in any part and
+    stream. The log lists the documents that encoding quarantined under this key. `args`: those of an EncodePart."""
     return task_key(ENCODE, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
 
 
@@ -114,11 +115,11 @@ class _Encoding:
         lost: dict[int, tuple[str, str]] = {}           # place in the batch → (reason, detail)
         taken: list[int] = []
         for i, row in enumerate(batch.rows.tolist()):
-            if row in self.inputs.skip:                 # quarantined at this key, by the log or in this attempt
+            if row in self.inputs.skip:                 # quarantined under this key, by the log or in this attempt
                 reason = self.inputs.skip[row].reason
                 self.out.quarantine(row, ids[i], STAGE, self.key, reason)
                 lost[i] = (reason, "")
-            elif ids[i] in self.quarantined:              # quarantined in another part, or for another stream
+            elif ids[i] in self.quarantined:              # quarantined for another part or stream
                 lost[i] = (self.quarantined[ids[i]]["reason"], "")
             elif self.inputs.only is None or row in self.inputs.only:
                 if _near_held_out(ids[i], metas[i], self.args["val"]):
@@ -136,8 +137,8 @@ class _Encoding:
 
     def _tokens(self, batch: Rows, taken: list[int],
                 lost: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]:
-        """(places in the batch, tokens back to back, lengths, which tokens count) of the documents of `taken` that can
-        be encoded. The others are added to `lost`."""
+        """Encode the documents `taken` of a batch. Returns the places of the encoded ones, their tokens back to back,
+        the lengths, and which tokens count. The others are added to `lost`."""
         texts, spans, rows = batch.column("text"), batch.column("loss_spans"), batch.rows
         if taken:
             self.cursor.set(int(rows[taken[0]]), int(rows[taken[-1]]), 0)
@@ -145,7 +146,7 @@ class _Encoding:
                 return taken, *encode_masked(self.tokenizer, [texts[i] for i in taken], [spans[i] for i in taken])
             except Exception as e:
                 _see_that_a_text_did_it(e)
-        well, pieces = [], []                           # one by one, to find the document that fails
+        well, pieces = [], []                           # encode one by one, to find the document that fails
         for i in taken:
             self.cursor.set(int(rows[i]), int(rows[i]), 0)
             try:
@@ -185,14 +186,14 @@ class _Encoding:
 
 
 def _nothing() -> dict[str, int]:
-    """Counts that start at 0: documents, their tokens, tokens that count for the loss, UTF-8 bytes."""
+    """Zero counts: documents, their tokens, tokens that count for the loss, UTF-8 bytes."""
     return {"docs": 0, "tokens": 0, "targets": 0, "bytes": 0}
 
 
 def _see_that_a_text_did_it(error: Exception) -> None:
-    """Raise the error again unless a text may be to blame: the cause may be the machine, or an end-of-text token that
-    texts can spell. (A panic of a tokenizer in Rust is no Exception. It ends the child, because it may leave locks
-    held; the supervisor finds the text.)"""
+    """Raise the error again unless a text may have caused it: the cause may be the machine, or an end-of-text token
+    that texts can spell. (A panic of a Rust tokenizer is not an Exception and ends the child, because it may leave
+    locks held. The supervisor then finds the text.)"""
     if isinstance(error, TokenizerError) or not to_blame(error):
         raise error
 
@@ -202,7 +203,7 @@ def _held_out(id: str, val: Mapping[str, Any]) -> bool:
 
 
 def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
-    """Whether a document that is not held out resembles one that is, as far as a deduplication compared them."""
+    """Whether a document that is not held out resembles a held-out one, as far as a deduplication compared them."""
     near = json.loads(meta).get("near_duplicates") if meta and '"near_duplicates"' in meta else None
     if not isinstance(near, dict) or _held_out(id, val):
         return False
@@ -218,7 +219,7 @@ def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
 
 
 class _PartWriter:
-    """SPLIT.tokens, SPLIT.parquet and SPLIT.loss of one part."""
+    """Writes SPLIT.tokens, SPLIT.parquet and SPLIT.loss of one part."""
 
     def __init__(self, out: Out, split: str, table_rows: int = TABLE_ROWS) -> None:
         self._table_rows = table_rows
@@ -237,7 +238,7 @@ class _PartWriter:
         self.pending.append(pa.record_batch([pa.array(ends), pa.array(ids, pa.string()), pa.array(rows, pa.uint32()),
                                              pa.array(n_bytes, pa.uint32())], schema=PART_TABLE))
         self.tokens, self.documents = int(ends[-1]), self.documents + len(ids)
-        while sum(map(len, self.pending)) >= self._table_rows:    # row groups do not depend on the sizes of batches
+        while sum(map(len, self.pending)) >= self._table_rows:    # row groups do not depend on the batch size
             self._flush()
 
     def _flush(self) -> None:
@@ -258,9 +259,10 @@ class _PartWriter:
 
 # -- one shard ---------------------------------------------------------------------------------------------------
 class AssembleShard:
-    """args: split, index, start, stop (tokens of the stream), vocab_size, eos, pieces [{tokens: $ref, table: $ref,
-    offset, part, maybe loss: $ref}] in plan order. Writes the documents that start in [start, stop): body, ends,
-    table.parquet, blocks (their sums), shard.json, and loss where a token is no target."""
+    """Assembles one shard: writes the documents that start in the token range [start, stop) of the stream. args: split,
+    index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, maybe loss: $ref}] in plan
+    order. The files are body, ends, table.parquet, blocks (checksums of the blocks), shard.json, and loss if some token
+    is not a target."""
 
     name = "assemble_shard"
     version = 3
@@ -298,7 +300,8 @@ class AssembleShard:
 
 # -- for planners ------------------------------------------------------------------------------------------------
 def libraries() -> dict[str, str | None]:
-    """Versions of LIBRARIES (None: not installed), for task arguments: another version may tokenize a text differently.
+    """The versions of LIBRARIES (None: not installed), for task arguments: another version may tokenize a text
+    differently.
     """
     versions: dict[str, str | None] = dict.fromkeys(LIBRARIES)
     for name in LIBRARIES:
@@ -309,8 +312,8 @@ def libraries() -> dict[str, str | None]:
 
 def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any],
                   quarantined: Callable[[list[str]], Any] = lambda keys: []) -> list[TaskDraft]:
-    """One task per part, in plan order. `tokenizer`: `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry under
-    `shards:` (`where`, `val`: share held out) and `seed`. `quarantined`: as `Planner.quarantined`."""
+    """Make one task per part, in plan order. `tokenizer`: `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry
+    under `shards:` (`where`, `val`: share held out) and `seed`. `quarantined`: as `Planner.quarantined`."""
     common: dict[str, Any] = {
         "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
         "where": dict(config.get("where") or {}),
@@ -322,7 +325,7 @@ def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config
 
 def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
                     shard_bytes: int = SHARD_BYTES) -> list[TaskDraft]:
-    """One task per shard of each split, from the results of `encode_drafts` in plan order."""
+    """Make one task per shard of each split, from the results of `encode_drafts` in plan order."""
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
     for split in SPLITS:

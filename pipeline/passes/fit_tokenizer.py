@@ -28,14 +28,15 @@ NO_DOCUMENT = ("tokenizer.train.from: there is no document to train on; see that
 
 
 class FitTokenizer:
-    """args: either parts [$ref of kept.parquet, in plan order], where (see `pipeline.passes.rows.Taken`), sample (bytes
-    of text) and seed, or picked [$ref of the texts of the sample, see `pipeline.passes.sample_text`]; kind bpe |
-    sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or tokenizer.model.
+    """Trains a tokenizer. args: either parts [$ref of kept.parquet, in plan order], where (see
+    `pipeline.passes.rows.Taken`), sample (bytes of text) and seed, or picked [$ref of the texts of the sample, see
+    `pipeline.passes.sample_text`]; kind bpe | sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or
+    tokenizer.model.
 
     The sample is the documents with the lowest PRF(seed, id), until the next one would make it more than `sample`
-    bytes: it does not depend on how the dataset is cut into parts. They are read in plan order, one thread trains. The
-    parts are read twice: ids and sizes, then texts, which are streamed. Memory is a heap of the sampled ids plus that
-    of the library that trains.
+    bytes, so it does not depend on how the dataset is cut into parts. The documents are read in plan order, and one
+    thread trains. The parts are read twice: first ids and sizes, then texts, which are streamed. Memory: a heap of the
+    sampled ids, and what the training library needs.
     """
 
     name = "fit_tokenizer"
@@ -81,8 +82,8 @@ def _drawn(inputs: Inputs) -> Iterator[str]:
 
 
 class LoadTokenizer:
-    """args: file ($file of a tokenizer.json or a SentencePiece .model), eos (token or null). Copies the file into the
-    store once a trial has shown that it can encode."""
+    """Copies a tokenizer into the store once a trial has shown that it can encode. args: file ($file of a
+    tokenizer.json or a SentencePiece .model), eos (token or null)."""
 
     name = "load_tokenizer"
     version = 1
@@ -100,10 +101,12 @@ def _facts(tokenizer: Tokenizer) -> Counters:
 
 
 def _sample(paths: Sequence[str], where: Taken, size: int, seed: int) -> dict[str, int]:
-    """{id: bytes} of the longest run of documents by rising PRF that has at most `size` bytes (at least one)."""
-    heap: list[tuple[int, str, int]] = []            # highest PRF first
+    """Returns {id: bytes} of the longest run of documents by rising PRF that has at most `size` bytes (at least one
+    document)."""
+    heap: list[tuple[int, str, int]] = []            # a heap, highest PRF first
     total = 0
-    # the lowest PRF that did not fit: the sample only gets fuller, so no document from this PRF on can ever fit
+    # lowest PRF that did not fit. The sample only gets fuller, so no document with this PRF or a higher one can ever
+    # fit
     beyond: tuple[int, str, int] | None = None
     for path in paths:
         for rows in rows_of(path, where, ("bytes",)):
@@ -122,8 +125,9 @@ def _sample(paths: Sequence[str], where: Taken, size: int, seed: int) -> dict[st
 # -- for planners ------------------------------------------------------------------------------------------------
 def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
                     sizes: Sizes = SIZES) -> list[Wave]:
-    """The waves for `tokenizer: {train: …}` of a recipe (kind, model, vocab, sample, where) over the parts of `from`.
-    The last wave, `fit`, is one task: over the parts, or over the texts that the waves before it have picked."""
+    """Make the waves for `tokenizer: {train: …}` of a recipe (kind, model, vocab, sample, where) over the parts of
+    `from`. The last wave, `fit`, is one task: over the parts, or over the texts that the waves before it have
+    picked."""
     def fit(done: Done) -> list[TaskDraft]:
         return [tokenizer_draft(train, parts, seed, files_of(done["pick"], "picked.parquet"))]
 
@@ -133,7 +137,7 @@ def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
 
 def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
                     picked: Sequence[FileRef] = ()) -> TaskDraft:
-    """The task that trains, on a sample it draws from the parts itself or on the texts of `picked`."""
+    """Make the task that trains, on a sample it draws from the parts itself or on the texts of `picked`."""
     sample, weight = int(train["sample"]), sum(p.bytes for p in parts)
     args = {"kind": train["kind"], "model": train.get("model", "unigram"), "vocab": int(train["vocab"]),
             "libraries": libraries()}
@@ -149,8 +153,8 @@ def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
 
 
 def load_draft(path: str, eos: str | None = None, kept: str | None = None) -> TaskDraft:
-    """The task for `tokenizer: {load: path}`; `path` is a file or a folder that the driver can read. `kept`: the folder
-    of the store with a copy, for workers that cannot read `path`."""
+    """Make the task for `tokenizer: {load: path}`; `path` is a file or a folder that the driver can read. `kept`: the
+    folder of the store with a copy, for workers that cannot read `path`."""
     tokenizer = load_tokenizer(path, eos)
     folder, name = os.path.split(os.path.abspath(tokenizer.path))
     stat = os.stat(tokenizer.path)
@@ -162,8 +166,8 @@ def load_draft(path: str, eos: str | None = None, kept: str | None = None) -> Ta
 
 
 def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]:
-    """The facts about a finished tokenizer: sha256, vocab_size, eos (id), path (published, relative to the store),
-    ref (for task arguments), eos_token (as the recipe names it, or None)."""
+    """Facts about a finished tokenizer: sha256, vocab_size, eos (id), path (published, relative to the store), ref (for
+    task arguments), eos_token (as the recipe names it, or None)."""
     [(name, ref)] = [(n, r) for n, r in result.files.items() if n.startswith("tokenizer.")]
     return {"sha256": ref["content"], "vocab_size": result.counters["vocab_size"], "eos": result.counters["eos"],
             "path": f"shards/tokenizer-{ref['content'][:12]}.{name.partition('.')[2]}", "ref": ref, "eos_token": eos}

@@ -1,4 +1,4 @@
-"""Index of a big input file: the record boundaries where it can be split, found by reading it once."""
+"""Indexes a big input file: one task reads it and records the boundaries at which it can be split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pipeline.store.records import Counters
 
 
 class Index:
-    """args: reader {name, key, config}, file ($file), target (uncompressed bytes a split should hold).
+    """Finds the splits of a file. args: reader {name, key, config}, file ($file), target (uncompressed bytes per
+    split).
 
     Writes `splits.json`: a list of {start, stop, ordinal, records, bytes}, or null when the file cannot be split. A
     file that its reader cannot index (`unreadable`) is not split either: the pass that reads it reports what is wrong

@@ -1,10 +1,11 @@
-"""`materialize`: write every sample of a curriculum in order, by a distributed exchange that never holds the data.
+"""Implements `materialize`: write every sample of a curriculum in order, by a distributed exchange that never holds all
+the data.
 
-Map tasks read the shards once, in file order: a range of super-windows of one stream. `Order.samples_of` gives the
-samples that draw each of its windows, in all phases and epochs; the windows go to the segment of their output file.
-Reduce tasks place the rows of one output file by sample number and write it from front to back. Random access is thus
-paid once, in the exchange. Row n equals sample n as read from the shards: tokens, boundaries and loss mask.
-A planner calls, in turn, `map_drafts`, `reduce_drafts`, `publish_rows`.
+Map tasks read the shards once, in file order; each takes a range of super-windows of one stream. `Order.samples_of`
+gives the samples that draw each of its windows, in all phases and epochs; the windows go to the segment of their output
+file. Reduce tasks place the rows of one output file by sample number and write it from front to back. The exchange is
+thus the only random access. Row n equals sample n as read from the shards: tokens, boundaries and loss mask. A planner
+calls, in turn, `map_drafts`, `reduce_drafts`, `publish_rows`.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
 MAP = "pipeline.passes.materialize:ScatterWindows"
 REDUCE = "pipeline.passes.materialize:WriteRows"
-#: least bytes of tokens a map task reads, and bytes of one output file (which a reduce task holds in memory)
+#: minimum bytes of tokens a map task reads, and bytes of one output file (which a reduce task holds in memory)
 MAP_BYTES, FILE_BYTES = 256 << 20, 128 << 20
-#: least mean bytes of a segment: smaller ones cost object storage more requests than they are worth
+#: minimum mean size of a segment in bytes: with smaller segments, requests to object storage cost too much
 SEGMENT = 128 << 10
-#: bytes of tokens, or of records, that a map task works on at a time, and bytes of records it holds before it spills
+#: bytes of tokens, or of records, that a map task works on at a time; bytes of records it holds before it spills
 BLOCK_BYTES, SEGMENT_BYTES = 1 << 20, 16 << 20
 
 
 def record_dtype(sequence: int, itemsize: int, masked: bool = False) -> np.dtype:
-    """The record of one row in the exchange: its sample number, origin, tokens (L + 1), boundary bits, and in sets with
+    """The dtype of a row in the exchange: its sample number, origin, tokens (L + 1), boundary bits, and in sets with
     masks the bits of the tokens that count for the loss."""
     bits = f"V{-(-sequence // 8)}"
     return np.dtype([("n", "<u8"), ("origin", f"V{ORIGIN.itemsize}"), ("tokens", f"V{(sequence + 1) * itemsize}"),
@@ -60,10 +61,10 @@ def rows_per_file(sequence: int, itemsize: int, file_bytes: int) -> int:
 
 # -- map ---------------------------------------------------------------------------------------------------------
 class ScatterWindows:
-    """args: curriculum (JSON), stream (index), first, stop (super-windows), shards [{body: $ref, ends: $ref, offset,
-    tokens, maybe loss: $ref}] of the stream that hold them, file_bytes, masked (in sets with masks). Writes an exchange
-    file phaseP.seg for each phase that draws from the range, one bucket per output file. Memory: one block of tokens
-    and its records."""
+    """Maps a range of super-windows to the output files. args: curriculum (JSON), stream (index), first, stop
+    (super-windows), shards [{body: $ref, ends: $ref, offset, tokens, maybe loss: $ref}] of the stream that hold them,
+    file_bytes, masked (in sets with masks). Writes an exchange file phaseP.seg for each phase that draws from the
+    range, one bucket per output file. Memory: one block of tokens and its records."""
 
     name = "scatter_windows"
     version = 2
@@ -82,7 +83,7 @@ class ScatterWindows:
             dtype = record_dtype(phase.sequence, source.dtype.itemsize, masked)
             per_file = rows_per_file(phase.sequence, source.dtype.itemsize, args["file_bytes"])
             at = max(1, BLOCK_BYTES // dtype.itemsize)
-            # one phase after the other, so that one buffer of records is enough; each phase reads the tokens again
+            # one phase after the other, so one buffer of records is enough; the tokens are read again for each phase
             with out.segments(f"phase{p}.seg", dtype, -(-phase.samples // per_file), memory=SEGMENT_BYTES) as to:
                 for first in range(args["first"], args["stop"], step):
                     stop = min(first + step, args["stop"])
@@ -105,8 +106,8 @@ class ScatterWindows:
 
 def _records(tokens: np.ndarray, flags: Mapping[str, np.ndarray], starts: np.ndarray, length: int,
              dtype: np.dtype) -> np.ndarray:
-    """Records of the windows that begin at `starts` of a block, without sample number and origin. `flags`, u8 0/1 per
-    token, become bits of the field of their name: bit p - 1 is that of position p in [1, L]."""
+    """The records of the windows that begin at `starts` of a block; sample number and origin are left out. `flags` (u8
+    0/1 per token) become bits of the field of their name: bit p - 1 stands for position p in [1, L]."""
     records = np.zeros(len(starts), dtype)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[starts]
     records["tokens"] = np.ascontiguousarray(windows).view(dtype["tokens"])[:, 0]
@@ -123,15 +124,15 @@ def _origin(stream: int, epoch: np.ndarray, window: np.ndarray) -> np.ndarray:
 
 
 class _Source:
-    """Token ranges of the stream, by ranged reads: one request per shard on object storage."""
+    """Reads token ranges of the stream: one ranged request per shard on object storage."""
 
     def __init__(self, inputs: Inputs, shards: Sequence[Mapping[str, Any]], dtype: np.dtype) -> None:
         self.inputs, self.shards, self.dtype = inputs, shards, dtype
         self._ends: dict[str, np.ndarray] = {}
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens [start, stop), and two arrays of u8 flags of the same length: the first is 1 at i where a document
-        ends at token start + i, the second is 1 where that token counts for the loss."""
+        """Tokens [start, stop), and two u8 arrays of the same length. The first is 1 at i where a document ends at
+        token start + i, the second where that token counts for the loss."""
         tokens, flags = np.empty(stop - start, self.dtype), np.zeros(stop - start, np.uint8)
         counts = np.ones(stop - start, np.uint8)
         filled = 0
@@ -146,7 +147,7 @@ class _Source:
                     data = self._range(shard, "loss", a - offset, b - offset)
                     counts[a - start:b - start] = np.frombuffer(data, np.uint8) != 0
                 filled += b - a
-            # the end of a shard's last document is the first token of the next one
+            # the end of a shard's last document is flagged at the first token of the next shard
             if offset < stop and offset + shard["tokens"] >= start:
                 ends = self._ends_of(shard)
                 i, j = np.searchsorted(ends, np.array([max(0, start - offset), stop - offset], ENDS))
@@ -157,7 +158,7 @@ class _Source:
         return tokens, flags, counts
 
     def _range(self, shard: Mapping[str, Any], kind: str, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop) of the body or the mask of a shard, checked against their block sums."""
+        """Bytes [start, stop) of the body or the mask of a shard, checked against its block sums."""
         ref, size = shard[kind], shard["tokens"] * (self.dtype.itemsize if kind == "body" else 1)
         first, last = start // BLOCK, blocks_of(stop)
         data = self.inputs.read_range(ref, first * BLOCK, min(last * BLOCK, size))
@@ -177,9 +178,9 @@ class _Source:
 
 # -- reduce ------------------------------------------------------------------------------------------------------
 class WriteRows:
-    """args: segments [$ref of phaseP.seg], bucket, first (sample number), rows, sequence, dtype, streams [names],
-    format bytes | parquet, masked (in sets with masks). Writes tokens, bounds, origin, and loss where a token does not
-    count; or rows.parquet. Memory: one output file and one segment."""
+    """Writes one output file. args: segments [$ref of phaseP.seg], bucket, first (sample number), rows, sequence,
+    dtype, streams [names], format bytes | parquet, masked (in sets with masks). The files are tokens, bounds, origin,
+    and loss if some token does not count; or rows.parquet. Memory: one output file and one segment."""
 
     name = "write_rows"
     version = 1
@@ -247,26 +248,27 @@ def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, held: Ma
 
 
 def _bits(packed: np.ndarray) -> np.ndarray:
-    """Bits of rows as the exchange holds them → u8 (rows, ceil(L / 8))."""
+    """Converts the bits of rows as the exchange holds them to u8 (rows, ceil(L / 8))."""
     return packed.view(np.uint8).reshape(len(packed), -1)
 
 
 # -- for planners ------------------------------------------------------------------------------------------------
 def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = None,
                file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Tasks that read the shards, `map_bytes` of tokens each (default: as many as give segments of SEGMENT bytes for
-    each output file; the bytes a task reads pass through its scratch space). Raises CurriculumError when this version
-    computes another order hash for the curriculum, ShardError when a pinned shard set is missing."""
+    """Make the tasks that read the shards, `map_bytes` of tokens each. The default gives segments of at least SEGMENT
+    bytes for each output file; the bytes a task reads pass through its scratch space. Raises CurriculumError when this
+    version computes another order hash for the curriculum, ShardError when a pinned shard set is missing."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")
     used = [s for s, _ in enumerate(curriculum.streams) if any(row[s] for row in order.extents)]
     read = sum(order.supers[s] * curriculum.longest * np.dtype(curriculum.streams[s].dtype).itemsize for s in used)
-    # E epochs write E times the bytes to E times the files: a segment has map_bytes · file_bytes / read bytes for any E
+    # E epochs write E times the bytes to E times the files, so a segment has map_bytes · file_bytes / read bytes for
+    # any E
     map_bytes = map_bytes or max(MAP_BYTES, -(-read // file_bytes) * SEGMENT)
     drafts, document = [], curriculum.to_json()
     sets = {s: _shards(store, curriculum.streams[s].train, curriculum.streams[s].sha256) for s in used}
-    # if one stream has a mask, the rows of all streams have room for one: they go to the same files
+    # rows of all streams go to the same files, so all get room for a mask if one stream has one
     masked = {"masked": True} if any("loss" in shard for shards in sets.values() for shard in shards) else {}
     for s, shards in sets.items():
         stream = curriculum.streams[s]
@@ -304,8 +306,8 @@ def _shards(store: Store, folder: str, sha256: str) -> list[dict[str, Any]]:
 
 def reduce_drafts(curriculum: Curriculum, mapped: Sequence[TaskResult], format: str,
                   file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Tasks that write the rows, one per output file, in order of sample number. `mapped`: the results of `map_drafts`.
-    `format`: bytes | parquet."""
+    """Make the tasks that write the rows, one per output file, in order of sample number. `mapped`: the results of
+    `map_drafts`. `format`: bytes | parquet."""
     if format not in ("bytes", "parquet"):
         raise ValueError(f"format: '{format}' is neither bytes nor parquet")
     dtype, names = _dtype(curriculum), [s.name for s in curriculum.streams]
@@ -333,7 +335,7 @@ def _dtype(curriculum: Curriculum) -> np.dtype:
 def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequence[TaskDraft],
                  written: Sequence[TaskResult], verify: Callable[[], None] = lambda: None) -> RowManifest:
     """Link the rows under `folder` (for example runs/RUN/rows) and write its rows.json last. `written` holds the
-    results of `drafts`. `verify` (`Log.verify`) is called before rows.json is written."""
+    results of the tasks `drafts`. `verify` (`Log.verify`) is called before rows.json is written."""
     index = {phase.start: p for p, phase in enumerate(curriculum.phases)}
     files, phase, number = [], -1, 0
     for draft, result in zip(drafts, written, strict=True):

@@ -1,4 +1,4 @@
-"""The records of a partition, in order, counted and in batches, for the document pass.
+"""Reads the records of a partition for the document pass: in order, counted, and in batches.
 
 A partition is slices of source files, or one upstream part with the removal slice of a barrier. A record whose outcome
 is known before any stage sees it carries that outcome: it could not be read, the barrier removed it, or it killed or
@@ -22,9 +22,9 @@ from pipeline.store.records import READING, Counters
 from stages.document import BadRecord, Document
 from stages.read.reader import Reader, Skipped
 
-#: documents (or bytes of raw input) of a batch
+#: maximum of a batch: documents, bytes of raw input
 BATCH_DOCS, BATCH_BYTES = 256, 8 << 20
-#: records of a batch, including those whose outcome is known before the chain
+#: maximum records of a batch, including those whose outcome is known before the chain
 BATCH_RECORDS = 1024
 
 
@@ -38,7 +38,7 @@ class Removed:
     size: int
 
     def count(self, counters: Counters, barrier: str, sign: int = 1) -> None:
-        """Add it to the barrier's drops, or with `sign` -1 take it out of them."""
+        """Add the document to the barrier's drops; `sign` -1 subtracts it."""
         stats = counters["stages"].setdefault(
             f"barrier:{barrier}", {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}})
         stats["in"] += sign
@@ -69,15 +69,15 @@ class Quarantined:
     bytes: int | None = None
 
 
-#: a Document goes through the chain; the outcome of the others is known
+#: Items: a Document goes through the chain; the other kinds have a known outcome
 Item = Document | Removed | Settled | Quarantined
 #: items by their number in the partition, in order
 Items = list[tuple[int, Item]]
 
 
 class PartitionReader:
-    """Reads the records of one partition in batches. `quarantined`: entries of the log, by document, of documents that
-    killed or hung a process at a stage of `steps`."""
+    """Reads the records of one partition in batches. `quarantined`: entries of the log about documents that killed or
+    hung a process at a stage of `steps`, by document."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, steps: Sequence[Step], counters: Counters) -> None:
         self.inputs, self.cursor, self.out, self.steps, self.counters = inputs, cursor, out, steps, counters
@@ -105,7 +105,7 @@ class PartitionReader:
             yield batch
 
     def _items(self) -> Iterator[tuple[int, Item, int]]:
-        """(number, item, its bytes) of every record that `where` takes, each counted."""
+        """Yields (number, item, its bytes) of every record that `where` takes, and counts each."""
         read: dict[str, Any] = {"records": 0, "skipped": {}, "bad": {}}
         if "source" in self.args:
             self.counters["read"][self.args["source"]] = read

@@ -1,4 +1,4 @@
-"""Reading the records of a task's input files, and handling files that cannot be read.
+"""Reads the records of a task's input files, and handles files that cannot be read.
 
 A file ends early in one of three ways: its reader yields a fatal `BadRecord`, its reader raises, or reading kills the
 process. The rest of the file (for Parquet: its row group) is then quarantined as one record and counted under
@@ -30,17 +30,17 @@ from stages.stage import SettingsError
 
 #: an argument that names a file, and the slice of it to read
 Piece = tuple[dict[str, Any], Slice]
-#: (number of records of a file that are read before reading ends, reason)
+#: (number of records of a file after which reading ends, reason)
 Stop = tuple[int, str]
 
 
 class _NotFetched(Exception):
-    """The file could not be fetched, so it is not to blame."""
+    """The file could not be fetched, which is not the file's fault."""
 
 
 def to_blame_file(error: Exception) -> bool:
     """Whether a file may have caused an error that its reader raised. A missing permission is not the file's fault."""
-    if isinstance(error, PermissionError) and error.errno != errno.EPERM:       # EPERM comes from confinement
+    if isinstance(error, PermissionError) and error.errno != errno.EPERM:       # EPERM is raised by confinement
         return False
     return to_blame(error) and not isinstance(error, (ChangedInput, StoreError))
 
@@ -50,7 +50,7 @@ def reason_of(error: Exception) -> str:
 
 
 def fetch(inputs: Inputs, reader: Reader, arg: dict[str, Any], piece: Slice | None) -> str:
-    """Path on local disk of an input file, or of the ranges of it that the reader needs."""
+    """The local path of an input file, or of the ranges of it that the reader needs."""
     return inputs.fetch(arg, partial(_needs, reader, piece))
 
 
@@ -61,7 +61,7 @@ def _needs(reader: Reader, piece: Slice | None, size: int,
     except Exception as e:
         if not to_blame_file(e):
             raise
-        return None                                  # fetch all of it; reading it will raise the error
+        return None                                  # fetch the whole file; reading it raises the error
 
 
 class SourceFiles:
@@ -78,7 +78,7 @@ class SourceFiles:
         self.pieces: list[Piece] = [
             (arg, Slice(self.source, arg["$file"], arg.get("start", 0), arg.get("stop"), arg.get("ordinal", 0)))
             for arg in args["slices"]]
-        self._at: Slice | None = None                # the slice that the next record comes from
+        self._at: Slice | None = None                # slice of the next record
         self.quarantined: dict[str, list[Stop]] = {}
         for entry in quarantined:
             file = entry["file"]
@@ -106,8 +106,8 @@ class SourceFiles:
             yield items[0][0], [piece for _, piece in items]
 
     def _records(self, file: int, together: list[Piece], row: int) -> Iterator[Document | BadRecord]:
-        """The records of a unit; the first of them has the number `row`."""
-        if reason := next((arg["bad"] for arg, _ in together if "bad" in arg), ""):    # the listing says so
+        """The records of a unit; the first has the number `row`."""
+        if reason := next((arg["bad"] for arg, _ in together if "bad" in arg), ""):    # marked bad in the listing
             yield self._lost(together, None, reason)
             return
         stops = self._stops(file, together[0], row)
@@ -132,8 +132,8 @@ class SourceFiles:
                     record.bytes = self._stored(together, _offset(record))
                 last, read = record, read + 1
                 yield record
-            # finding the place to continue may crash too. The cursor charges that to the next record: such a crash is a
-            # stop of its own, and the search is not repeated after it
+            # finding the place to continue may crash too. The cursor charges such a crash to the next record, which
+            # becomes a stop, so the search is not repeated
             look = number == 0 and (len(stops) == 1 or stops[1][0] > stop + 1)
             rest = None
             if look and len(together) == 1:
@@ -158,8 +158,8 @@ class SourceFiles:
         return checked(self.reader, self.reader.read_files(files()))
 
     def _stops(self, file: int, piece: Piece, row: int) -> list[Stop]:
-        """The records at which reading of a unit ends: those in the log when the task was planned, and those that a
-        supervisor added since. The latter go into the record of this task."""
+        """Returns the records at which reading of a unit ends: those in the log when the task was planned, and those
+        that a supervisor added since. The latter go into the record of this task."""
         arg, slice = piece
         identity = {"path": slice.path, "size": arg["size"], "etag": arg["etag"], "start": slice.start,
                     "stop": slice.stop}
@@ -174,14 +174,14 @@ class SourceFiles:
 
     def _beyond(self, piece: Piece, last: Document | BadRecord | None) -> Slice | None:
         arg, slice = piece
-        with suppress(Exception):                    # the file is known to be broken
+        with suppress(Exception):                    # the log says that the file is broken
             return self.reader.beyond(fetch(self.inputs, self.reader, arg, slice), slice, _next_record(slice, last))
         return None
 
     def _lost(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
               look: bool = False, rest: Slice | None = None) -> BadRecord:
-        """The one bad record that replaces the rest of a unit after its record `last`, up to `rest`. `look`: the file
-        may be read to find how many bytes that is."""
+        """The one bad record that stands for the rest of a unit, after its record `last` and up to `rest`. `look`: the
+        file may be read to find how many bytes that is."""
         slice = together[0][1] if len(together) == 1 else self._at or together[0][1]
         offset = slice.start
         if len(together) == 1 and last is not None:
@@ -192,8 +192,8 @@ class SourceFiles:
         return record
 
     def _stored(self, together: list[Piece], offset: int, *, look: bool = True, rest: Slice | None = None) -> int:
-        """Bytes of the stored file from `offset` to `rest`; of the whole file where the format cannot tell, or `look`
-        is False."""
+        """The bytes of the stored file from `offset` to `rest`. In a group, where the format cannot tell, or without
+        `look`: the size of all its files."""
         arg, slice = together[0]
         if len(together) == 1 and look:
             lost = Slice(slice.source, slice.path, max(offset, slice.start), rest.start if rest else slice.stop)
@@ -211,14 +211,14 @@ class SourceFiles:
 
 
 def _identity(file: dict[str, Any]) -> str:
-    """The name of a piece of one version of a file. A changed file has another name, so old quarantine entries do not
+    """The name of a piece of one version of a file. A changed file gets another name, so old quarantine entries do not
     apply to it."""
     return json.dumps([file[k] for k in ("path", "size", "etag", "start", "stop")])
 
 
 def _offset(record: Document | BadRecord) -> int:
     offset = record.locator.get("offset")
-    return offset if isinstance(offset, int) else 0          # a user's reader may give any value
+    return offset if isinstance(offset, int) else 0          # a user's reader may return any value
 
 
 def _next_record(slice: Slice, last: Document | BadRecord | None) -> int:

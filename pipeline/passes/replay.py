@@ -1,11 +1,11 @@
-"""Replay: when only thresholds changed, find from stored signals the documents that must be processed again.
+"""Implements replay: when only thresholds changed, finds from stored signals the documents to process again.
 
 A pass that differs from an earlier one in thresholds alone (`decision` fields) has the same *replay key*: the content
 key of its task with the stages' keys taken without those fields. The earlier parts hold the signals of every document.
 Each changed stage gives its verdict on them twice, under the old and under the new thresholds. Where all verdicts
 agree, the row is copied. Where one differs, and for documents on which the earlier pass failed, the document goes
-through the chain again. The result is byte for byte that of a pass from scratch, and the work is that of the documents
-whose verdict changes. Signals that a dropped document never got are not needed.
+through the chain again. The result is byte for byte that of a pass from scratch, but only the documents whose verdict
+changes need work. Signals that a dropped document never got are not needed.
 
 Counters begin with those of the earlier pass. The counts of a document that is processed again are first subtracted.
 """
@@ -48,13 +48,13 @@ def replay_arg(record: PartRecord) -> dict[str, Any]:
 
 
 class NotReproduced(Exception):
-    """The earlier parts cannot be read, or the earlier chain no longer gives the verdicts it recorded. The pass then
-    runs without them."""
+    """The earlier parts cannot be read, or the earlier chain gives other verdicts than it recorded. The pass then runs
+    without them."""
 
 
 @contextlib.contextmanager
 def _sound() -> Iterator[None]:
-    """Turns errors of decoding (Arrow raises those without errno) into NotReproduced."""
+    """Turns decoding errors (Arrow raises those without errno) into NotReproduced."""
     try:
         yield
     except (ValueError, OSError) as e:
@@ -73,10 +73,10 @@ class Replay:
     @classmethod
     def of(cls, inputs: Inputs, steps: Sequence[Step], sides: Sequence[str], chain: Chain,
            quarantined: Iterable[str]) -> Replay | None:
-        """The replay that the arguments ask for, or None where the pass runs from scratch: when the earlier parts are
-        gone, damaged or made by other code; when they count a document that was `quarantined` since; and in an attempt
-        that follows a crash. Replay takes a document through a stage twice, so its memory or time may have caused the
-        crash: an attempt after a crash must need no more of both than a plain pass."""
+        """The replay that the arguments ask for. Returns None where the pass runs from scratch: when the earlier parts
+        are missing, damaged or made by other code; when they count a document that was `quarantined` since; and in an
+        attempt that follows a crash. Replay takes a document through a stage twice, so its memory or time may have
+        caused the crash: an attempt after a crash must need no more than a plain pass."""
         arg = inputs.args.get("$volatile", {}).get("replay")
         if arg is None or inputs.skip or inputs.only is not None or inputs.batch_rows is not None:
             return None
@@ -120,8 +120,8 @@ class Replay:
         counters["replayed"] = {"docs": 0, "cpu_s": cpu_s + earlier.get("replayed", {}).get("cpu_s", 0.0)}
 
     def settled(self, batches: Iterable[Items]) -> Iterator[Items]:
-        """The batches, in which rows of the earlier pass replace the documents whose verdict is unchanged. Raises
-        NotReproduced."""
+        """Yields the batches, with rows of the earlier pass in place of the documents whose verdict is unchanged.
+        Raises NotReproduced."""
         counters = self._chain.counters
         for batch in batches:
             with _sound():
@@ -142,8 +142,8 @@ class Replay:
         return id in self._rows or id in self._drops or id in self._failed
 
     def _verdict(self, doc: Document) -> Settled | None:
-        """The row of the document in the earlier parts, when the changed thresholds leave its verdict as it is; None
-        when it has to go through the chain again. To be called in the order of the input."""
+        """The row of the document in the earlier parts, when the changed thresholds leave its verdict the same; None
+        when the document has to go through the chain again. Must be called in the order of the input."""
         row, drop = self._rows.get(doc.id), self._drops.get(doc.id)
         if row is not None:
             kept = next((d for n, d in self._kept if n == row), None)
@@ -162,8 +162,8 @@ class Replay:
 
     def _check_reproduced(self, batch: Batch, verdicts: Verdicts, failures: Failures) -> None:
         """Raise NotReproduced unless the earlier chain, run again, gives the documents the outcomes it recorded. It
-        does not where a user's stage depends on more than the document, or computes something from its thresholds in
-        `setup`, whose result both chains share."""
+        cannot do so if a user's stage depends on more than the document, or if it computes something from its
+        thresholds in `setup`, since both chains share that result."""
         for row, doc in batch:
             if row in verdicts:
                 place, reason = verdicts[row]
@@ -197,7 +197,7 @@ class Replay:
 
 
 def _drop_zeros(counters: Counters) -> None:
-    """Remove counters that dropped to zero: a pass from scratch would not have them."""
+    """Remove counters that dropped to zero, since a pass from scratch would not have them."""
     sources: set[str] = set()
     for stats in counters["stages"].values():
         stats["dropped"] = without_zeros(stats["dropped"])
@@ -207,13 +207,13 @@ def _drop_zeros(counters: Counters) -> None:
 
 
 def without_zeros(counters: Mapping[str, Any]) -> Counters:
-    """The counters without zeros and without empty dicts."""
+    """A copy of the counters without zeros and empty dicts."""
     clean = {k: without_zeros(v) if isinstance(v, Mapping) else v for k, v in counters.items()}
     return {k: v for k, v in clean.items() if v}
 
 
 class _SideRows:
-    """Rows of a side table, to be read in ascending order. The table has at most one row per kept document."""
+    """The rows of a side table, to be read in ascending order. The table has at most one row per kept document."""
 
     def __init__(self, path: str) -> None:
         self._rows = self._read(path)
@@ -234,7 +234,7 @@ class _SideRows:
 
 
 def _under(step: Step, thresholds: Mapping[str, Any]) -> Step:
-    """A step under other thresholds; both share the models that the stage has loaded."""
+    """A copy of the step with other thresholds. Both share the models that the stage has loaded."""
     stage = copy.copy(step.stage)
     stage.config = type(stage.config).model_validate({**stage.config.model_dump(), **thresholds})
     return replace(step, stage=stage)

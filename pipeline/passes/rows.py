@@ -1,4 +1,4 @@
-"""Reading parts for the tasks that make tokens: the rows that a stream takes, in bounded batches."""
+"""Reads parts for the tasks that make tokens: the rows that a stream takes, in bounded batches."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pipeline.base.parquet import open_parquet
 from stages.document import Document
 from stages.filter.where import Where
 
-#: documents, and bytes of their text, at a time; a longer document is a batch of its own
+#: maximum of a batch: documents, and bytes of their text. A longer document is a batch of its own
 BATCH, BATCH_BYTES = 256, 8 << 20
 
 
 class Taken:
-    """Which documents a stream or a dataset takes: `where` of the recipe, {source: [names], language: [codes]}."""
+    """Decides which documents a stream or a dataset takes: `where` of the recipe, {source: [names], language:
+    [codes]}."""
 
     def __init__(self, where: Mapping[str, Any] | None) -> None:
         self.config = Where.Config(**where) if where else None
@@ -42,7 +43,7 @@ def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def _scripts(batch: pa.RecordBatch) -> list[float | None]:
-    """The signal `script` (the number of a script) of each row, None where it was not computed."""
+    """The signal `script` (the number of a script) of each row; None where it was not computed."""
     if "signals" in batch.schema.names:
         signals = batch.column("signals")
         if signals.type.get_field_index("script") >= 0:
@@ -69,8 +70,8 @@ class Rows:
 
 
 def rows_of(path: str, wanted: Taken, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
-    """The wanted rows of a part, at most `batch` rows and BATCH_BYTES of text (or one longer document) at a time. The
-    column `bytes` is available without reading the texts. Memory: one row group of the columns read."""
+    """Yields the wanted rows of a part, at most `batch` rows and BATCH_BYTES of text (or one longer document) at a
+    time. The column `bytes` is available without reading the texts. Memory: one row group of the columns read."""
     need = {"id", *columns, *wanted.columns} - {"bytes"}
     if "bytes" in columns:
         need |= {"signals.bytes"}
@@ -78,7 +79,7 @@ def rows_of(path: str, wanted: Taken, columns: Sequence[str], batch: int = BATCH
         need |= {"signals.script"}
     first = 0
     with open_parquet(path) as file:
-        # a batch that crosses row groups would keep all of them in memory
+        # read by row group: a batch that crosses row groups would keep all of them in memory
         for group in range(file.num_row_groups):
             for block in file.iter_batches(batch, row_groups=[group], columns=sorted(need)):
                 for got in _cut(block):
@@ -89,7 +90,7 @@ def rows_of(path: str, wanted: Taken, columns: Sequence[str], batch: int = BATCH
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in runs of rows with at most BATCH_BYTES of text, or of one row."""
+    """Yields the batch in runs of rows with at most BATCH_BYTES of text, or of one row."""
     if "text" not in batch.schema.names:
         yield batch
         return

@@ -21,8 +21,9 @@ GROUP_BYTES = 8 << 20
 
 
 class DrawSample:
-    """args: source, reader {name, key, config}, files [$file], seed, share (of all records, 0 … 1), least (minimum of
-    records drawn), most (maximum of bytes drawn), read_most (maximum of bytes of records read).
+    """Draws a sample of one source. args: source, reader {name, key, config}, files [$file], seed, share (of all
+    records, 0 … 1), least (minimum number of records drawn), most (maximum bytes drawn), read_most (maximum bytes of
+    records read).
 
     Draws the records with the lowest PRF(seed, id): those below `share`, and at least `least`. Writes drawn.parquet
     (stages.read.sample.SCHEMA, in the order of the files). Counters: records and bytes read, `covered` (bytes of the
@@ -62,13 +63,14 @@ class DrawSample:
 
 
 class _Draw:
-    """The records with the lowest ranks, as rows: all below `limit`, at least `least`, and at most `most` bytes."""
+    """Keeps the records with the lowest ranks, as rows: all below `limit`, at least `least`, and at most `most`
+    bytes."""
 
     def __init__(self, limit: int, least: int, most: int) -> None:
         self.limit, self.least, self.most = limit, least, most
         self.heap: list[tuple[int, int, int, dict[str, Any]]] = []       # (-rank, place, bytes, row)
         self.held = self.seen = 0
-        self.below = 1 << 64                                             # every record below it is held
+        self.below = 1 << 64                                             # all records below this rank are held
 
     def see(self, record: Any, rank: int, size: int) -> None:
         self.seen += 1
@@ -82,7 +84,7 @@ class _Draw:
             self.held, self.below = self.held - gone, min(self.below, -top)
 
     def rows(self) -> list[tuple[int, dict[str, Any]]]:
-        """(bytes, row) in the order in which they were seen."""
+        """Returns (bytes, row) in the order in which the records were seen."""
         return [(size, row) for _, _, size, row in sorted(self.heap, key=lambda item: item[1])]
 
 

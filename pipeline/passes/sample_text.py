@@ -24,22 +24,23 @@ from stages.barrier import Done, PartRef, TaskDraft, Wave
 from stages.dedup.fragment import SIZES, Sizes, files_of, groups
 from stages.dedup.verify import texts_at
 
-#: rank and UTF-8 bytes of a document
+#: dtype: rank of a document, UTF-8 bytes of its text
 RANK = np.dtype([("rank", "<u8"), ("bytes", "<u8")])
-#: number of ranges of ranks: the cut reads only the ranges that the sample needs
+#: number of ranges of ranks; the cut reads only the ranges that the sample needs
 RANGES = 1024
 PICKED = pa.schema([("id", pa.string()), ("text", pa.large_string())])
-#: bytes of text of a row group of picked texts
+#: bytes of text per row group of picked texts
 GROUP_BYTES = 16 << 20
 
 
 def rank_of(seed: int, id: str) -> int:
-    """Place of a document in the order in which samples are drawn, [0, 2**64)."""
+    """The document's place in the order in which samples are drawn, in [0, 2**64)."""
     return prf(seed, "tokenizer", id)
 
 
 class RankTexts:
-    """args: parts [$ref of kept.parquet], where (see `pipeline.passes.rows.Taken`), sample (bytes), seed.
+    """Ranks the documents of a group of parts. args: parts [$ref of kept.parquet], where (see
+    `pipeline.passes.rows.Taken`), sample (bytes), seed.
 
     Writes segments `ranks.seg` (RANK, by range of ranks, sorted): the documents of the group that can be in a sample of
     that size. Memory: 100 bytes per document of the group.
@@ -67,8 +68,8 @@ class RankTexts:
 
 
 class CutSample:
-    """args: ranks [$ref of ranks.seg], sample (most bytes). Finds where the sample ends, and counts its documents
-    and bytes; `max_rank` is the rank of its last document, -1 when there is none."""
+    """Finds where the sample ends, and counts its documents and bytes. args: ranks [$ref of ranks.seg], sample (maximum
+    bytes). `max_rank` is the rank of the last document of the sample, -1 when it is empty."""
 
     name = "cut_sample"
     version = 1
@@ -92,8 +93,8 @@ class CutSample:
 
 
 class PickTexts:
-    """args: parts, where, seed (as RankTexts), last (rank of the last document of the sample). Writes picked.parquet
-    (PICKED), the texts of the group that are in the sample, in the order of the parts."""
+    """Copies the texts of a group that are in the sample. args: parts, where, seed (as RankTexts), last (rank of the
+    last document of the sample). Writes picked.parquet (PICKED), in the order of the parts."""
 
     name = "pick_texts"
     version = 2
@@ -132,7 +133,7 @@ class PickTexts:
 
 
 def _chosen(path: str, where: Taken, seed: int, last: int) -> tuple[list[str], np.ndarray]:
-    """(ids, rows) of the documents of a part that are in the sample."""
+    """Returns (ids, rows) of the documents of a part that are in the sample."""
     ids: list[str] = []
     rows: list[int] = []
     for batch in rows_of(path, where, ()):
@@ -144,7 +145,7 @@ def _chosen(path: str, where: Taken, seed: int, last: int) -> tuple[list[str], n
 
 
 def picked_texts(path: str) -> Iterator[tuple[str, str]]:
-    """(id, text) of the documents in a picked.parquet. Memory: a row group."""
+    """Yields (id, text) of the documents in a picked.parquet. Memory: a row group."""
     with open_parquet(path) as file:
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(256, row_groups=[group]):
@@ -154,8 +155,8 @@ def picked_texts(path: str) -> Iterator[tuple[str, str]]:
 # -- for planners ------------------------------------------------------------------------------------------------
 def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int, seed: int,
                  sizes: Sizes = SIZES) -> list[Wave]:
-    """The waves rank, cut and pick. They have no tasks for a dataset of at most `group_bytes`: one task samples
-    that."""
+    """The waves rank, cut and pick. They have no tasks for a dataset of at most `group_bytes`, which one task
+    samples."""
     plan = groups(parts, sizes) if sum(p.bytes for p in parts) > sizes.group_bytes else []
     common = {"where": dict(where), "seed": seed}
 

@@ -17,16 +17,16 @@ from stages.document import BadRecord, Document
 from stages.read.reader import Reader
 from stages.scrub.pii import scrub_text, scrub_value
 
-#: a language as a key of counters, which people read and which are merged over all parts
+#: the form of a language as a key of counters, which people read and which are merged over all parts
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,16}", re.ASCII)
 OTHER = "other"
 _ID = re.compile(r"[0-9a-f]{32}")
-#: longest reason of a verdict, characters: reasons are keys of counters, too
+#: longest reason of a verdict, in characters (a reason is also a key of counters)
 LONGEST_REASON = 200
 
 
 def language_label(language: str) -> str:
-    """The language as a key of counters: a column of the input may hold any string."""
+    """The language as a key of counters; OTHER where it does not look like one, since a column may hold any string."""
     return language if _LANGUAGE.fullmatch(language) else OTHER
 
 
@@ -38,8 +38,8 @@ def scrub_row(doc: Document) -> None:
     doc.locator, doc.meta = scrub_value(doc.locator), scrub_value(doc.meta, keys=True)
 
 
-#: fields that stages replace and never change in place, so `state_of` need not copy them: the other stored fields, and
-#: those that an extractor reads
+#: fields that stages replace and never change in place, so that `state_of` need not copy them: the other stored fields,
+#: and those that an extractor reads
 _FIELDS = ("id", "source", "url", "language", "date", "raw", "mime", "charset")
 State = tuple[Any, ...]
 
@@ -63,7 +63,7 @@ def restore(doc: Document, state: State) -> None:
 
 
 def checked(reader: Reader, records: Iterator[Any]) -> Iterator[Document | BadRecord]:
-    """The records of a reader. A record of a user's reader that cannot be stored becomes a bad record."""
+    """Yields the records of a reader. A record of a user's reader that cannot be stored becomes a bad record."""
     if type(reader).__module__.partition(".")[0] == "stages":
         yield from records
         return
@@ -147,13 +147,13 @@ def _check_places(doc: Document, who: str) -> None:
 
 
 def check_spans(doc: Document, text: str, spans: list[dict[str, int]] | None) -> None:
-    """Raise ValueError when a stage changed `text`, of which only `spans` count, but not the spans: other text would
-    count for the loss."""
+    """Raise ValueError when a stage changed `text`, of which only `spans` count for the loss, without changing the
+    spans: the wrong text would count."""
     if spans and doc.text != text and doc.loss_spans == spans:
         raise ValueError("the stage changed a text of which only spans count for the loss, and left the spans where "
                          "they were: set doc.loss_spans, or use the stage before the text is rendered")
 
 
 def _shown(value: Any) -> str:
-    """A wrong value for an error message: only its type where the value may hold text of the document."""
+    """A wrong value as shown in an error message: only its type where the value may hold text of the document."""
     return f"{value!r}" if isinstance(value, (bool, int, float)) or value is None else f"a {type(value).__name__}"

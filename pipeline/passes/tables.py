@@ -1,4 +1,4 @@
-"""Small tables beside the documents: the rows of a quarantine folder, and a writer of rows into Parquet."""
+"""Defines small tables beside the documents: the rows of a quarantine folder, and a writer of rows into Parquet."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str,
 
 def to_blame(error: Exception) -> bool:
     """Whether the document may have caused an error that a stage raised on it. It does not cause a lack of memory, a
-    missing library or a full disk. If a process started by the stage was killed, the supervisor finds the cause. It
-    does cause what confinement refuses: a parser tried that on this document."""
+    missing library or a full disk. If a process that the stage started was killed, the supervisor finds the cause.
+    Confinement errors count as caused by the document: a parser tried something forbidden on it."""
     if isinstance(error, PermissionError) and confinement.sealed():
         return True
     return not (isinstance(error, (MemoryError, ImportError, ProcessDied)) or (isinstance(error, OSError)

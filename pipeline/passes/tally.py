@@ -1,4 +1,4 @@
-"""The counts of a document pass for the report, which then need not read the documents.
+"""Counts a document pass for the report, which then need not read the documents.
 
 Every count is taken from a row when it is written, so that a replayed verdict counts like a new one.
 Counters (all mergeable, `engine.task.merge_counters`)::
@@ -24,17 +24,19 @@ from pipeline.store.records import Counters, merge_counters
 from stages.document import Document
 from stages.stage import Stage
 
-#: largest count that a pii_* signal may give: above it a float cannot hold every whole number
+#: largest count that a pii_* signal may give: beyond it, a float cannot hold every whole number
 MOST_PII = 2.0 ** 53
 #: bins of the similarity of removed documents, over [0, 1]
 SIMILARITY_BINS = 20
-#: bins of a score in an octave; scores below 2**LOWEST count as 0, those from 2**HIGHEST on fall into the last bin
+#: number of bins per octave (factor of two) of a score; scores below 2**LOWEST count as 0, those from 2**HIGHEST on
+#: fall into the last bin
 BINS, LOWEST, HIGHEST = 16, -13, 40
 
 
 def score_bin(score: float) -> int | None:
-    """Number of a score's bin: 16 bins from each power of two to the next, equally wide; 0 for scores near 0, negative
-    for negative scores. Bins have the order of the scores. None for a NaN. The arithmetic is exact."""
+    """The number of a score's bin: 16 equally wide bins from each power of two to the next; 0 for scores near 0,
+    negative for negative scores. Bins have the order of the scores. None for a score that is not finite. The arithmetic
+    is exact."""
     if not math.isfinite(score):
         return None
     part, power = math.frexp(abs(score))                 # part · 2**power, 0.5 <= part < 1
@@ -46,7 +48,7 @@ def score_bin(score: float) -> int | None:
 
 
 def bin_edges(number: int) -> tuple[float, float]:
-    """(from, to) of a bin, by magnitude: scores s with from <= |s| < to."""
+    """Returns (from, to) of a bin, by magnitude: scores s with from <= |s| < to."""
     if not number:
         return 0.0, 2.0 ** LOWEST
     octave, place = divmod(abs(number) - 1, BINS)
@@ -66,7 +68,7 @@ class Tally:
         self._counting = [(place, step) for place, step in enumerate(steps)
                           if not step.foreign and type(step.stage).counts is not Stage.counts]
         self._pii = {name: 0 for name in signals if name.startswith("pii_")}
-        #: documents and bytes kept, by all keys of the counters together: one look-up per document instead of three
+        #: documents and bytes kept, by source, language and length together: one look-up per document instead of three
         self._kept: dict[tuple[str, str, int], list[int]] = {}
         self._lost: dict[tuple[str, str], int] = {}
         self._bins: dict[str, dict[int, int]] = {}
@@ -74,7 +76,7 @@ class Tally:
         self._tallies: Counters = {}
 
     def kept(self, docs: Iterable[Document]) -> None:
-        """Documents that are kept."""
+        """Count documents that are kept."""
         seen, pii = bool(self._scores or self._counting), self._pii
         for doc in docs:
             kind = doc.source, language_label(doc.language), len(doc.text).bit_length()
@@ -91,12 +93,12 @@ class Tally:
                 self._seen(doc, self._end)
 
     def dropped(self, doc: Document, stage: str) -> None:
-        """A document that a stage of the chain dropped, as its row shows it."""
+        """Count a document that a stage of the chain dropped, from its row."""
         self._lose(doc, stage)
         self._seen(doc, self._places[stage] if self._until_drop else self._end)
 
     def removed(self, doc: Document, barrier: str, similarity: float | None) -> None:
-        """A document that the barrier before the chain removed."""
+        """Count a document that the barrier before the chain removed."""
         self._lose(doc, barrier)
         if similarity is not None:
             bins = self._similar.setdefault(barrier, {})
