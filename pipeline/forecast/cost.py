@@ -1,7 +1,8 @@
 """The cost forecast: the output and cost of a recipe, extrapolated from a run of it on a sample.
 
-The output and cost of a sample's task are multiplied by the ratio of its source to its sample. Their range is a 95 %
-interval of their ratio to the bytes read (Cochran 1977, 6.4), corrected for the share that was read.
+Each task of the sample run counts as many times as its source is larger than its sample. The error of this
+extrapolation is a 95 % interval of the ratio of output (or cost) to bytes read (Cochran 1977, 6.4), corrected for the
+share that was read.
 
 Two quantities do not grow in proportion. Deduplication finds relatively more in more documents: a sample of one
 thousandth has both documents of a pair once in a million, so the pairs found are a lower bound, and pairs divided by
@@ -25,15 +26,15 @@ from pipeline.forecast.sample import SampleRun, SourceSample
 from pipeline.store.records import PartRecord
 from stages.dedup.fragment import SIZES
 
-#: text takes up to MEMORISED times more tokens with a tokenizer that was trained on enough text, which is ENOUGH_TEXT
-#: bytes for each token of its vocabulary
+#: a tokenizer trained on little text takes up to MEMORISED times fewer tokens for that very text than for new text;
+#: with ENOUGH_TEXT bytes per token of its vocabulary there is no difference
 MEMORISED, ENOUGH_TEXT = 1.35, 1000
-#: relative range of a job's CPU time on one machine, by its other load; and of the bytes of exchange files, by how
-#: similar the documents are
+#: relative range of a job's CPU time on one machine, from the machine's other load; and of the bytes of exchange files,
+#: from the similarity of the documents
 NOISE, EXCHANGE = Range(1.0, 0.85, 1.2), Range(1.0, 0.7, 1.5)
 #: seconds to start workers, load models and write the report
 START_S = 15.0
-#: no line is fitted to fewer tasks than this, or to tasks of one size
+#: no line is fitted to fewer tasks than this, nor to tasks of equal size
 LEAST_TASKS = 6
 NOTHING = exactly(0.0)
 ALL = exactly(1.0)
@@ -61,7 +62,8 @@ class StreamForecast:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """A deduplication's documents of a source, the share it removed from the sample, and how many it will remove."""
+    """Counts of a deduplication for one source: its documents, the share it removed from the sample, and how many it
+    will remove."""
 
     node: str
     source: str
@@ -144,8 +146,8 @@ def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
 
 
 def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
-    """(cost before the first byte, cost per byte) of tasks. The line is fitted by medians (Theil 1950, Sen 1968), so
-    that a task that loads a model or compiles does not distort it. Neither value is negative."""
+    """Fits (cost before the first byte, cost per byte) of tasks. The line is fitted by medians (Theil 1950, Sen 1968),
+    so that a task that loads a model or compiles does not distort it. Neither value is negative."""
     even = float(cost.sum()) / max(float(size.sum()), 1.0)
     i, j = np.triu_indices(len(size), 1)
     apart = np.abs(size[i] - size[j]) > 0.25 * float(np.median(size))
@@ -177,8 +179,8 @@ class _Extrapolation:
                         tasks=self._partitions({name}))
 
     def node(self, node: Mapping[str, Any]) -> NodeCost:
-        """The cost of a node. Also sets `through` for it: the shares of the nodes before it, less the removals of the
-        deduplication that the node applies."""
+        """The cost of a node. Also sets `through` for it: the shares of the nodes before it, less what the
+        deduplication removes that the node applies."""
         name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]
         befores = [self.through[d] for d in node["deps"] if d in self.through]
         self.through[name] = {s: Range(max((b[s].value for b in befores), default=1.0),
@@ -190,12 +192,12 @@ class _Extrapolation:
             cpu, exchange, tasks = self._barrier(node, records)
             return NodeCost(name, kind, NOISE * cpu * before, exchange_bytes=exchange * before, memory_mb=memory,
                             tasks=tasks)
-        if kind == "tokenizer":                                          # its output does not grow with the text
+        if kind == "tokenizer":                                          # its output does not grow with the input
             return NodeCost(name, kind, NOISE * self._training(records), exactly(sum(map(_disk, records))),
                             memory_mb=memory, tasks=max(len(records), 1))
         if kind == "pass" and any(self.nodes[d]["kind"] == "barrier" for d in node["deps"]):
             self._deduplicated(name, records)
-        # the costs of tasks that assemble shards are proportional to those of the tasks that encode parts
+        # tasks that assemble shards cost in proportion to the tasks that encode parts
         of_parts = [r for r in records if not r.node.endswith("/assemble")]
         cpu = self._tasks(of_parts, lambda r: r.cpu_s, first_loads=True) * _ratio(records, of_parts, lambda r: r.cpu_s)
         disk = self._tasks(of_parts, _disk) * _ratio(records, of_parts, _disk) * before
@@ -205,7 +207,7 @@ class _Extrapolation:
                         tasks=self._partitions({source for r in of_parts for source in _read(r)}))
 
     def _overall(self, name: str, records: Sequence[PartRecord]) -> Range:
-        """`through` of a node over all sources, weighted by the bytes its tasks read of each."""
+        """`through` of a node over all sources, weighted by the bytes that its tasks read of each."""
         sizes: Counter[str] = Counter()
         for record in records:
             sizes.update({s: c.get("bytes", 0) * self.scale[s] for s, c in _read(record).items() if s in self.scale})
@@ -222,7 +224,7 @@ class _Extrapolation:
         docs = sum(_kept(r, s) for r in parts for s in self.scale)
         grown = max(1.0, sum(_kept(r, s) * scale for r in parts for s, scale in self.scale.items()) / max(docs, 1))
         cpu = sum(r.cpu_s for r in records)
-        # the number of tasks follows from groups of parts, and from ranges of the rows those write
+        # the number of tasks follows from the groups of parts, and from ranges of the rows that these write
         size, rows = (sum(getattr(r.files["kept.parquet"], what) * self._weight(r) for r in parts)
                       for what in ("bytes", "rows"))
         groups = max(sum(r.node == records[0].node for r in records), 1) if records else 1       # in its first wave
@@ -255,7 +257,7 @@ class _Extrapolation:
             # both documents of a pair must be in the sample: the other may be from the source with the smallest share
             high = min((removed + 2 + 2 * math.sqrt(removed + 1)) * scale * rarest, of) if rarest > 1 else low
             value = math.sqrt(low * max(min(low * rarest, of), low))
-            stays = max(of - low, 1.0)                           # documents kept, in proportion to the sample
+            stays = max(of - low, 1.0)                           # documents kept, scaled up from the sample
             self.through[name][source] *= Range((of - value) / stays, (of - high) / stays, 1.0)
             self.duplicates.append(Duplicates(name, source, of, removed / max(n, 1), Range(value, low, high)))
         if self.largest > 1:
@@ -297,7 +299,7 @@ class _Extrapolation:
 
     # -- numbers -------------------------------------------------------------------------------------------------
     def _weight(self, record: PartRecord) -> float:
-        """How many tasks of the whole input this task represents."""
+        """The number of tasks of the whole input that this task stands for."""
         sizes = {s: c.get("bytes", 0) + 1e-9 for s, c in _read(record).items() if s in self.scale}
         return sum(self.scale[s] * b for s, b in sizes.items()) / sum(sizes.values()) if sizes else self.largest
 
@@ -326,8 +328,8 @@ class _Extrapolation:
                      max(value + margin, even + load * min(self.cores, tasks)))
 
     def _later(self, records: Sequence[PartRecord]) -> np.ndarray:
-        """Which tasks found models loaded in their worker: all except the first ones by attempt number, as many as
-        there were workers (all tasks, if that leaves none)."""
+        """Whether each task found the models loaded in its worker: all except the first ones by attempt number, as many
+        as there were workers (all tasks, if that leaves none)."""
         firsts = sorted(r.attempt for r in records)[:self.run.workers]
         later = np.array([r.attempt not in firsts for r in records])
         return later if later.any() else np.ones(len(records), bool)
@@ -347,15 +349,15 @@ class _Extrapolation:
 
     def _arrays(self, records: Sequence[PartRecord],
                 of: Callable[[PartRecord], float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(weight, bytes read, `of`) of each task."""
+        """Returns (weight, bytes read, `of`) of each task, as arrays."""
         sizes = [sum(c.get("bytes", 0) for c in _read(r).values()) for r in records]
         return (np.array([self._weight(r) for r in records]), np.array(sizes, dtype=float),
                 np.array([float(of(r)) for r in records]))
 
     @staticmethod
     def _margin(weights: np.ndarray, size: np.ndarray, values: np.ndarray) -> float:
-        """The 95 % error of the weighted sum. It comes from the ratio of values to bytes, since differences in the size
-        of tasks are no uncertainty. A single task shows no variation."""
+        """The 95 % error of the weighted sum. It comes from the ratio of values to bytes, because differences in the
+        size of tasks are no uncertainty. A single task shows no variation, so its whole value counts."""
         n, most = len(values), float(weights.max())
         if most <= 1:
             return 0.0
@@ -364,12 +366,12 @@ class _Extrapolation:
         size = size + 1.0
         ratio = float((weights * values).sum() / (weights * size).sum())
         spread = float((weights * (values - ratio * size)).std(ddof=1))
-        return 2.15 * spread * math.sqrt(n * (1 - 1 / most))          # Student's t of about 16 units
+        return 2.15 * spread * math.sqrt(n * (1 - 1 / most))          # 2.15: Student's t for about 16 units
 
 
 def _read(record: PartRecord) -> dict[str, dict[str, Any]]:
-    """Documents and bytes that a task read, by source: {"docs", "bytes"}. Empty for tasks of barriers and tokenizers,
-    and for those that assemble shards."""
+    """The documents and bytes that a task read, by source: {"docs", "bytes"}. Empty for tasks of barriers and
+    tokenizers, and for those that assemble shards."""
     return record.counters.get("in") or record.counters.get("sources") or {}
 
 

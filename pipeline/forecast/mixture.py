@@ -1,4 +1,4 @@
-"""Whether the expected tokens of a recipe suffice for its curriculum: epochs of every stream, before a run."""
+"""Tells before a run whether the expected tokens of a recipe suffice for its curriculum: epochs of every stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS, parse_count, place
 
 @dataclass(frozen=True)
 class StreamUse:
-    """The use of a stream by the curriculum."""
+    """How much a stream is used by the curriculum."""
 
     stream: str
     available: Range

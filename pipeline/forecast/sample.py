@@ -1,4 +1,4 @@
-"""A sample of a recipe's inputs, and the whole recipe run on it, in a temporary store.
+"""Runs a recipe on a sample of its inputs, in a temporary store.
 
 PRF(record id) alone decides which records are drawn: the same inputs give the same sample, a larger share contains the
 records of a smaller one, and every source is represented. Where there is too much input to read for an estimate, whole
@@ -47,7 +47,7 @@ from stages.read.sample import SCHEMA
 DRAW = "pipeline.passes.sample:DrawSample"
 SEED = 20260101
 UNITS = 16
-#: limits of the input of one drawing task: stored bytes (or one file), and files
+#: limits of the input of one task that draws: stored bytes (or one file), and number of files
 GROUP_BYTES, GROUP_FILES = 64 << 20, 1000
 
 
@@ -57,8 +57,8 @@ class SampleError(TokenmillError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a sample. Per source: minimum of records drawn (if it has them), maximum of bytes drawn and of stored
-    bytes read. For this machine: maximum of seconds and of bytes on disk."""
+    """Limits of a sample. Per source: minimum number of records drawn (if there are as many), maximum bytes drawn,
+    maximum stored bytes read. For this machine: maximum seconds, maximum bytes on disk."""
 
     least: int = 200
     drawn_bytes: int = 1 << 30
@@ -173,8 +173,8 @@ def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Ca
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 def choose_files(files: list[SourceFile], most: int) -> list[SourceFile]:
-    """The files to read: all, or files in the order of the PRF of their paths up to `most` bytes (at least one
-    file)."""
+    """The files to read: all of them, or as many as fit into `most` bytes in the order of the PRF of their paths (at
+    least one file)."""
     if sum(f.size for f in files) <= most:
         return list(files)
     chosen: list[SourceFile] = []
@@ -201,7 +201,7 @@ def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
 
 def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float, limits: Limits, store: str,
           backend: Callable[[Store], Backend], show: str) -> dict[str, list[PartRecord]]:
-    """Records of the DrawSample tasks, by source, in the order of the files."""
+    """Runs the DrawSample tasks, which draw records; returns them by source, in the order of the files."""
     specs: dict[str, list[TaskSpec]] = {}
     for name, files in chosen.items():
         unread = sum(f.size for f in planner.source_files(name)) / max(sum(f.size for f in files), 1)
@@ -211,7 +211,7 @@ def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float
         specs[name] = []
         for order, group in enumerate(groups):
             args = {"source": name, "reader": planner.reader_arg(name), "files": [f.arg() for f in group], "seed": SEED,
-                    "share": min(1.0, share * unread),         # the share is larger, to make up for files not read
+                    "share": min(1.0, share * unread),         # a larger share makes up for the files not read
                     "least": limits.least, "most": most, "read_most": limits.read_bytes * 4}
             size = sum(f.size for f in group)
             memory = min(4000, 500 + reader.memory_mb + 3 * (min(most, size * 20) >> 20))

@@ -1,4 +1,4 @@
-"""The cost forecast as text for the terminal."""
+"""Prints the cost forecast on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.plan.show import WIDTH
 
 
 def between(given: Range, say: Callable[[float], str]) -> str:
-    """'870 (540 … 1,062)', or the number alone when it is certain."""
+    """A range as '870 (540 … 1,062)', or the number alone when it is certain."""
     low, value, high = say(given.low), say(given.value), say(given.high)
     return value if low == high == value else f"{value} ({low} … {high})"
 
@@ -87,7 +87,7 @@ def _epochs(n: float) -> str:
 
 
 def _hours(hours: float) -> str:
-    """Core-hours; fewer than ten are shown in smaller units."""
+    """Core-hours as text; fewer than ten are shown in smaller units."""
     return f"{hours:,.0f} core-hours" if hours >= 10 else duration(3600 * hours)
 
 

@@ -3,9 +3,9 @@ the data.
 
 Map tasks read the shards once, in file order; each takes a range of super-windows of one stream. `Order.samples_of`
 gives the samples that draw each of its windows, in all phases and epochs; the windows go to the segment of their output
-file. Reduce tasks place the rows of one output file by sample number and write it from front to back. The exchange is
-thus the only random access. Row n equals sample n as read from the shards: tokens, boundaries and loss mask. A planner
-calls, in turn, `map_drafts`, `reduce_drafts`, `publish_rows`.
+file. Reduce tasks place the rows of one output file by sample number and write it from front to back. Random access is
+thus paid for once, in the exchange. Row n equals sample n as read from the shards: tokens, boundaries and loss mask. A
+planner calls, in turn, `map_drafts`, `reduce_drafts`, `publish_rows`.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
     place."""
     for both in sorted(recipe.sources.keys() & recipe.datasets.keys()):
         checker.fail(("datasets", both), f"'{both}' is a source as well; give the dataset another name")
-    for name in sorted({"index", "shards"} & recipe.datasets.keys()):       # taken by nodes of the plan: index:SOURCE
+    for name in sorted({"index", "shards"} & recipe.datasets.keys()):  # names of the plan's own nodes: index:SOURCE
         checker.fail(("datasets", name), f"'{name}' is what Tokenmill calls work of its own; give the dataset another "
                                          f"name")
     for name in recipe.sources:
-        if name.isdigit():                                                  # DATASET:2 is the second pass of DATASET
+        if name.isdigit():                                                  # DATASET:2 names the second pass of DATASET
             checker.fail(("sources", name), f"'{name}' is what the passes of a dataset are called, which are numbered; "
                                             f"give the source a name with a letter in it")
     if recipe.input is not None:
@@ -91,7 +91,7 @@ def _reader(checker: Checker, source: Any, path: KeyPath) -> None:
     _settings(checker, config, source.config, path)
     if len(checker.problems) == before:
         try:
-            reader_class(source.read)(source.config)                # raises for settings that contradict each other
+            reader_class(source.read)(source.config)                # raises when settings contradict each other
         except ValueError as e:
             checker.fail(path, str(e))
     keep = source.config.get("keep")
@@ -119,7 +119,7 @@ def _step(checker: Checker, step: Any, path: KeyPath) -> None:
         return
     before = len(checker.problems)
     _settings(checker, config, step.config, (*path, step.name))
-    # valid settings may still not match the stage's files. (Not for barriers: creating one may need its input's schema)
+    # valid settings may still not match the stage's files (not for barriers, which may need their input's schema)
     if len(checker.problems) == before and issubclass(cls, Stage):
         stage = cls(step.config)
         for field, message in stage.problems().items():

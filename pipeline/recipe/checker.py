@@ -34,7 +34,7 @@ class Checker:
             raise RecipeError(self.problems)
 
     def validate(self, model: type[BaseModel], data: Any, path: KeyPath) -> BaseModel | None:
-        """`data` as `model`; every error becomes a problem at its own line."""
+        """Returns `data` as `model`. Every error becomes a problem at its own line, and None is returned."""
         try:
             return model.model_validate(data)
         except ValidationError as e:
@@ -50,7 +50,7 @@ class Checker:
 
 
 def _data_path(data: Any, loc: tuple[Any, ...]) -> KeyPath:
-    """`loc` without the entries pydantic adds for itself (union members, '[key]', the config of a step)."""
+    """Returns `loc` without the entries that pydantic adds itself (union members, '[key]', the config of a step)."""
     path: list[str | int] = []
     for entry in loc:
         if entry == "[key]":
@@ -104,7 +104,7 @@ def _purpose(model: type[BaseModel], loc: tuple[Any, ...]) -> str:
 
 
 def _keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    """Keys allowed at `loc` inside `model`."""
+    """The keys that `model` allows at `loc`."""
     inner = _model_at(model, loc)
     return [f.alias or name for name, f in inner.model_fields.items()] if inner else []
 

@@ -11,13 +11,14 @@ from pipeline.recipe.load import READY, load_recipe, ready_recipes, value_at
 from pipeline.recipe.marks import parse_yaml
 from pipeline.recipe.model import Recipe
 
-#: keys of a recipe that do not affect how documents are made: they name inputs, describe the recipe, or say how it runs
+#: keys of a recipe that do not affect how documents are made: inputs, descriptions, and how the recipe runs
 _NOT_MADE_BY = {"about", "wants", "input", "run", "sources"}
 
 
 def citation(recipe: Recipe) -> dict[str, Any] | None:
-    """`about:` of the recipe with `changed`: the keys that differ from the ready recipe of this name and version, None
-    where Tokenmill has no such recipe to compare with. None for a recipe without `about:`.
+    """The citation of a recipe: its `about:`, and `changed`, the keys that differ from the ready recipe of this name
+    and version. `changed` is None where Tokenmill has no such recipe to compare with. Returns None for a recipe without
+    `about:`.
 
     These do not count as changes: files that the recipe asks for under `wants:`, inputs, datasets left out with
     `until`, and settings of `run:` (except `run.signals`, which decides what is stored).
@@ -38,7 +39,7 @@ def _changed(recipe: Recipe) -> list[str] | None:
         wanted = [f"{key}={json.dumps(value_at(ours, key), ensure_ascii=False)}" for key in whole.get("wants") or ()
                   if key.split(".")[1] in known]
         ready = load_recipe(recipe.about.name, [f"until={json.dumps(known)}", *wanted], inputs=["any"])
-    except RecipeError:                                # this recipe lacks keys that the ready one wants
+    except RecipeError:                                # the recipe lacks keys that the ready one lists under `wants:`
         return None
     if ready.about != recipe.about:
         return None
@@ -46,7 +47,7 @@ def _changed(recipe: Recipe) -> list[str] | None:
 
 
 def _named(doc: dict[str, Any]) -> dict[str, Any]:
-    """A recipe with its steps as `{name: settings}`, without the keys of _NOT_MADE_BY."""
+    """A recipe as plain values, with its steps as `{name: settings}` and without the keys of _NOT_MADE_BY."""
     out = {k: v for k, v in doc.items() if k not in _NOT_MADE_BY}
     out["run"] = {"signals": doc["run"]["signals"]}
     for dataset in out["datasets"].values():
@@ -56,7 +57,8 @@ def _named(doc: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(theirs: Any, ours: Any, path: KeyPath = ()) -> Iterator[str]:
-    """Keys at which two plain values differ. Lists of different lengths, or steps of different names, count as one key.
+    """The keys at which two plain values differ. Lists of different lengths, or steps of different names, count as one
+    key.
     """
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in theirs.keys() | ours.keys():

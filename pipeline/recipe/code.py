@@ -1,7 +1,7 @@
-"""Files of the user's own stages and readers (`code:` of a recipe), imported only with --allow-custom-stages.
+"""Imports the files of the user's own stages and readers (`code:` of a recipe), only with --allow-custom-stages.
 
-They are distributed through the store: a run keeps copies in runs/RUN/code. A worker that does not see the file the
-driver planned with, or sees another version of it, takes the copy. An imported file must have the planned sha256;
+The files are distributed through the store: a run keeps copies in runs/RUN/code. A worker that does not see the file
+the driver planned with, or sees another version of it, takes the copy. An imported file must have the planned sha256;
 otherwise the task fails.
 """
 
@@ -27,7 +27,7 @@ from stages.catalog import load, reader_class
 from stages.read.reader import Reader
 from stages.stage import file_sha256
 
-_imported: set[tuple[str, str]] = set()          # (name, sha256) of files this process has imported as planned
+_imported: set[tuple[str, str]] = set()          # (name, sha256) of the files that this process has imported as planned
 
 
 def import_code(files: Sequence[str]) -> None:
@@ -80,15 +80,15 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
 
 
 def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
-    """In a worker: the reader of a task's argument {name, key, $volatile: {target, config, code}}. Records of a user's
-    reader are checked one by one (`pipeline.passes.storable.checked`)."""
+    """In a worker: makes the reader of a task's argument {name, key, $volatile: {target, config, code}}. Records of a
+    user's reader are checked one by one (`pipeline.passes.storable.checked`)."""
     hidden = entry["$volatile"]
     import_planned(store, hidden.get("code", ()))
     return reader_class(hidden["target"])(hidden["config"])
 
 
 def own_source(target: str, files: Sequence[str]) -> list[str]:
-    """The source identity of a class from outside Tokenmill ('module:Class'), which enters its key: its name, the
+    """The source identity of a class from outside Tokenmill ('module:Class'), which is part of its key: its name, the
     sha256 of the recipe's `code` and of the modules that define the class and its bases, and the versions of their
     installed packages. Empty for Tokenmill's own classes."""
     if target.partition(".")[0] == "stages":
@@ -104,12 +104,12 @@ def own_source(target: str, files: Sequence[str]) -> list[str]:
 
 @cache
 def _distributions() -> Mapping[str, Sequence[str]]:
-    """Top-level module → installed distributions that contain it."""
+    """Returns {top-level module: installed distributions that contain it}."""
     return metadata.packages_distributions()
 
 
 def _fetch(store: Store, file: Mapping[str, str], name: str) -> str:
-    """Path of the store's copy of a file, fetched into a folder of this user that is named after its content."""
+    """Fetch the store's copy of a file into a folder of this user that is named after its content. Returns its path."""
     folder = user_folder() / f"code-{file['sha256'][:32]}"
     target = folder / name
     if target.is_file() and file_sha256(target) == file["sha256"]:

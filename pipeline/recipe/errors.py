@@ -48,7 +48,7 @@ class RecipeError(TokenmillError):
 
 
 def key_path(path: KeyPath) -> str:
-    """'datasets.clean.steps[1].language.min'."""
+    """A key path as text: 'datasets.clean.steps[1].language.min'."""
     out = ""
     for step in path:
         out += f"[{step}]" if isinstance(step, int) else f".{step}" if out else str(step)
@@ -56,7 +56,7 @@ def key_path(path: KeyPath) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown name: the nearest known one, or all of them."""
+    """Advice for an unknown name: the nearest known name, or all of them."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:

@@ -1,4 +1,4 @@
-"""A tokenizer by its name on the Hugging Face hub: `tokenizer: {load: gpt2}`, or `gpt2@REVISION`.
+"""Loads a tokenizer by its name on the Hugging Face hub: `tokenizer: {load: gpt2}`, or `gpt2@REVISION`.
 
 The driver fetches it through the cache of `huggingface_hub` on its machine, and puts a copy into the store for the
 workers. A name without a revision means the latest one; the recipe that a run keeps names the revision it used. A
@@ -19,13 +19,13 @@ from tokenizer.load import TokenizerError
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: file names of a tokenizer in a repository, the preferred one first
+#: file names of a tokenizer in a repository, most preferred first
 FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 
 
 @dataclass(frozen=True)
 class HubTokenizer:
-    """A tokenizer of the hub on this machine. `pinned`: its name with the revision."""
+    """A tokenizer from the hub, on this machine. `pinned` is its name with the revision."""
 
     path: Path
     pinned: str
@@ -38,14 +38,14 @@ def is_hub_name(load: str, base: str) -> bool:
 
 
 def hub_tokenizer(recipe: Recipe) -> HubTokenizer | None:
-    """The tokenizer that a recipe loads from the hub, fetched; None when the recipe does not load one from there."""
+    """Fetch the tokenizer that a recipe loads from the hub. None when the recipe does not load one from there."""
     load = recipe.tokenizer.load if recipe.tokenizer is not None else None
     return fetch(load) if load is not None and is_hub_name(load, recipe.base) else None
 
 
 @lru_cache(maxsize=8)
 def fetch(load: str) -> HubTokenizer:
-    """Fetch a tokenizer. Raises TokenizerError with a remedy, without delay where there is no network."""
+    """Fetch a tokenizer. Raises TokenizerError with a remedy, immediately where there is no network."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -77,7 +77,8 @@ def fetch(load: str) -> HubTokenizer:
 
 
 def _download(repository: str, revision: str | None, *, local: bool) -> HubTokenizer | None:
-    """The tokenizer of a repository, from the cache if `local`, else from the hub; None when it has no tokenizer."""
+    """The path of a repository's tokenizer, from the cache if `local`, else from the hub; None when the repository has
+    none."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars

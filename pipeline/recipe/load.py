@@ -1,4 +1,4 @@
-"""From a file (or the name of a ready recipe), `--set` and `--input` to a checked Recipe."""
+"""Loads a file (or a ready recipe by name), with `--set` and `--input`, as a checked Recipe."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ READY = Path(__file__).resolve().parents[1] / "recipes"
 
 
 def ready_recipes() -> list[str]:
-    """Names of the recipes that come with Tokenmill."""
+    """The names of the recipes that come with Tokenmill."""
     return sorted(p.stem for p in READY.glob("*.yaml"))
 
 
 def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = (), *, inputs: Sequence[str] = (),
                 allow_custom: bool = False) -> Recipe:
-    """The recipe in a YAML file, or a ready one by name.
+    """Load the recipe in a YAML file, or a ready one by name.
 
-    `overrides`: `a.b.c=value` with a YAML value (`datasets.clean.steps.language.min=0.8`: list items are given by
-    number, or by the name of the step or phase). `inputs`: paths for the source the recipe declares under `input:`,
+    `overrides`: `a.b.c=value` with a YAML value, such as `datasets.clean.steps.language.min=0.8`. List items are given
+    by number, or by the name of the step or phase. `inputs`: paths for the source the recipe declares under `input:`,
     relative to the current folder, as are all paths given to a ready recipe, which has no folder of its own.
     `until=NAME` among the overrides keeps only the dataset NAME and those it is made from. `allow_custom`: allow the
     user's own stages. Raises RecipeError with the place of every problem.
@@ -115,7 +115,7 @@ def _set(data: dict[str, Any], marks: Marks, override: str) -> None:
             where = _item(here, step, label, tuple(path))
             name = here[where]
             if isinstance(name, str) and i + 1 < len(steps) and name in (step, steps[i + 1]):
-                here[where] = {name: {}}                            # a bare step name becomes a mapping to set keys in
+                here[where] = {name: {}}  # a step given as a bare name becomes a mapping that can hold keys
                 marks.put((*path, where), Mark(label))
             if isinstance(here[where], dict) and list(here[where]) == [step]:
                 path.append(where)
@@ -134,7 +134,7 @@ def _set(data: dict[str, Any], marks: Marks, override: str) -> None:
 
 
 def _item(items: list[Any], step: str, label: str, path: KeyPath) -> int:
-    """Position in a list by number, by the name of a step, or by a `name:` key."""
+    """The position of an item in a list, given by number, by the name of a step, or by a `name:` key."""
     if step.isdecimal() and int(step) < len(items):
         return int(step)
     names = [item if isinstance(item, str) else item.get("name", next(iter(item), "")) if isinstance(item, dict) else ""
@@ -150,7 +150,7 @@ def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> Iterator[Pro
     """Put `--input` into the source the recipe names under `input:` (or its only source)."""
     sources, name = data.get("sources"), data.get("input")
     if not isinstance(sources, dict) or not isinstance(name, str | None):
-        return                                                      # wrong types: the models report them
+        return                                                      # wrong types: pydantic reports them
     if inputs:
         if name is None and len(sources) == 1:
             [name] = sources
@@ -166,11 +166,12 @@ def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> Iterator[Pro
 
 
 def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
-    """Apply `until: NAMES`: keep only these datasets and what they are made from. `fed`: whether there is an `--input`.
+    """Apply `until: NAMES`: keep only these datasets and the ones they are made from. `fed`: whether there is an
+    `--input`.
     """
     last, datasets, sources = data.pop("until", None), data.get("datasets"), data.get("sources")
     if last is None or not isinstance(datasets, dict) or not isinstance(sources, dict):
-        return                                                      # wrong types: the models report them
+        return                                                      # wrong types: pydantic reports them
     needed: list[Any] = []
     waiting = [str(name) for name in (last if isinstance(last, list) else [last])]
     for name in waiting:

@@ -1,4 +1,4 @@
-"""YAML with places: plain data, and the line of every key path.
+"""Reads YAML with places: plain data, and the line of every key path.
 
 The result is plain data (no tag is ever constructed), duplicate keys are errors, and scalars follow YAML 1.2: `no` is
 the string that names Norwegian, `1e-5` is a number. Aliases and `<<` work; their expansion is capped.
@@ -47,7 +47,7 @@ _Dumper.yaml_implicit_resolvers = {
 
 
 def dump_yaml(data: Any) -> str:
-    """YAML text of plain data, keys in their order."""
+    """The YAML text of plain data, with keys in their order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -65,13 +65,14 @@ class Marks:
         return Mark(self.file)
 
     def put(self, path: KeyPath, mark: Mark) -> None:
-        """`path` and everything below it now come from `mark`."""
+        """Set the place of `path` and everything below it to `mark`."""
         self.places = {p: m for p, m in self.places.items() if p[: len(path)] != path}
         self.places[path] = mark
 
 
 def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
-    """Data and places of a YAML text. Raises RecipeError for bad syntax, a tag, a duplicate key, or excessive size."""
+    """The data and places of a YAML text. Raises RecipeError for bad syntax, a tag, a duplicate key, or excessive
+    size."""
     marks = Marks(file)
 
     def fail(node_mark: Any, path: KeyPath, message: str) -> RecipeError:
@@ -140,7 +141,7 @@ def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
 
     try:
         return (build(root, ()) if root is not None else None), marks
-    except RecursionError:                                          # a mapping merged into itself
+    except RecursionError:                                          # reached when a mapping is merged into itself
         raise fail(None, (), f"nested deeper than {MAX_DEPTH} levels") from None
 
 

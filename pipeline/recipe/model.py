@@ -68,7 +68,7 @@ def _step(value: Any) -> Any:
 
 
 def _until(value: Any) -> str | int:
-    """'70%' of the total, or a token count. The share stays a string, so that it remains exact."""
+    """A share such as '70%' of the total, or a token count. The share stays a string, so that it remains exact."""
     if isinstance(value, str) and value.strip().endswith("%"):
         if parse_share(value) == 0:
             raise ValueError("a phase that ends at 0% is empty")
@@ -77,7 +77,8 @@ def _until(value: Any) -> str | int:
 
 
 def _batch(value: Any) -> Any:
-    """The tokens of a step: '0.5M', or {0: 64k, 100M: 128k, 1B: 0.5M}, each from that many tokens of the phase on."""
+    """A batch size in tokens: '0.5M', or {0: 64k, 100M: 128k, 1B: 0.5M}, where each size begins at that many tokens of
+    the phase."""
     if not isinstance(value, dict):
         return parse_count(value)
     rows = sorted((parse_count(at, least=0), parse_count(size)) for at, size in value.items())
@@ -88,7 +89,8 @@ def _batch(value: Any) -> Any:
 
 
 def _rate(value: Any) -> Any:
-    """A word for the schedule, or the curve of a phase's own rate, which is checked here and resolved later."""
+    """The name of a rate in RATES, or a mapping with the curve of the phase's own rate. The curve is checked here and
+    resolved later."""
     if isinstance(value, dict):
         try:
             own_rate(value, 10**18, "")
@@ -102,7 +104,7 @@ def _rate(value: Any) -> Any:
 
 
 def _rope_scaling(value: Any) -> Any:
-    """A mapping with the keys of `RopeScaling`; the trainer checks their values."""
+    """A mapping with the keys of `RopeScaling`. The trainer checks their values."""
     if not isinstance(value, dict) or value.get("kind") not in ROPE_SCALINGS or "factor" not in value:
         raise ValueError(f"give kind ({', '.join(ROPE_SCALINGS)}) and factor, e.g. {{kind: yarn, factor: 4, original: "
                          f"4096}}; got {value!r}")
@@ -113,7 +115,7 @@ def _rope_scaling(value: Any) -> Any:
 
 
 def _empty(value: Any) -> Any:
-    """A key without a value counts as left out."""
+    """A key without a value counts as left out, so None becomes {}."""
     return {} if value is None else value
 
 
@@ -192,7 +194,7 @@ class Tokenizer(Model):
 
 class Shards(Model):
     """Token files of one stream: the documents of `from` that match `where`. `longest` is the super-window in tokens, a
-    multiple of every sequence length used; `val` is the share of documents held out."""
+    multiple of every sequence length used. `val` is the share of documents held out."""
 
     inputs: Names = Field(alias="from")
     where: Where = {}
@@ -201,12 +203,12 @@ class Shards(Model):
 
 
 class Phase(Model):
-    """A phase of the curriculum as written; a field that is None is inherited from the phase before.
+    """A phase of the curriculum, as written in the recipe. A field that is None is inherited from the phase before.
 
     `until`: '70%' of the total or a token count; `sequence`: window length L; `batch`: tokens of a step, growing if it
-    is a mapping; `mix`: weights by shards; `max_epochs` by shards; `lr`: how the trainer's schedule behaves here, or a
-    curve of its own. `extra` instead of `until`: a number of tokens beyond the total. `reset_optimizer`: moments start
-    at zero; `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on.
+    is a mapping; `mix`: weights by shards; `max_epochs` by shards; `lr`: how the trainer's schedule behaves in this
+    phase, or a curve of its own. `extra` instead of `until`: a number of tokens beyond the total. `reset_optimizer`:
+    moments start at zero; `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on.
     """
 
     name: Name
@@ -224,7 +226,7 @@ class Phase(Model):
 
 
 class Curriculum(Model):
-    """The mixture and sequence lengths of training; counts are n × L targets. Resolved by `tokenizer.mixture`."""
+    """The mixture and sequence lengths of training. Token counts are n × L targets. Resolved by `tokenizer.mixture`."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     total: Count
@@ -232,14 +234,14 @@ class Curriculum(Model):
 
 
 def _files(value: Any) -> int | float:
-    """'20' files, or '1%' of them."""
+    """A number of files such as '20', or a share of them such as '1%'."""
     return parse_share(value) if isinstance(value, str) and value.strip().endswith("%") else parse_count(value, least=0)
 
 
 class Run(Model):
-    """How a recipe is run: bytes of a partition (uncompressed), which signals are computed, and how much may be
-    quarantined before the run fails: a share of documents, and a number of input files, whole or in part (or a share of
-    them that always allows ten). The outcome of a document does not depend on these settings."""
+    """How a recipe is run: the uncompressed bytes per partition, which signals are computed, and how much may be
+    quarantined before the run fails. The limit is a share of documents, and a number of input files, whole or in part
+    (or a share of them, but always at least ten). The outcome of a document does not depend on these settings."""
 
     partition: Bytes = 32_000_000
     signals: Literal["until-drop", "all"] = "until-drop"
@@ -299,16 +301,16 @@ class Recipe(Model):
         return self._warnings
 
     def came_from(self, name: str, base: str) -> None:
-        """Set the name and folder of the file that a run's kept recipe was made from, whose digest it then has."""
+        """Set the name and folder of the file that a kept recipe was made from, so that both have the same digest."""
         self._name, self._base = name, base
 
     def keep_code_at(self, folder: str) -> None:
-        """Set the folder of the store with copies of the files of `code`."""
+        """Set the store folder that holds copies of the files of `code`."""
         self._kept_at = folder
 
     @property
     def kept_at(self) -> str:
-        """The folder of the store set by `keep_code_at`."""
+        """The store folder set by `keep_code_at`."""
         return self._kept_at
 
     def pin_tokenizer(self, name: str) -> None:

@@ -1,4 +1,5 @@
-"""Checks the key names in `train:`: the trainer would refuse them only after all data is made. It checks the values."""
+"""Checks the key names in `train:`, since the trainer would refuse them only after all data is made. The trainer checks
+the values."""
 
 from __future__ import annotations
 

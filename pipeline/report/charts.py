@@ -1,4 +1,4 @@
-"""Small SVG charts. Colours come from the page's CSS (classes c0…c9), for light and dark mode.
+"""Draws small SVG charts. Colours come from the page's CSS (classes c0…c9), for light and dark mode.
 
 Every chart also carries its numbers as text: a `title` on each mark, a label for screen readers.
 """
@@ -11,15 +11,15 @@ from itertools import pairwise
 from pipeline.base.humanize import count, digits, percent, plural
 from pipeline.base.svg import Element, tag
 
-#: number of categorical colours the style sheet defines
+#: number of categorical colours in the style sheet
 COLORS = 10
-#: width of a digit in the axis' type (11 px, the widest of its fonts), and the space between two labels
+#: width of a digit in the type of the axis (11 px, the widest of its fonts), and the space between two labels
 DIGIT, SPACE = 7.2, 8
 
 
 def stacked(parts: Sequence[tuple[str, float, int]], *, height: int = 22, label: str = "") -> Element:
-    """One horizontal bar of shares: (name, value, colour). Widths are percentages, so the bar fits any page. A name is
-    written inside its part if it fits on a phone's screen."""
+    """One horizontal bar divided by shares: (name, value, colour). Widths are percentages, so the bar fits any page. A
+    name is written inside its part if it fits on a phone's screen."""
     total = sum(v for _, v, _ in parts) or 1.0
     x, out = 0.0, []
     for name, value, color in parts:
@@ -37,7 +37,7 @@ def stacked(parts: Sequence[tuple[str, float, int]], *, height: int = 22, label:
 
 
 def meter(share: float, color: int = 0) -> Element:
-    """A thin bar for a table cell: `share` in [0, 1] of the cell's width. The cell beside it has the number."""
+    """A thin bar for a table cell: `share` in [0, 1] of the cell's width. The neighbouring cell has the number."""
     width = max(100 * min(share, 1.0), 0.6)
     bars = [tag("rect", class_="track", width="100%", height=8, rx=2)]
     if share > 0:
@@ -63,8 +63,8 @@ def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str) -> E
 
 
 def axis(names: Sequence[str], step: float, width: float) -> list[tuple[str, float, float]]:
-    """(label, left edge, width) of every n-th label, centred under its bar but kept inside the picture. n is the
-    smallest number for which no two labels touch."""
+    """Returns (label, left edge, width) of every n-th label, centred under its bar but kept inside the picture. n is
+    the smallest number for which no two labels touch."""
     boxes = []
     for i, name in enumerate(names):
         room = DIGIT * len(name)

@@ -1,4 +1,4 @@
-"""report.json: the figures of a run, from the log's records and the parts they name. No document is reprocessed.
+"""Makes report.json: the figures of a run, from the log's records and the parts they name. No document is reprocessed.
 
 All figures except measured times can be recomputed by a query over the published parts;
 tests/e2e/test_report_figures.py does so with DuckDB. Counters are already sums, and only a few parts are opened, for
@@ -70,7 +70,7 @@ def _write(store: Store, document: dict[str, Any], *, latest: bool, verify: Call
 
 
 def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
-    """The report as one JSON document; each section is described where it is made."""
+    """The report as a JSON document. Each section is described where it is made."""
     plan, nodes = nodes_of(store, run, get)
     passes = [n for n in nodes if n.kind == "pass"]
     tokens = token_counts(store, nodes)
@@ -109,8 +109,8 @@ def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:
 
 
 def names(plan: dict[str, Any], passes: list[Node], tokens: dict[str, Any]) -> dict[str, list[str]]:
-    """Sources, datasets and streams in the order of the plan (the keys of a JSON object have none), and the `final`
-    datasets: those no other dataset is made from."""
+    """The names of sources, datasets and streams in plan order (the keys of a JSON object have no order), and of the
+    `final` datasets, from which no other dataset is made."""
     datasets = [n.dataset for n in passes if n.publishes]
     inputs = {d for n in passes for d in n.deps if d != n.dataset}
     return {"sources": list(plan["sources"]), "datasets": datasets, "streams": list(tokens),

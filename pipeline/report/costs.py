@@ -1,4 +1,4 @@
-"""Sections of the report about time: the cost of the work according to the records, in whichever run it was done.
+"""Makes the report's sections about time: the cost of the work according to the records, whichever run did it.
 
 These are measurements: the only figures of the report that no query over the parts can reproduce.
 """
@@ -25,7 +25,7 @@ def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
 
 
 def _before(node: Node) -> float:
-    """CPU seconds that the earlier passes spent on the replayed results."""
+    """The CPU seconds that earlier passes spent on the replayed results."""
     return node.counters.get("replayed", {}).get("cpu_s", 0.0)
 
 

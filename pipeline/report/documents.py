@@ -1,4 +1,4 @@
-"""Sections of the report about documents: sources, the funnel, datasets, duplicates."""
+"""Makes the report's sections about documents: sources, the funnel, datasets, duplicates."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pipeline.store.records import Counters, merge_counters
 
 #: a barrier that removes more than this share of the documents of a source raises an alarm
 ALARM = 0.5
-#: maximum of quarantined input files of a source that are named
+#: most quarantined input files of a source that are named
 BAD_FILES = 100
-#: routes of a page of a PDF (stages.extract.pdf.step.ROUTES)
+#: kinds of page of a PDF, by how it was read (stages.extract.pdf.step.ROUTES)
 PAGES = ("text_layer", "ocr", "empty", "no_text", "unreadable", "cipher")
 
 
 def readers(name: str, passes: list[Node]) -> list[Node]:
-    """Passes that read a source directly. If several datasets do, they read the same records."""
+    """The passes that read a source directly. If several datasets do, they read the same records."""
     return [p for p in passes if f"index:{name}" in p.deps and name in p.counters.get("read", {})]
 
 
@@ -90,7 +90,7 @@ def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
 
 
 def merged(passes: Iterable[Node], name: str) -> Counters:
-    """The counters of this name of all passes of a dataset."""
+    """The counters of this name, merged over all passes of a dataset."""
     out: Counters = {}
     for node in passes:
         merge_counters(out, node.counters.get(name, {}))
@@ -98,8 +98,8 @@ def merged(passes: Iterable[Node], name: str) -> Counters:
 
 
 def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
-    """Pages of the PDFs that passes read, kept or dropped: `pages` by route, `confidence` of pages with text in tenths,
-    `unread`: documents with pages that are not blank but could not be read. None where no PDF was read."""
+    """The pages of the PDFs that passes read, kept or dropped: `pages` by route, `confidence` of pages with text in
+    tenths, `unread`: documents with pages that are not blank but could not be read. None where no PDF was read."""
     tally = merged(passes, "tallies").get("pdf")
     if tally is None:
         return None

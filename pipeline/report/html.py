@@ -1,5 +1,5 @@
-"""report.json → one HTML file that works offline, without scripts, fonts or downloads; for light and dark mode, print
-and phones."""
+"""Turns report.json into one HTML file that works offline, without scripts, fonts or downloads; for light and dark
+mode, print and phones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipeline.base.visible import visible_json
 from pipeline.passes.tally import BINS, SIMILARITY_BINS, bin_edges
 from pipeline.report import charts
 
-#: maximum of languages shown of a source, of stages in the legend of the cost bar, and of languages shown of a dataset;
-#: the others are shown together
+#: most languages shown of a source, stages in the legend of the cost bar, and languages shown of a dataset; the others
+#: are combined
 LANGUAGES, COSTS, FATES = 7, 9, 12
-#: maximum of bars in a chart of scores
+#: most bars in a chart of scores
 MOST_BARS = 40
-#: shares of the documents for which the report gives the score that they reach
+#: shares of the documents whose score threshold is reported
 SHARES = (0.5, 0.25, 0.1, 0.05)
 #: the grey of bars that combine several items
 REST = charts.COLORS - 1
@@ -81,7 +81,7 @@ def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
-    """CPU seconds by stage name over all passes, and by kind for other tasks; largest first, the small ones
+    """CPU seconds by stage name over all passes, and by kind for other tasks: largest first, the small ones
     combined."""
     by: dict[str, float] = {}
     for row in document["stages"]:
@@ -135,7 +135,7 @@ def similarity_charts(document: dict[str, Any]) -> dict[str, Markup]:
 
 
 def score_charts(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """For every score of a dataset its distribution over the documents that have one, and thresholds: `reached` holds
+    """The distribution of each score of a dataset over the documents that have one, and thresholds. `reached` holds
     (share, lower edge of the bin that the best documents of that share reach). Of several shares with the same edge it
     holds the largest."""
     out = []
@@ -163,8 +163,8 @@ def least(number: int) -> float:
 
 
 def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
-    """(from, to, documents) of the bars of a chart, from the lowest bin used to the highest. Bins are joined in pairs
-    until there are at most MOST_BARS. Empty bars stay, so that the axis is even in octaves."""
+    """Returns (from, to, documents) of the bars of a chart, from the lowest bin used to the highest. Bins are joined in
+    pairs until there are at most MOST_BARS. Empty bars stay, so that the axis is even in octaves."""
     width = 1
     while max(bins) // width - min(bins) // width >= MOST_BARS and width < 64 * BINS:
         width *= 2

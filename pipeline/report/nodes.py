@@ -1,8 +1,8 @@
-"""A node of plan.json with the records of its tasks, from which every section of the report is collected.
+"""Makes a node of plan.json with the records of its tasks, from which every section of the report is collected.
 
 The report reads the files that the run's own records name, not the published folders, which may by now belong to
-another run. Published parts are the same files under other names (`store.dataset.publish`), so that a query over them
-can check every figure.
+another run. Published parts are the same files under other names (`store.dataset.publish`), so a query over them can
+check every figure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.store.temp import scratch_database
 
 class Node:
     """A node of the plan with its records and the sums of their counters: one sum for a pass, one per wave for other
-    nodes, since waves count different things."""
+    nodes, since each wave counts other things."""
 
     def __init__(self, doc: dict[str, Any], records: Callable[[], Iterator[PartRecord]]) -> None:
         """`records()` iterates over the node's records in plan order. It is called repeatedly: there may be millions of
@@ -57,20 +57,22 @@ class Node:
         return (r.files[name] for r in self.records() if name in r.files and r.files[name].rows)
 
     def lineage(self) -> dict[str, Any]:
-        """The node's inputs and a hash of its output: of the sorted `content` hashes of its kept parts (of all files
-        for nodes that are no passes), so that the order of the parts does not matter."""
+        """The node's inputs and a hash of its output. The hash covers the sorted `content` hashes of its kept parts
+        (for nodes other than passes: of all files), so the order of the parts does not matter."""
         return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps, "tasks": self.tasks,
                 "bytes": self.bytes, "cpu_s": round(self.cpu_s, 2), "content": self.content}
 
 
 def batches(store: Store, info: FileInfo, columns: list[str], rows: int = 1 << 14) -> Iterator[pa.RecordBatch]:
-    """Some columns of a Parquet file, a batch at a time. `columns` may name fields of a struct ('signals.pii_ips')."""
+    """Reads some columns of a Parquet file, a batch at a time. `columns` may name fields of a struct
+    ('signals.pii_ips')."""
     with store.parquet(info.path, info.sha256) as file:
         yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
 
 
 def take(store: Store, info: FileInfo, rows: list[int], columns: list[str]) -> dict[int, dict[str, Any]]:
-    """Single rows of a part, by row number; only their row groups are read, one at a time (a few MB of text each)."""
+    """Reads single rows of a part, by row number. Only their row groups are read, one at a time (a few MB of text
+    each)."""
     out: dict[int, dict[str, Any]] = {}
     with store.parquet(info.path, info.sha256) as parquet:
         first = 0

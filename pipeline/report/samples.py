@@ -1,4 +1,4 @@
-"""Samples for the report: a few documents of each kind, chosen by id, shown as scrubbed excerpts.
+"""Makes the report's samples: a few documents of each kind, chosen by id, shown as scrubbed excerpts.
 
 The choice is a function of the documents alone: those with the smallest ids, which are hashes, among the first
 SAMPLE_PARTS parts of a pass. Everything shown (text, URL, path, error) is scrubbed here, even if it was before: an
@@ -19,21 +19,21 @@ from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
 from stages.scrub.pii import scrub_text
 
-#: samples of a reason, characters of an excerpt, parts of a pass that are searched
+#: samples per reason; characters of an excerpt; parts of a pass that are searched
 SAMPLES, EXCERPT, SAMPLE_PARTS = 3, 320, 64
-#: near-duplicate pairs shown of a barrier, and how many are tried (the kept document must be in a searched part)
+#: near-duplicate pairs shown per barrier; pairs tried (the kept document must be in a searched part)
 PAIRS, PAIRS_TRIED = 4, 64
-#: characters and words of two texts that are compared to find where they differ, and words shown before that place
+#: most characters and words of two texts that are compared to find where they differ; words shown before that place
 PARTING_CHARS, PARTING_WORDS, PARTING_BEFORE = 1 << 15, 1500, 8
-#: characters of a text from which an excerpt is made: it may begin with much white space
+#: characters of a text from which its excerpt is made, since it may begin with much white space
 _LOOKED_AT = 4096
 
 _TURNED = str.maketrans("0123456789abcdef", "fedcba9876543210")
-Place = tuple[str, int, int]                        # (id, number of the file, row)
+Place = tuple[str, int, int]                        # (id, number of its file, row)
 
 
 def excerpt(text: str) -> str:
-    """The first characters of a text on one line, scrubbed; it ends in … when there is more."""
+    """The start of a text on one line, scrubbed; it ends in … when there is more."""
     head = text[:_LOOKED_AT]
     words = head.split()
     if len(text) > _LOOKED_AT and not head[-1].isspace():
@@ -52,14 +52,14 @@ def _looked_through(node: Node, name: str) -> list[FileInfo]:
 
 
 def smallest(store: Store, files: list[FileInfo], by: list[str], n: int) -> dict[tuple[str, ...], list[Place]]:
-    """For each value of the columns `by` the places of the `n` documents with the smallest ids, in that order."""
+    """The places of the `n` documents with the smallest ids, in that order, for each value of the columns `by`."""
     best: dict[tuple[str, ...], list[tuple[str, Place]]] = {}
     for number, info in enumerate(files):
         row = 0
         for batch in batches(store, info, ["id", *by]):
             for id, *key in zip(*(batch.column(c).to_pylist() for c in ("id", *by))):
                 heap = best.setdefault(tuple(key), [])
-                # a heap removes its smallest item, but the largest id must go: compare inverted hex digits
+                # heapq removes the smallest item, but the largest id must go, so the hex digits are inverted
                 turned = id.translate(_TURNED)
                 if len(heap) < n:
                     heapq.heappush(heap, (turned, (id, number, row)))
@@ -71,7 +71,7 @@ def smallest(store: Store, files: list[FileInfo], by: list[str], n: int) -> dict
 
 def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
             columns: list[str]) -> dict[Place, dict[str, Any]]:
-    """Rows at the given places."""
+    """The rows at the given places."""
     wanted: dict[int, list[int]] = {}
     for _, number, row in places:
         wanted.setdefault(number, []).append(row)
@@ -94,8 +94,8 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
 
 def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
     """The fields of a document in the report: id, url, file (and the entry inside it), source, characters, excerpt; for
-    a duplicate also the kept id and the similarity. Other fields of `meta` are left out: titles and links there are not
-    scrubbed."""
+    a duplicate also the kept id and the similarity. Other fields of `meta` are left out: the titles and links in them
+    are not scrubbed."""
     removal, place = verdict(row["meta"], stage), row["locator"] or {}
     file = ":".join(filter(None, (place.get("file"), place.get("sub"))))
     return {"id": row["id"], "url": shown(row["url"]), "file": shown(file), "source": row["source"],

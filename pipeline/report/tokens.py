@@ -1,4 +1,4 @@
-"""Sections of the report about tokens: streams, and the planned and realised mixture of every phase."""
+"""Makes the report's sections about tokens: streams, and the planned and realised mixture of every phase."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tokenizer.mixture.realised import plan, realised
 
 
 def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
-    """For every stream: documents and tokens of training and held-out data (`targets`: tokens that count for the loss),
-    both together by source, and documents that could not be encoded, by reason, with samples."""
+    """Counts for every stream: documents and tokens of training and held-out data (`targets`: tokens that count for the
+    loss), both together by source, and documents that could not be encoded, by reason, with samples."""
     out = {}
     for node in nodes:
         if node.kind != "shards":
@@ -38,9 +38,9 @@ def curriculum_of(store: Store, run: str) -> Curriculum | None:
 
 
 def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
-    """A row per phase and stream: windows planned (a share of the phase) and realised (counted over the whole order),
-    `tokens`, `epochs` (targets read by the end of the phase over the tokens of the stream), and `repeats_from`: the
-    first sample that reads the stream a second time, or None."""
+    """One row per phase and stream: windows planned (a share of the phase) and realised (counted over the whole order),
+    `tokens`, `epochs` (targets read by the end of the phase, divided by the tokens of the stream), and `repeats_from`:
+    the first sample that reads the stream a second time, or None."""
     if curriculum is None:
         return []
     again = {(r["phase"], r["stream"]): r["repeats_from"] for r in plan(curriculum)}

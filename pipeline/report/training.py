@@ -1,4 +1,4 @@
-"""The section of the report about training, from the trainer's files in runs/RUN/train, if it has run."""
+"""Makes the report's section about training, from the trainer's files in runs/RUN/train, if it has run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = ("parameters", "parameters_without_embeddings", "steps", "tokens", "secon
 
 
 def training(store: Store, run: str) -> dict[str, Any] | None:
-    """Losses, speed and a sample from train/summary.json, and the loss curve as SVG; None without these files."""
+    """Losses, speed and a sample from train/summary.json, and the loss curve as SVG. None without these files."""
     folder = f"runs/{run}/train"
     if not store.exists(f"{folder}/summary.json"):
         return None
@@ -37,9 +37,10 @@ def training(store: Store, run: str) -> dict[str, Any] | None:
 
 
 def sanitised(data: bytes) -> str | None:
-    """The trainer's plot as SVG to be embedded in a page. Only known elements, numbers and classes (prefixed `t-`) are
-    kept, so that neither its styles nor a script in a replaced file reach the page. None when it is no such plot."""
-    if len(data) > LARGEST or b"<!" in data:              # no DOCTYPE and no entities, which could expand without limit
+    """The trainer's plot as SVG, safe to embed in a page. Only known elements, numbers and classes (prefixed `t-`)
+    are kept, so that neither its styles nor a script in a replaced file reach the page. None when the data is no
+    such plot."""
+    if len(data) > LARGEST or b"<!" in data:  # refuse DOCTYPE and entities, which could expand without limit
         return None
     try:
         root = ET.fromstring(data)
