@@ -6,7 +6,8 @@ import sys
 
 
 def main() -> None:
-    """Entry point. `tokenmill train …` needs nothing but the trainer: a GPU node may have no more than that."""
+    """Entry point. `tokenmill train …` imports nothing but the trainer, because a GPU node may have only that
+    installed."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["train"]:
         from pipeline.cli.training import forward

@@ -1,4 +1,4 @@
-"""Puts the commands together, and turns what goes wrong into one clear line and an exit code."""
+"""Assembles the `tokenmill` command, and turns errors into one clear line and an exit code."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipeline.base.redact import mask_record
 from pipeline.cli import buckets, classifier, cluster, data, doctor, extract, inspect, lm, runs, steps, store, tokens
 from pipeline.cli.training import forward
 
-#: what `standalone_mode=False` lets through: the base of typer.BadParameter. Typer may bring its own copy of click, so
-#: the class is found through Typer, and typed as the one that Typer exports.
+#: the usage errors that `standalone_mode=False` raises: the base class of typer.BadParameter. Typer may bring its own
+#: copy of click, so the class is found through Typer, and typed as the one that Typer exports.
 ClickException: type[typer.BadParameter] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-STOPPED = 130                      # what Typer makes of a KeyboardInterrupt
+STOPPED = 130                      # the exit code that Typer gives a KeyboardInterrupt
 
 
 def build() -> typer.Typer:
@@ -53,11 +53,11 @@ def train(ctx: typer.Context) -> None:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run one command line (without the program's name); returns the exit code. Errors become one line on stderr, with
-    --debug after their traceback; no secret gets into either, nor into what is logged meanwhile."""
+    """Run one command line (without the program's name). Returns the exit code. Errors become one line on stderr, with
+    --debug after their traceback. No secret gets into either, nor into log messages."""
     arguments, debug = take_debug(arguments)
     logging.getLogger("tokenmill").addFilter(mask_record)
-    if isinstance(sys.stdout, io.TextIOWrapper):                  # what a terminal has no characters for is spelled
+    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the terminal cannot print are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = typer.main.get_command(build()).main(arguments, prog_name="tokenmill", standalone_mode=False)
@@ -72,7 +72,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except typer.Abort:
         typer.echo("stopped", err=True)
         return 1
-    except BrokenPipeError:                   # `| head` has seen enough
+    except BrokenPipeError:                   # the reader is done, as in `| head`
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -83,8 +83,8 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """The command line with --debug, which may stand anywhere, where the group of commands looks for it; whether it was
-    there. The trainer has a command line of its own."""
+    """Returns the command line with --debug moved to the front, where the command group expects it, and whether it was
+    given. --debug may stand anywhere, except after `--` or in `train`, whose command line is the trainer's own."""
     end = next((i for i, a in enumerate(arguments) if a == "--"), len(arguments))
     if list(arguments[:1]) == ["train"]:
         end = 0

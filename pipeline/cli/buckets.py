@@ -1,4 +1,4 @@
-"""`tokenmill buckets fit`: the edges that the step `buckets` puts scores into buckets by."""
+"""`tokenmill buckets fit`: finds the edges by which the step `buckets` divides scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.cli.errors import BadUsage, reading, writing
 from pipeline.cli.options import JsonOpt
 from pipeline.cli.texts import files
 
-#: documents a bucket should have for its edges to mean something
+#: with fewer documents per bucket, edges are called rough
 ENOUGH = 50
 
 
@@ -42,9 +42,9 @@ def fit(data: Annotated[list[Path], typer.Argument(
             "--weight", metavar="NAME", help="What a document weighs: 'documents' (one each), 'bytes' (of its text), "
                                              "or a signal that holds whole numbers.")] = "documents",
         json_lines: JsonOpt = False) -> None:
-    """Find the edges that part a dataset's scores into buckets, exactly.
+    """Find the edges that divide a dataset's scores into buckets, exactly.
 
-    All documents are counted; the result does not depend on how they are parted into files.
+    All documents are counted. The result does not depend on how they are divided into files.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def fit(data: Annotated[list[Path], typer.Argument(
 
 
 def _shares(text: str) -> list[Fraction]:
-    """'30,60' as shares, ascending."""
+    """Parses '30,60' into shares, which must ascend."""
     try:
         shares = [Fraction(part.strip().rstrip("%")) / 100 for part in text.split(",")]
     except (ValueError, ZeroDivisionError):
@@ -100,7 +100,7 @@ def _shares(text: str) -> list[Fraction]:
 
 def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,
              weight: str) -> Iterator[tuple[Any, Any, Any]]:
-    """(groups or None, {score: float64}, weights int64) of batches of rows."""
+    """Yields (groups or None, {score: float64}, weights int64) for batches of rows."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

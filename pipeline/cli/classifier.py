@@ -1,4 +1,4 @@
-"""`tokenmill classifier …`: train a classifier, see whether data has drifted away from it, and score texts with it."""
+"""`tokenmill classifier …`: trains a classifier, checks data for drift, and scores texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ModelArg = Annotated[Path, typer.Argument(metavar="MODEL", help="A model of `tok
 DataArg = Annotated[list[Path], typer.Argument(
     metavar="DATA...", help="Parquet, JSON Lines or text files, or folders of them, say STORE/datasets/NAME.")]
 TextOpt = Annotated[str, typer.Option("--text-column", metavar="NAME", help="Column, or key, of the text.")]
-#: documents scored at a time, and rows of a Parquet file of scores
+#: documents scored at a time; rows per row group of a Parquet file of scores
 _AT_ONCE, _ROWS = 256, 65_536
 
 
@@ -70,7 +70,7 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
     """Train a fastText quality classifier, calibrate it and write its model card.
 
     Writes FILE and, beside it, .calibration.json, .card.json and .card.md. Equal texts, settings and seed give equal
-    files. Near-duplicates are never both trained on and judged.
+    files. A judged text has no near-duplicate among the texts trained on.
 
     \b
     Examples:
@@ -106,7 +106,8 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
 
 def _labelled(path: Path, label: str | None, text_column: str, label_column: str,
               data: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(label, text) of a path; `label` None: each row says its own. Adds what was read to `data`."""
+    """Yields (label, text) of the documents at a path. `label` None: each row has its own label. Adds an entry about
+    the path to `data`."""
     from stages.stage import file_sha256
 
     whole, documents_read, size = hashlib.sha256(), 0, 0
@@ -126,7 +127,7 @@ def _labelled(path: Path, label: str | None, text_column: str, label_column: str
 
 
 def _label_of(value: Any) -> str | None:
-    """A label as fastText has it: 3, 3.0 and "3" are the same."""
+    """A label in fastText's form: 3, 3.0 and "3" are the same label."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):
@@ -174,10 +175,9 @@ def check(model: ModelArg, data: DataArg,
           text_column: TextOpt = "text", limit: Annotated[int, typer.Option(
               "-n", "--limit", min=0, metavar="N", help="First documents looked at; 0: all.")] = 0,
           json_lines: JsonOpt = False) -> None:
-    """Say whether data has drifted away from what a model's threshold was chosen on.
+    """Check whether data has drifted away from the data that a model's threshold was chosen on.
 
-    Compares scores, lengths and languages with what the model's card holds of them. Exit code 1 when something has
-    drifted.
+    Compares scores, lengths and languages with those in the model's card. Exit code 1 when something has drifted.
 
     \b
     Example:
@@ -217,7 +217,7 @@ def check(model: ModelArg, data: DataArg,
 
 
 def _same_labels(card: dict[str, Any]) -> dict[str, str]:
-    """Label as data may have it → label of the model: 1 and 0 will do for the two sides of a binary one."""
+    """Returns {label in the data: label of the model}. 1 and 0 are accepted for the two sides of a binary model."""
     known = {label: label for label in card["labels"]}
     if card["kind"] == "binary":
         [rest] = set(card["labels"]) - {card["target"]}
@@ -270,9 +270,9 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
           text_column: TextOpt = "text", limit: Annotated[int, typer.Option(
               "-n", "--limit", min=0, metavar="N", help="First documents looked at; 0: all.")] = 0,
           json_lines: JsonOpt = False) -> None:
-    """Score documents, and print how the scores are distributed.
+    """Score documents, and print the distribution of the scores.
 
-    The same scores as those of the step `quality` (with the calibration beside the model, unless --raw), or `encoder`.
+    Scores equal those of the step `quality` (with the calibration beside the model, unless --raw), or of `encoder`.
 
     \b
     Example:
@@ -302,7 +302,7 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
         for _ in scored():
             pass
     else:
-        with writing(out), replacing(out) as part:        # all scores, or none: what was there before stays
+        with writing(out), replacing(out) as part:        # on an error, the file that was there before stays
             _write_scores(part, scored())
     values = np.array(scores)
     tenths = {f"{p}%": round(float(v), 6) for p, v in zip((1, 10, 25, 50, 75, 90, 99), np.quantile(
@@ -319,7 +319,7 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
 
 
 def _scorer(model: Path, label: str | None, raw: bool) -> tuple[Stage, str]:
-    """(a stage that is ready to score, the signal it writes)."""
+    """Returns (a stage that is ready to score, the signal it writes)."""
     from stages.catalog import stage_class
     from stages.filter.quality import Quality
     from stages.models.classifier import beside
@@ -379,7 +379,7 @@ def _card(model: Path) -> dict[str, Any]:
 
 
 def _opened(model: Path) -> tuple[dict[str, Any], Classifier]:
-    """(the card of a model, the model with its calibration)."""
+    """Returns (the card of a model, the model with its calibration)."""
     from stages.models.classifier import Classifier, beside
     from stages.scoring import calibration
     from stages.scoring.models import FastText

@@ -1,6 +1,6 @@
-"""`tokenmill submit` and `resume`: runs on a cluster. `resume` is also what the job itself runs, on the head node.
+"""`tokenmill submit` and `resume`: run recipes on a cluster. The job on the head node itself also runs `resume`.
 
-How they stand is read from the store alone (`pipeline.cli.watch`).
+Their state is read from the store alone (`pipeline.cli.watch`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def submit(recipe: opt.RecipeArg, address: ServerOpt, store: opt.StoreOpt = "sto
            insecure_local: opt.InsecureOpt = False, json_lines: opt.JsonOpt = False) -> None:
     """Run a recipe as a job on a Ray cluster.
 
-    Returns as soon as the cluster has the job, with the name of the run; closing the terminal does not touch it. The
-    store and the inputs must be where every node sees them: object storage, or a file system all of them share.
+    Prints the name of the run and returns as soon as the cluster has the job; closing the terminal does not affect it.
+    The store and the inputs must be where every node sees them: object storage, or a file system all of them share.
 
     \b
     Examples:
@@ -70,10 +70,10 @@ def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
            insecure_local: opt.InsecureOpt = False, quiet: opt.QuietOpt = False, json_lines: opt.JsonOpt = False,
            job: Annotated[int | None, typer.Option("--job", hidden=True, help="We are this attempt's job.")] = None,
            ) -> None:
-    """Go on with a run that was stopped, has failed, or whose cluster is gone.
+    """Continue a run that was stopped, has failed, or whose cluster is gone.
 
-    The same recipe and the same store: what was committed is not done again. On this machine, or with --address on a
-    cluster, which need not be the one it began on.
+    Uses the same recipe and the same store, and does not repeat what was committed. Runs on this machine, or with
+    --address on a cluster, which need not be the one the run began on.
 
     \b
     Examples:
@@ -99,7 +99,7 @@ def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
 
 
 def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_custom_stages: bool) -> list[str]:
-    """What of the command line a job gets: flags and a number, no text of anybody's."""
+    """The part of the command line that a job gets: flags and a number, none of the user's own text."""
     return [*(("--workers", str(workers)) if workers else ()), *(("--takeover",) if takeover else ()),
             *(("--verify-inputs",) if verify_inputs else ()),
             *(("--allow-custom-stages",) if allow_custom_stages else ())]
@@ -114,7 +114,7 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
     check_store(store)
     address = auth.job_server(address)
     auth.check_job_server(address, insecure_local)
-    # not before: Ray reads whether it has a token when it is imported
+    # imported only now, because Ray reads the token when it is imported
     from pipeline.cluster import jobs
     from pipeline.engine.backends.fingerprint import roots
 
@@ -128,7 +128,7 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
     if known is not None and not known.ended:
         _sent(run, attempt, job, address, store, json_lines, "submitted")
         return
-    # an attempt whose job is not there was never sent, or its cluster is gone: the same id settles who sends it now
+    # the attempt's job was never sent, or its cluster is gone. The same id keeps two senders from starting it twice
     if attempt == 0 or known is not None or now.state != "submitted":
         attempt += 1
     store.write(f"runs/{run}/recipe.yaml", recipe.canonical_yaml().encode())
@@ -146,7 +146,7 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
             raise
         if known is None or not known.ended:
             break
-        attempt += 1              # the cluster remembers a store that was at this place before
+        attempt += 1              # the cluster remembers a job for an earlier store at this place
     for note in notes(store, address, auth.in_clear(address)):
         typer.echo(f"note: {note}", err=True)
     _sent(run, attempt, job, address, store, json_lines, "new" if new else "submitted")
@@ -167,7 +167,7 @@ def _sent(run: str, attempt: int, job: str | None, address: str | None, store: S
 
 
 def check_store(store: Store) -> None:
-    """A cluster must be able to see the store; what can be known here is refused here."""
+    """Refuse a store that a cluster surely cannot see."""
     if store.root.startswith("memory://"):
         raise BadUsage(f"--store {store.root} is this process's own memory, which no cluster sees; use object storage "
                        f"or a file system that all nodes share")
@@ -187,8 +187,8 @@ def notes(store: Store, address: str, in_clear: bool) -> Iterator[str]:
 
 # -- the job ---------------------------------------------------------------------------------------------------------
 def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
-    """(store, run) in a job. Raises UserError where this node does not see what the submitter wrote, and StoreError
-    where the store does not let it: its credentials are not those of the submitter."""
+    """Returns (store, run) for a job. Raises UserError where this node does not see what the submitter wrote, and
+    StoreError where the store denies access, since its credentials may differ from the submitter's."""
     from pipeline.cluster.attempts import facts_name
     from pipeline.store.fs import Store
 
@@ -206,8 +206,8 @@ def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
 
 def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: bool, verify_inputs: bool,
           allow_custom_stages: bool) -> int:
-    """The driver of a submitted attempt, as a job on the head node: returns the exit code. What it says is in the
-    store as well, and so is why it came to nothing."""
+    """Runs the driver of a submitted attempt, as a job on the head node, and returns the exit code. Its output is
+    written to the store too, and so is the reason if it fails."""
     from pipeline.cli.runs import drive
     from pipeline.cluster.attempts import asked_to_stop, facts_of, note_refusal
     from pipeline.cluster.driver_log import DriverLog
@@ -216,7 +216,7 @@ def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: b
     def interrupt(signum: int, frame: Any) -> None:
         raise Interrupted(signum)
 
-    signal.signal(signal.SIGTERM, interrupt)          # until Ray, and then the scheduler, install theirs
+    signal.signal(signal.SIGTERM, interrupt)          # until Ray, and then the scheduler, install their handlers
     with DriverLog(store, run, attempt):
         try:
             latest = facts_of(store, run).get("attempt", 0)
@@ -240,7 +240,7 @@ def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: b
 
 @contextlib.contextmanager
 def kept_recipe(store: Store, run: str, allow_custom_stages: bool) -> Iterator[Recipe]:
-    """The recipe a run keeps in the store, with its code, if it has any and that is allowed."""
+    """Loads the recipe that a run keeps in the store, with its code, if it has any and that is allowed."""
     import yaml
 
     from pipeline.base.scratch import Scratch
@@ -248,7 +248,7 @@ def kept_recipe(store: Store, run: str, allow_custom_stages: bool) -> Iterator[R
     from pipeline.recipe import load_recipe
 
     facts = facts_of(store, run)
-    with Scratch() as scratch:                   # a driver that is killed leaves it to be swept
+    with Scratch() as scratch:                   # the folder is swept later if the driver is killed
         folder = scratch.folder()
         path = f"{folder}/recipe.yaml"
         try:

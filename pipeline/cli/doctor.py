@@ -1,4 +1,4 @@
-"""`tokenmill doctor`: can this machine, or this cluster, run a recipe?"""
+"""`tokenmill doctor`: checks whether this machine, or this cluster, can run a recipe."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def doctor(address: AddressOpt = None,
            insecure_local: InsecureOpt = False, json_lines: JsonOpt = False) -> None:
     """Check this machine, or every node of a cluster, before a run.
 
-    Open files, shared memory, disk space and inodes, memory, clocks, models, GPUs; whether a store can be committed to;
-    on a cluster also that all nodes run the same code and versions, and that it wants a token. Exit code 1 when
-    something is red.
+    Checks open files, shared memory, disk space and inodes, memory, clocks, models and GPUs, and whether a store can be
+    committed to. On a cluster it also checks that all nodes run the same code and versions, and that the cluster
+    demands a token. Exit code 1 when something is red.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def doctor(address: AddressOpt = None,
 
 
 def show(document: dict[str, Any]) -> None:
-    """A line a check; what is not green has a remedy below."""
+    """Print one line per check; checks that are not green have a remedy below."""
     places = list(dict.fromkeys(c["where"] for c in document["checks"]))
     width = max(len(c["name"]) for c in document["checks"]) + 2
     for place in places:

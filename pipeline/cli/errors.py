@@ -1,4 +1,4 @@
-"""Which exceptions are a user's to mend: they are shown as one line, without a traceback."""
+"""Errors that a user can mend: they are shown as one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pipeline.base.errors import TokenmillError
 
 
 class UserError(TokenmillError):
-    """A command cannot do what it was asked; the message says why and what to do."""
+    """A command cannot do what it was asked. The message says why and what to do."""
 
 
 class BadUsage(UserError):
-    """Arguments that make no sense."""
+    """The arguments make no sense."""
 
     exit_code = 2
 
 
 def report_error(e: BaseException, debug: bool = False) -> int:
-    """Say on stderr what went wrong, in one line, secrets masked; with `debug` after its traceback and those of the
-    workers. Returns the exit code."""
+    """Print on stderr what went wrong, in one line, with secrets masked. With `debug`, first print the traceback, and
+    those of the workers. Returns the exit code."""
     from pipeline.base.redact import redact
     from pipeline.base.visible import visible
 
@@ -49,13 +49,13 @@ def in_words(e: BaseException) -> str:
 
 @contextlib.contextmanager
 def stoppable(address: str | None = None) -> Iterator[None]:
-    """Ctrl-C in a run says what is kept instead of only that it stopped; a cluster at `address` that is not there is
-    named."""
+    """Raises UserError for Ctrl-C in a run, which says what is kept, and for a cluster at `address` that cannot be
+    reached."""
     from pipeline.engine.driver.endings import Interrupted
 
     try:
         yield
-    except KeyboardInterrupt as e:                    # before and after the tasks it comes as Python has it
+    except KeyboardInterrupt as e:                    # Interrupted in a run; Python's own before and after the tasks
         raise UserError(str(e if isinstance(e, Interrupted) else Interrupted(signal.SIGINT))) from None
     except BrokenPipeError:
         raise
@@ -69,7 +69,7 @@ def stoppable(address: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """A user's file that cannot be read is bad usage."""
+    """Turns an error on reading a user's file into BadUsage."""
     try:
         yield
     except OSError as e:
@@ -78,7 +78,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A place a user chose that cannot be written."""
+    """Makes the folder, and turns an error on writing to a place the user chose into UserError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield

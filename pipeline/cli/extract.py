@@ -1,4 +1,5 @@
-"""`tokenmill extract`: the text of single files as the readers and stages of a recipe make it; engines side by side."""
+"""`tokenmill extract`: prints the text that the readers and stages of a recipe make of single files; compares
+engines."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from pipeline.cli.options import JsonOpt
 if TYPE_CHECKING:
     from stages.document import BadRecord, Document
 
-#: documents of a file that are named for the same reason; the others are counted
+#: documents of a file named for each reason; the others are only counted
 SAID = 5
 #: what to do about a file without text, by reason
 REMEDIES = {
@@ -48,7 +49,7 @@ REMEDIES = {
 
 
 class Format(StrEnum):
-    """What is printed."""
+    """Formats of the output."""
 
     text = "text"
     markdown = "markdown"
@@ -75,9 +76,9 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
             json_texts: JsonOpt = False) -> None:
     """Extract the text of files.
 
-    Web pages, PDFs, crawls (WARC), code, notebooks, LaTeX, books, wiki dumps, JSON lines, tables and records of
-    fine-tuning: what the readers and steps of a recipe make of them. A document without text is named on stderr, with
-    the reason it would be dropped for. With two engines, what their texts differ in is shown paragraph by paragraph.
+    Reads web pages, PDFs, crawls (WARC), code, notebooks, LaTeX, books, wiki dumps, JSON lines, tables and records of
+    fine-tuning, as the readers and steps of a recipe do. A document without text is named on stderr, with the reason a
+    run would drop it for. With two engines, the differences of their texts are shown paragraph by paragraph.
 
     \b
     Examples:
@@ -108,7 +109,7 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
         except UserError as e:
             if len(paths) == 1:
                 raise
-            typer.echo(visible(f"error: {e}"), err=True)            # the others are still to come
+            typer.echo(visible(f"error: {e}"), err=True)            # the other files are still to come
             failed += 1
     if failed:
         raise UserError(f"{failed} of {len(paths)} files could not be extracted")
@@ -130,7 +131,7 @@ def engines(given: str) -> list[str]:
 
 # -- files -------------------------------------------------------------------------------------------------------------
 def listed(given: Sequence[str]) -> list[str]:
-    """The files that are meant: those of folders and globs in order of their names. Raises BadUsage."""
+    """The files that the arguments name: those of folders and globs in order of their names. Raises BadUsage."""
     if given.count("-") > 1:
         raise BadUsage("- stands for stdin, which can be read only once")
     out: list[str] = []
@@ -157,7 +158,7 @@ def listed(given: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def on_disk(file: str) -> Iterator[str]:
-    """Path of a file. What comes by stdin or a pipe is put into one, for it is looked at twice."""
+    """Gives the path of a file. Input from stdin or a pipe is copied to a temporary file, because it is read twice."""
     with reading(Path(file)):
         piped = file == "-" or stat.S_ISFIFO(os.stat(file).st_mode)
     if not piped:
@@ -174,11 +175,11 @@ def on_disk(file: str) -> Iterator[str]:
 
 
 def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Extracted]]:
-    """What a reader gives; what it cannot read is the user's to mend."""
+    """Yields a reader's documents. Its errors become UserErrors."""
     try:
         with reading(Path(file)):
             yield from documents
-    except ValueError as e:                                   # a table without the column
+    except ValueError as e:                                   # for example, a table without the column
         raise UserError(f"{e} (--set NAME.KEY=VALUE)") from None
 
 
@@ -228,7 +229,7 @@ def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, ext
 
 
 def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
-    """Where a document stands, and its address."""
+    """Where a document is, with its URL if it has one."""
     from stages.read.streams import is_archive
 
     member, url = doc.locator.get("sub") or "", getattr(doc, "url", "")
@@ -240,7 +241,7 @@ def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
 
 
 def row(file: str, version: Extracted) -> dict[str, Any]:
-    """A document as a line of JSON has it."""
+    """A document as one line of JSON output."""
     record, reason = version.record, version.reason
     at = record.locator
     out = {"file": file, "member": at.get("sub") or "", "record": at.get("record", 0), "kind": version.file_type,
@@ -253,7 +254,7 @@ def row(file: str, version: Extracted) -> dict[str, Any]:
 
 
 def text_of(version: Extracted) -> str:
-    """The text; of records on a terminal what is not learned is dim."""
+    """The text. On a terminal, the parts of a record that do not count for the loss are dim."""
     spans = getattr(version.record, "loss_spans", None)
     if not spans or not sys.stdout.isatty():
         return visible(version.text)
@@ -266,7 +267,7 @@ def text_of(version: Extracted) -> str:
 
 
 def no_text(version: Extracted, ocr: bool) -> str:
-    """Why there is no text, and what to do about it. `ocr`: PDFs were read by OCR, too."""
+    """Why there is no text, and what to do about it. `ocr`: PDFs were read with OCR, too."""
     remedy = REMEDIES.get(version.reason or "") or getattr(version.record, "detail", "")
     if (version.reason or "").startswith("error: "):
         remedy = "a run puts this document into quarantine"
@@ -278,7 +279,7 @@ def no_text(version: Extracted, ocr: bool) -> str:
 
 
 def note(place: str, version: Extracted, ocr: bool) -> None:
-    """Say which pages of a PDF were not read."""
+    """Print which pages of a PDF were not read."""
     pages = [str(n) for n, route in enumerate(version.meta.get("pdf_routes", ""), 1) if route in "sc"]
     if pages:
         which = ", ".join(pages[:8]) + (" …" if len(pages) > 8 else "")

@@ -1,4 +1,4 @@
-"""What a file is, and its documents as the reader and the step of a recipe make them."""
+"""Finds the type of a file, and makes documents of it with the reader and the step of a recipe."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from stages.document import BadRecord, Document
     from stages.read.reader import Reader
 
-#: a file of files of any type
+#: the type of an archive, whose members may be of any type
 ARCHIVE = "archive"
-#: seconds after which one is told what takes them
+#: seconds after which a message says what takes so long
 PATIENCE = 3.0
-#: bytes a file is told by
+#: bytes at the start of a file that decide its type
 SNIFFED = 64 << 10
 _LATEX = (".tex", ".ltx", ".latex")
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class Extracted(NamedTuple):
-    """A record of a file as an engine makes it: what type of file it is or would be on its own, the engine (None where
-    they make no difference), the reason why it has no text (None: it has)."""
+    """A record of a file as an engine makes it. `file_type` is the type the file has, or would have alone. `engine` is
+    None where engines make no difference. `reason` says why the record has no text; None if it has."""
 
     file_type: str
     engine: str | None
@@ -46,8 +46,8 @@ class Extracted(NamedTuple):
 
 
 def resolve(file_type: str) -> tuple[type[Reader], str]:
-    """The reader of a type of file, which bears its name or is named by the step that does (`book`), and the step that
-    makes text of what it reads ("": it reads text). Raises BadUsage."""
+    """Returns the reader of a type of file, and the step that makes text of what it reads ("" if it reads text). The
+    reader has the name of the type, or the step of that name says which reader it needs (`book`). Raises BadUsage."""
     from pipeline.recipe.errors import nearest
     from stages.catalog import reader_class, readers, stage_class, steps
 
@@ -60,22 +60,23 @@ def resolve(file_type: str) -> tuple[type[Reader], str]:
 
 
 def _file_types() -> list[str]:
-    """What `--as` takes: readers a user can name, and our steps that are asked for by their own name (`book`)."""
+    """The types that `--as` accepts: readers a user can name, and our steps that are asked for by their own name
+    (`book`)."""
     from stages.catalog import STAGES, readers, stage_class
 
     return [*(name for name in readers() if name != "sample"), *(n for n in STAGES if stage_class(n).read_by)]
 
 
 def _installed_readers() -> Iterator[tuple[str, type[Reader]]]:
-    """Readers that installed packages add. One that cannot be imported is named on stderr and left out: a file that
-    it does not read must not fail for it."""
+    """Yields the readers that installed packages add. A reader that cannot be imported is named on stderr and left out,
+    because a file of another type must not fail for it."""
     from stages.catalog import READERS, reader_class, readers
 
     for name in readers():
         if name not in READERS:
             try:
                 yield name, reader_class(name)
-            except Exception as e:                        # a third-party package
+            except Exception as e:                        # a third-party package may raise anything
                 typer.echo(f"the reader '{name}' of an installed package cannot be loaded: {type(e).__name__}: {e}",
                            err=True)
 
@@ -86,7 +87,8 @@ def has_many(file_type: str) -> bool:
 
 
 def archive_readers() -> list[str]:
-    """Readers that are asked for the members of an archive, the first that takes it first."""
+    """The names of the readers that are asked for the members of an archive, in order; the first that takes a member
+    reads it."""
     from stages.catalog import READERS, reader_class
 
     return [*(name for name in READERS if reader_class(name).in_archives),
@@ -94,10 +96,10 @@ def archive_readers() -> list[str]:
 
 
 class Extractor:
-    """Reads files and runs the step that makes text of what is in them.
+    """Reads files and runs the step that makes their text.
 
-    `engines` and `format` are those of web pages, `settings` further ones by name of reader or step. Raises RecipeError
-    for settings that do not fit.
+    `engines` and `format` apply to web pages; `settings` are further settings by name of reader or step. Raises
+    RecipeError for settings that do not fit.
     """
 
     def __init__(self, engines: Sequence[str], format: str, settings: dict[str, dict[str, Any]]) -> None:
@@ -109,8 +111,9 @@ class Extractor:
             _check(name, settings[name])
 
     def documents(self, path: str, file: str, file_type: str) -> Iterator[list[Extracted]]:
-        """Documents of the file at `path`, which is called `file` and of this type. Each as all engines make it, or
-        once where they make no difference. Of an archive each reader gives those with its suffixes."""
+        """Yields the documents of the file at `path`, which is called `file` and has this type. Each document is a
+        list: one version per engine, or one version where engines make no difference. In an archive, each reader yields
+        the members with its suffixes."""
         if file_type != ARCHIVE:
             yield from self._read(file_type, path, file)
             return
@@ -119,7 +122,7 @@ class Extractor:
         try:
             papers = any(member.name.lower().endswith(_LATEX) for member in members(path, file, (), 0))
         except Damaged:
-            papers = False                                     # the readers say so
+            papers = False                                     # the readers report the damage
         seen: set[tuple[str, int]] = set()
         left_out: dict[tuple[str, int], list[Extracted]] = {}
         for reader in (["latex"] if papers else []) + archive_readers():
@@ -127,7 +130,7 @@ class Extractor:
                 first = versions[0]
                 member = first.record.locator.get("sub", ""), first.record.locator.get("record", 0)
                 if papers and reader != "latex" and member[0].lower().endswith(_LATEX):
-                    continue                                   # joined, they are a paper
+                    continue                                   # LaTeX members are joined into a paper
                 if first.reason == "other_type":
                     left_out.setdefault(member, versions)
                 elif member not in seen:
@@ -140,7 +143,7 @@ class Extractor:
         from stages.read.reader import Slice
 
         reader, step = resolve(file_type)
-        # a file that is given by name is meant, wherever it lies
+        # a file given by name is wanted, even in a folder of third-party code
         config = {"vendored": True} if "vendored" in reader.Config.model_fields else {}
         config |= {k: v for k, v in self.settings.get(reader.name, {}).items() if k in reader.Config.model_fields}
         for doc in reader(config).read(path, Slice("extract", Path(file).name if file != "-" else "stdin")):
@@ -149,7 +152,7 @@ class Extractor:
                 continue
             shown, what = file_type, step
             if reader.crawl:
-                # a crawl holds PDFs, too, and what its pages are declared to be is often wrong
+                # a crawl holds PDFs, too, and the declared type of a page is often wrong
                 what = "" if doc.raw is None else "pdf" if b"%PDF-" in doc.raw[:1024] else step
                 shown = what or "text"
             engines = self.engines if what == "html" and doc.raw is not None else [None]
@@ -170,7 +173,7 @@ class Extractor:
                     self.stages[step] = [cls(config) for config in (self.html if step == "html" else [given])]
                     for stage in self.stages[step]:
                         stage.setup()
-            except OSError as e:                              # a program or a model is not there
+            except OSError as e:                              # a program or a model is missing
                 raise UserError(str(e)) from None
         return self.stages[step]
 
@@ -189,12 +192,12 @@ def patience(message: str) -> Iterator[None]:
 def _processed(stage: Any, doc: Document) -> str | None:
     try:
         return None if stage is None else stage.process(doc)
-    except Exception as e:                                    # a run would quarantine it, and so do we
+    except Exception as e:                                    # a run would quarantine the document
         return f"error: {type(e).__name__}: {e}"
 
 
 def settings_of(given: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`pdf.ocr=tesseract` … as {name of a reader or step: {key: value}}. Raises BadUsage, RecipeError."""
+    """Parses `pdf.ocr=tesseract` … into {name of a reader or step: {key: value}}. Raises BadUsage, RecipeError."""
     from pipeline.recipe.errors import nearest
     from pipeline.recipe.marks import parse_yaml
     from stages.catalog import STAGES, readers, stage_class, steps
@@ -215,7 +218,7 @@ def settings_of(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _makes_text(step: Any) -> bool:
-    """Whether a step makes text of what a reader gives."""
+    """Whether a step makes text of what a reader yields."""
     return step.extracts or bool(step.read_by)
 
 
@@ -239,7 +242,8 @@ def _check(name: str, given: dict[str, Any]) -> None:
 
 # -- what a file is ----------------------------------------------------------------------------------------------------
 def file_type_of(path: str, file: str) -> str:
-    """Type of a file: by what it begins with where that leaves no doubt, then by its suffix, then by its looks."""
+    """The type of a file: by its first bytes where they leave no doubt, then by its suffix, then by what its text looks
+    like."""
     from stages.catalog import reader_class
     from stages.read.streams import Damaged, Stream, is_archive
     from stages.text.encoding import decode
@@ -250,7 +254,7 @@ def file_type_of(path: str, file: str) -> str:
         with Stream(path) as stream:
             begin = stream.read(SNIFFED)
     except Damaged:
-        begin = b""                                           # its reader says so
+        begin = b""                                           # the reader reports the damage
     name = Path(file).name.lower()
     text = decode(begin)[0]
     if b"%PDF-" in begin[:1024]:
@@ -276,7 +280,7 @@ def file_type_of(path: str, file: str) -> str:
 
 
 def _looks_like(text: str, path: str) -> str:
-    """Type of a text whose name does not say it."""
+    """The type of a text whose name does not show it."""
     from stages.extract.html.step import is_page
 
     if is_page(text, ""):
@@ -318,14 +322,14 @@ def _table(path: str) -> str:
         with open_parquet(path) as file:
             schema = file.schema_arrow
     except (pa.ArrowException, OSError):
-        return "parquet"                                      # its reader says what is wrong
+        return "parquet"                                      # the reader reports what is wrong
     if set(schema.names) >= {"content", "max_stars_repo_path"}:           # The Stack
         return "code_table"
     return _records(set(schema.names), {f.name for f in schema if pa.types.is_nested(f.type)}) or "parquet"
 
 
 def _records(keys: set[str], lists: set[str]) -> str | None:
-    """Which set of post-training records has these keys, and lists under those, if any."""
+    """Which set of post-training records has these keys, and lists under `lists`; None if neither has."""
     from stages.read.records import Preference, Sft
 
     sft, preference = Sft.Config(), Preference.Config()

@@ -1,4 +1,4 @@
-"""`tokenmill inspect`, `dedup explain`: documents that were kept, dropped or quarantined, and why."""
+"""`tokenmill inspect`, `dedup explain`: show documents that were kept, dropped or quarantined, and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.store.fs import Store
 
 KINDS = {"datasets": "kept", "dropped": "dropped", "quarantine": "quarantined"}
-#: characters beyond an excerpt that are scrubbed with it, so that an address is not cut in half and missed
+#: characters beyond an excerpt that are scrubbed with it, so that no address is cut in half and missed
 MARGIN = 400
 
 
@@ -42,7 +42,7 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
             limit: LimitOpt = 5, chars: CharsOpt = 400, json_texts: JsonOpt = False) -> None:
     """Show documents of a dataset.
 
-    Kept ones, or dropped and quarantined ones with their reasons. Personal data is masked.
+    Shows kept ones, or dropped and quarantined ones with their reasons. Personal data is masked.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
 
 
 def _check_published(store: Store, kind: str, dataset: str) -> None:
-    """Raises BadUsage for a dataset that is not there."""
+    """Raise BadUsage for a dataset that is not published."""
     from pipeline.store.dataset import manifest
     from pipeline.store.fs import StoreError
 
@@ -86,8 +86,8 @@ def _check_published(store: Store, kind: str, dataset: str) -> None:
 
 def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = None, id: str | None = None,
          ) -> Iterator[dict[str, Any]]:
-    """Rows of a published folder whose columns equal `equal` and whose id begins with `id`, in the order of the parts.
-    Only rows that match are decoded."""
+    """Yields the rows of a published folder whose columns equal `equal` and whose id begins with `id`, in the order of
+    the parts. Only rows that match are decoded."""
     import pyarrow.compute as pc
 
     from pipeline.store.dataset import iter_batches
@@ -102,7 +102,7 @@ def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = N
 
 
 def mask(row: dict[str, Any], chars: int = 0) -> None:
-    """Cut the text to `chars` (0: all of it) and scrub everything that may hold personal data."""
+    """Cut the text to `chars` (0: all of it) and scrub all fields that may hold personal data."""
     from stages.scrub.pii import scrub_text, scrub_value
 
     if row.get("text"):
@@ -112,12 +112,12 @@ def mask(row: dict[str, Any], chars: int = 0) -> None:
     for name in ("url", "detail", "file", "locator", "language", "date"):
         if row.get(name):
             row[name] = scrub_value(row[name])
-    if row.get("meta"):     # JSON in a string: scrubbed as such it may end up as no JSON
+    if row.get("meta"):     # JSON in a string: scrubbing the string could break the JSON
         row["meta"] = json.dumps(scrub_value(json.loads(row["meta"]), keys=True), sort_keys=True, ensure_ascii=False)
 
 
 def card(row: dict[str, Any]) -> str:
-    """A document for people."""
+    """A document as text for people."""
     place = row.get("file") or (row.get("locator") or {}).get("file") or ""
     if row.get("record") is not None:
         place += f" record {row['record']}"
@@ -138,7 +138,7 @@ def card(row: dict[str, Any]) -> str:
 
 
 def _list_datasets(store: Store, json_texts: bool) -> None:
-    """Documents and bytes of every dataset."""
+    """Print the documents and bytes of every dataset."""
     import pyarrow.compute as pc
 
     from pipeline.base.humanize import size
@@ -165,8 +165,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
             store: StoreOpt = "store", json_texts: JsonOpt = False) -> None:
     """Explain why a document was removed as a duplicate.
 
-    Names the document that was kept for it and says how similar they are and what differs. The two texts are compared
-    as the recipe of the latest run has it.
+    Names the document that was kept for it, says how similar they are and what differs. The two texts are compared with
+    the settings in the recipe of the latest run.
 
     \b
     Example:
@@ -187,7 +187,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
         raise UserError(f"the document {verdict['kept']} that was kept for it is not in {dataset} any more; the store "
                         f"has changed since, run the recipe again")
     config = minhash_config(at, dataset)
-    # what differs is shown without punctuation, where nothing tells personal data any more: it goes before
+    # scrubbed first: the differences are shown without punctuation, in which personal data cannot be recognised any
+    # more
     comparison = compare(scrub_text(removed["text"]), scrub_text(kept["text"]), config,
                     languages=(removed["language"] or "", kept["language"] or ""))
     if json_texts:
@@ -213,7 +214,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
 
 
 def minhash_config(store: Store, dataset: str) -> dict[str, Any] | None:
-    """Settings of `minhash` in the recipe of the latest run; None when it has none for this dataset (`exact` alone)."""
+    """The settings of `minhash` in the recipe of the latest run; None when this dataset does not use it (only
+    `exact`)."""
     from pipeline.plan.changes import latest_run, run_recipe_of
 
     run = latest_run(store)

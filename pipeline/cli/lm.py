@@ -1,4 +1,4 @@
-"""`tokenmill lm …`: n-gram models for the step `perplexity`."""
+"""`tokenmill lm …`: makes n-gram models for the step `perplexity`."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def train(data: Annotated[list[Path], typer.Argument(
           json_lines: JsonOpt = False) -> None:
     """Train a 5-gram model of pieces (interpolated modified Kneser-Ney), as CCNet does on Wikipedia.
 
-    Equal texts and settings give equal files. A fiftieth of the documents is held out to say what perplexity text of
-    this kind has.
+    Equal texts and settings give equal files. A fiftieth of the documents is held out, to show the perplexity of such
+    text.
 
     \b
     Examples:
@@ -107,7 +107,7 @@ def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARP
                   pieces: PiecesOpt = None,
                   normalize: NormalizeOpt = "ccnet",
                   json_lines: JsonOpt = False) -> None:
-    """Make a model that workers can map of an ARPA file of KenLM's lmplz, SRILM or `tokenmill lm train --arpa`.
+    """Compile an ARPA file of KenLM's lmplz, SRILM or `tokenmill lm train --arpa` into a model that workers can map.
 
     \b
     Example:
@@ -125,7 +125,7 @@ def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARP
     def write(path: Path) -> None:
         counts.extend(compile_arpa(arpa, path, normalize=normalize, pieces=pieces_model))
         if pieces_model:
-            processor(pieces_model, str(pieces))          # what cannot cut texts takes no model's place
+            processor(pieces_model, str(pieces))          # raises for a file that is no SentencePiece model
 
     try:
         _write(out, write)
@@ -153,7 +153,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _write(out: Path, write: Any) -> None:
-    """The whole file, or none: it is written beside its place and moved there."""
+    """Write the file whole or not at all: it is written beside its place and moved there."""
     with writing(out), replacing(out) as part:
         write(part)
 

@@ -12,7 +12,7 @@ import typer
 from pipeline.cli.errors import BadUsage
 from pipeline.store.fs import Store
 
-#: bytes of the name of a run, which is that of a folder
+#: most bytes in the name of a run, which is the name of a folder
 LONGEST_NAME = 200
 
 
@@ -51,7 +51,8 @@ CharsOpt = Annotated[int, typer.Option(min=0, metavar="N", help="Characters of t
 
 def check_backend(backend: BackendName, address: str | None, insecure_local: bool = False,
                   ship_code: bool = False) -> None:
-    """Refuse what makes no sense, a cluster that is not there, and one that anybody may run code on."""
+    """Refuse combinations that make no sense, a cluster that cannot be reached, and one on which anybody may run
+    code."""
     if address is None:
         if insecure_local or ship_code:
             raise BadUsage(f"{'--ship-code' if ship_code else '--insecure-local'} is about a cluster: give --address")
@@ -64,7 +65,8 @@ def check_backend(backend: BackendName, address: str | None, insecure_local: boo
 
 
 def check_name(name: str | None) -> None:
-    """Refuse a name of a run that cannot be the name of a folder, a word on a command line, or a line of its own."""
+    """Refuse a name of a run that is not usable as the name of a folder, as a word on a command line, or on one
+    line."""
     if name is None:
         return
     if "/" in name or name in ("", ".", ".."):
@@ -75,7 +77,7 @@ def check_name(name: str | None) -> None:
 
 
 def check_root(root: str, option: str = "--store") -> None:
-    """Refuse a store, or another place, whose URL holds a secret: it is shown and written down in many places."""
+    """Refuse a store, or another place, whose URL holds a secret: the URL is shown and written down in many places."""
     from pipeline.base.redact import redact, secret_in
 
     what = secret_in(root)
@@ -94,7 +96,7 @@ def open_store(root: str) -> Store:
 
 
 def resolve_run(run: str, root: str) -> tuple[Store, str]:
-    """(store, run name) of a run given by name or as the folder STORE/runs/RUN."""
+    """Returns (store, run name) of a run given by name or as the folder STORE/runs/RUN."""
     top, _, name = run.rstrip("/").rpartition("/")
     if os.path.basename(top) == "runs":
         store, name = open_store(os.path.dirname(top) or "."), name
@@ -112,5 +114,5 @@ def run_names(store: Store) -> list[str]:
 
 
 def as_typed(command: str, run: str, store: Store) -> str:
-    """A command line about a run, to be copied into a shell as it stands."""
+    """A command line about a run, quoted so that it can be pasted into a shell."""
     return f"tokenmill {command} {shlex.quote(run)} --store {shlex.quote(store.root)}"

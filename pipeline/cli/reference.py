@@ -1,7 +1,7 @@
 """Tables of options for docs/cli.md, made from the commands themselves: `python -m pipeline.cli.reference docs/cli.md`.
 
-A section `### tokenmill COMMAND` of the page holds prose and one table; the table is written anew, the prose is left
-alone. `make docs` runs it, and a test holds the page to what it writes.
+A section `### tokenmill COMMAND` of the page holds prose and one table. The table is replaced, the prose is left alone.
+`make docs` runs this module, and a test checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOREIGN = ("tokenmill train",)
 
 
 def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
-    """Full name → command, of every command that does something itself."""
+    """Returns {full name: command} for every command that does something itself."""
     from pipeline.cli.app import build
 
     inside: dict[str, Any] = getattr(group or typer.main.get_command(build()), "commands", {})
@@ -33,7 +33,7 @@ def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
 
 
 def parameters(command: Any) -> list[tuple[str, str]]:
-    """(how it is written, help) of the visible parameters."""
+    """Returns (how it is written, help) for each visible parameter."""
     out = []
     for p in command.params:
         if getattr(p, "hidden", False) or p.name == "help":
@@ -52,13 +52,13 @@ def parameters(command: Any) -> list[tuple[str, str]]:
 
 
 def table(command: Any) -> str:
-    """Markdown rows of a command's parameters."""
+    """The Markdown rows of a command's parameters."""
     cells = [(f"`{how}`".replace("|", "\\|"), text.replace("|", "\\|")) for how, text in parameters(command)]
     return "\n".join(["| | |", "|---|---|", *(f"| {how} | {text} |" for how, text in cells)]) + "\n"
 
 
 def rewrite(page: str) -> str:
-    """The page with the tables of its sections as the commands are now.
+    """The page with the tables of its sections made from the commands as they are now.
 
     Raises ValueError when a command has no section, a section no command, or a section no single table.
     """

@@ -1,4 +1,4 @@
-"""`tokenmill run`, `plan`, `list`, `report`, `materialize`: a recipe and what becomes of it."""
+"""`tokenmill run`, `plan`, `list`, `report`, `materialize`, `recipes`: commands about a recipe and its runs."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def run(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputOp
 def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName, workers: int | None,
           address: str | None, *, quiet: bool, json_lines: bool, takeover: bool, verify_inputs: bool,
           ship_code: bool = False, dispatch_seed: int | None = None, attempt: int | None = None) -> None:
-    """Run a recipe in this process and say what became of it. `workers` None: all cores, of the cluster where there is
-    one."""
+    """Run a recipe in this process and print what became of it. `workers` None: all cores of this machine, or of the
+    cluster if there is one."""
     from pipeline.run import default_workers, make_backend, run_recipe
 
     if address is None:
@@ -84,7 +84,8 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
 
 
 def shown(quiet: bool, json_lines: bool) -> str:
-    """How progress is shown. `--quiet` also silences warnings, say of a wait for the driver before."""
+    """The mode in which progress is shown. `--quiet` also silences warnings, for example while waiting for another
+    driver."""
     logging.getLogger("tokenmill").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return "json" if json_lines else "quiet" if quiet else "rich"
 
@@ -105,9 +106,9 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
          json_lines: opt.JsonOpt = False) -> None:
     """Show what a run would do, and what it will cost.
 
-    The nodes in order with their partitions, what is fresh or stale, bytes, an estimate of CPU time and disk. Nothing
-    is run and nothing is written. With --sample the recipe is run on a part of its inputs, in a store that is thrown
-    away, and a cost forecast says what all of it will leave and take.
+    Shows the nodes in order with their partitions, which are fresh or stale, bytes, and an estimate of CPU time and
+    disk. Nothing is run and nothing is written. With --sample the recipe is run on a part of its inputs, in a temporary
+    store, and a cost forecast tells what the whole input would yield and need.
 
     \b
     Examples:
@@ -144,7 +145,7 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
 
 def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | None, workers: int | None,
               verify_inputs: bool, quiet: bool, json_lines: bool) -> None:
-    """Run the recipe on a sample and print what all of it will take."""
+    """Run the recipe on a sample and print what the whole input will take."""
     from rich.console import Console
 
     from pipeline.base.quantities import parse_share
@@ -178,9 +179,9 @@ def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | Non
 
 
 def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) -> None:
-    """List the runs of a store and how they stand.
+    """List the runs of a store and their states.
 
-    A star marks the run that finished last. A run whose driver is gone without a word has died, and can be resumed.
+    A star marks the run that finished last. A run whose driver ended without a message has died, and can be resumed.
 
     \b
     Example:
@@ -204,7 +205,7 @@ def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) ->
 
 
 def _standing(store: Store, name: str) -> dict[str, Any]:
-    """{run, state, attempt, parts, done, report}; what is not known is None."""
+    """{run, state, attempt, parts, done, report}; an unknown value is None."""
     from pipeline.cluster.attempts import standing
 
     current = standing(store, name)
@@ -215,7 +216,7 @@ def _standing(store: Store, name: str) -> dict[str, Any]:
 
 
 def report(run: opt.RunArg, store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) -> None:
-    """Write the report of a run anew.
+    """Write the report of a run again.
 
     report.html and report.json are made from the log and the parts; no document is processed again.
 
@@ -238,7 +239,7 @@ def report(run: opt.RunArg, store: opt.StoreOpt = "store", json_lines: opt.JsonO
     before = what_ran()
 
     def verify() -> None:
-        if what_ran() != before:                     # its own report is newer than ours would be, or about to come
+        if what_ran() != before:                     # the other run has written a newer report, or is about to
             raise UserError(f"run '{name}' was run again meanwhile; that run writes the report itself")
 
     document = write_report(at, name, Log.read(at).get, verify)
@@ -256,8 +257,8 @@ def materialize(run: opt.RunArg, store: opt.StoreOpt = "store",
                 json_lines: opt.JsonOpt = False) -> None:
     """Write the samples of a run in training order.
 
-    For sequential reading, say from object storage. The rows stay in the store, under runs/RUN/rows-FORMAT. An
-    interrupted command goes on where it stopped.
+    For sequential reading, for example from object storage. The rows stay in the store, under runs/RUN/rows-FORMAT. An
+    interrupted command continues where it stopped.
 
     \b
     Examples:
@@ -291,7 +292,7 @@ def recipes(name: Annotated[str | None, typer.Argument(metavar="NAME", help="Pri
             json_lines: opt.JsonOpt = False) -> None:
     """List the ready recipes, or print one.
 
-    A printed recipe is a file like any other: keep it, change it, run it. What changed is said in the report.
+    A printed recipe is a file like any other: keep it, change it, run it. The report of a run lists what was changed.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""How a run stands, for people: `tokenmill status` and the lines of `tokenmill list`."""
+"""Formats the state of a run for people: `tokenmill status` and the lines of `tokenmill list`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pipeline.cluster.attempts import Standing, driver_of
 from pipeline.engine.driver.progress import age, clock
 from pipeline.store.fs import Store
 
-#: of what runs and of what failed, shown at once
+#: most failures, and most running tasks, shown at once
 SHOWN = 8
-#: seconds without a heartbeat (one comes every five) after which a driver is said to be stopped or to hang
+#: seconds without a heartbeat (one comes every five) after which a driver is reported as stopped or hung
 SILENT_S = 30.0
 HINTS = {
     "submitted": "its driver has not begun yet",
@@ -36,7 +36,7 @@ def document(store: Store, current: Standing) -> dict[str, Any]:
 
 
 def text(store: Store, current: Standing, debug: bool = False) -> str:
-    """The standing for people, a few lines; with `debug` the traceback of what it failed with, too."""
+    """The standing for people, in a few lines. With `debug`, also the traceback of the error."""
     p, facts = current.progress, current.facts
     head = [current.run, current.state]
     if p.get("seconds"):
@@ -58,7 +58,7 @@ def text(store: Store, current: Standing, debug: bool = False) -> str:
             times = f" × {f['times']}" if f["times"] > 1 else ""
             lines.append(f"  {f['node']}  {f['label']}{times}  {f['kind']}: {_first(f['message'])}")
     if p.get("running"):
-        later = current.age_s or 0.0                             # it goes on after its last report
+        later = current.age_s or 0.0                             # time since the driver's last report
         hung = [t for t in p["running"] if t.get("hangs")]
         if hung:
             lines += ["without progress", *(f"  {t['node']}  {t['label']}  {t['hangs']}" for t in hung)]
@@ -78,7 +78,7 @@ def text(store: Store, current: Standing, debug: bool = False) -> str:
 
 
 def _signs(store: Store, current: Standing, silent_s: float) -> list[str]:
-    """When the driver last gave a sign of life and made progress; where it gives none any more, what to do."""
+    """Lines about the driver's last sign of life and progress, and advice if there has been none for long."""
     words = [f"last sign of life {age(silent_s)} ago"]
     if current.age_s is not None:
         words.append(f"this is as of {age(current.age_s)} ago")

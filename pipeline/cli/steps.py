@@ -1,4 +1,4 @@
-"""`tokenmill steps` and `tokenmill readers`: what a recipe may name, with what each says of itself."""
+"""`tokenmill steps` and `tokenmill readers`: list what a recipe may name, described by the classes themselves."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def register(app: typer.Typer) -> None:
 def steps(name: NameArg = None, vectors: CheckOpt = None, json_lines: JsonOpt = False) -> None:
     """List the steps a dataset can have, or show one with its settings.
 
-    Those of installed packages are among them. A stage of one's own is shown as 'package.module:Class'.
-    With --check the step is run on test vectors (tests/conformance/README.md), and each difference is a line.
+    Steps of installed packages are included. A stage of your own is shown as 'package.module:Class'. With --check the
+    step is run on test vectors (tests/conformance/README.md), and each difference is a line.
 
     \b
     Examples:
@@ -62,7 +62,7 @@ def readers(name: NameArg = None, json_lines: JsonOpt = False) -> None:
 
 
 def _check(name: str | None, path: Path, json_lines: bool) -> None:
-    """Run a step on a file of vectors; exit code 1 when it fails one."""
+    """Run a step on a file of vectors; exit code 1 when one fails."""
     from stages.catalog import stage_class
     from stages.stage import Stage
     from stages.vectors import failures, read_vectors
@@ -88,7 +88,7 @@ def _check(name: str | None, path: Path, json_lines: bool) -> None:
 
 
 def step_facts(cls: Any) -> dict[str, Any]:
-    """What a step says of itself, JSON."""
+    """A step's declarations about itself, as JSON."""
     from stages.barrier import Barrier
 
     kind = ("deduplicates" if issubclass(cls, Barrier) else "extracts" if cls.extracts else "scrubs" if cls.scrubs
@@ -99,13 +99,13 @@ def step_facts(cls: Any) -> dict[str, Any]:
 
 
 def reader_facts(cls: Any) -> dict[str, Any]:
-    """What a reader says of itself, JSON."""
+    """A reader's declarations about itself, as JSON."""
     return {"suffixes": list(cls.suffixes), "version": cls.version, "extractor": cls.extractor, "crawl": cls.crawl,
             "libraries": list(cls.libraries), "memory_mb": cls.memory_mb}
 
 
 def settings(cls: Any) -> dict[str, dict[str, Any]]:
-    """Setting → {default, help, role}; `required` where there is no default."""
+    """Returns {setting: {default, help, role}}; `required` instead of `default` where there is no default."""
     from stages.stage import role_of
 
     out = {}
@@ -133,7 +133,7 @@ def _show(name: str | None, known: Mapping[str, str], find: Any, base: type, fac
             cls = find(each)
             if not (isinstance(cls, type) and issubclass(cls, base)):
                 raise TypeError(f"is no {base.__name__}")
-        except Exception as e:                             # a third-party package, or an extra that is not installed
+        except Exception as e:  # a third-party package may raise anything; an extra may not be installed
             problem = f"cannot be loaded: {e}"
             if name is not None:
                 raise BadUsage(f"'{name}' {problem}") from None
@@ -151,7 +151,7 @@ def _show(name: str | None, known: Mapping[str, str], find: Any, base: type, fac
 
 
 def _about(cls: Any) -> str:
-    """The first sentence of a class, in one line."""
+    """The first sentence of a class's docstring, on one line."""
     text = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
     return visible(text.partition(". ")[0].rstrip("."))
 

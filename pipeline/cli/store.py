@@ -1,4 +1,4 @@
-"""`tokenmill store`: read everything a store holds and compare it with its records; remove what no run names."""
+"""`tokenmill store`: compares everything a store holds with its records, and removes results that no run names."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def verify(store: StoreOpt,
            repair: Annotated[bool, typer.Option("--repair", help="Retire records of damaged files and remove damaged "
                                                                  "copies; the next run makes them anew.")] = False,
            takeover: TakeoverOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
-    """Read what a store holds and compare it with what is recorded of it.
+    """Read what a store holds and compare it with the store's records.
 
-    Files tasks wrote, lists, published folders, shard sets; segments of the log as they are replayed. Not runs/, which
-    each run writes anew, and no checkpoints (tokenmill train verify --checkpoint). Goes on where an
-    interrupted verification stopped. Exit code 1 when something is damaged and not repaired.
+    Covers the files that tasks wrote, lists, published folders and shard sets. Segments of the log are checked as they
+    are replayed. Not covered: runs/, which each run writes anew, and checkpoints (tokenmill train verify --checkpoint).
+    Continues where an interrupted verification stopped. Exit code 1 when something is damaged and not repaired.
 
     \b
     Examples:
@@ -86,8 +86,8 @@ def gc(store: StoreOpt,
        takeover: TakeoverOpt = False, json_lines: JsonOpt = False) -> None:
     """Remove what no run names.
 
-    Results of recipes that were changed and of runs whose folder was deleted. What datasets and shards publish stays.
-    What is needed again is made again.
+    Removes results of recipes that were changed, and of runs whose folder was deleted. What datasets and shards publish
+    stays. A run that needs a removed result makes it again.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Texts that a command line names: Parquet, JSON Lines and text files, and folders of them."""
+"""Reads the texts that a command line names: Parquet, JSON Lines and text files, and folders of them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from stages.catalog import reader_class
 from stages.document import Document
 from stages.read.reader import Slice
 
-#: what a folder is searched for: the first of these readers that takes a file of it is asked for all
+#: readers tried on a folder, in order: the first that takes some file of it reads all files it takes
 FOLDER_READERS = ("parquet", "jsonl", "text")
 
 
 def texts(paths: Sequence[Path], column: str = "text") -> Iterator[str]:
-    """Texts of tables (a column, or a key of JSON Lines) and of text files (one text each), and of folders of such."""
+    """Yields the texts of tables (a column, or a key of JSON Lines) and of text files (one text each), and of folders
+    of such files."""
     for file in files(paths):
         yield from (doc.text for doc in documents(file, column))
 
 
 def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Iterator[Document]:
-    """The documents of one file, values of the columns `keep` in their `meta`; rows without a text are skipped.
+    """Yields the documents of one file, with values of the columns `keep` in their `meta`. Rows without a text are
+    skipped.
 
     Raises:
         BadUsage: no such column, or the file cannot be read to its end.
@@ -41,14 +43,15 @@ def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Ite
                     raise BadUsage(f"{file} is no {name} file that can be read to its end: {doc.reason} ({doc.detail})")
                 else:
                     missing += doc.reason == "missing_text"
-        except ValueError as e:                                   # the reader of Parquet has no such column
+        except ValueError as e:                                   # the Parquet file has no such column
             raise BadUsage(str(e).replace("with `text:`, and mend `keep:`", "on the command line")) from None
     if missing and not count:
         raise BadUsage(f"{file}: no line of it has a text at '{column}'; say which key holds it")
 
 
 def files(paths: Sequence[Path]) -> Iterator[Path]:
-    """The files that paths stand for: themselves, or the parts, lines or texts of folders, sorted."""
+    """Yields the files that paths stand for: a file itself, or the Parquet, JSON Lines or text files of a folder,
+    sorted."""
     for path in paths:
         if not path.exists():
             raise BadUsage(f"no such file: {path}")

@@ -1,4 +1,4 @@
-"""`tokenmill tokenizer …`, `shards …`: tokens and what they are made of."""
+"""`tokenmill tokenizer …`, `shards …`: train and judge tokenizers, look into token shards."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def train(files: FilesArg,
         raise BadUsage(f"--out {out}: a tokenizer of kind {kind.value} is a {suffix} file")
     if model is Model.bpe and kind is Kind.bpe:
         raise BadUsage("--model is SentencePiece's; leave it out, or add --kind sentencepiece")
-    with writing(out), replacing(out) as part:       # a run that loads it meanwhile reads the old or the new one
+    with writing(out), replacing(out) as part:       # whoever loads it meanwhile gets the old or the new file
         if kind is Kind.bpe:
             train_bpe(texts(files), vocab, part)
         else:
@@ -90,8 +90,8 @@ def evaluate(tokenizer: Annotated[Path, typer.Argument(metavar="TOKENIZER",
              files: FilesArg, json_lines: JsonOpt = False) -> None:
     """Judge a tokenizer on texts.
 
-    Bytes per token, tokens per word, the share of words split in several tokens, and texts that do not come back
-    whole. Each path is a group.
+    Prints bytes per token, tokens per word, the share of words split into several tokens, and the number of texts that
+    do not survive encoding and decoding. Each path is a group.
 
     \b
     Example:
@@ -115,7 +115,7 @@ def evaluate(tokenizer: Annotated[Path, typer.Argument(metavar="TOKENIZER",
 
 
 def opened(shards: Path) -> ShardSet:
-    """The shard set, or BadUsage that says which sets there are below."""
+    """Open a shard set. BadUsage lists the sets below if the folder is none itself."""
     from tokenizer.shards.layout import MANIFEST
     from tokenizer.shards.reader import ShardSet
 
@@ -129,7 +129,7 @@ def opened(shards: Path) -> ShardSet:
 def verify(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     """Check a shard set against its manifest.
 
-    Checksums, counts, boundaries. Exit code 1 when something is wrong.
+    Checks checksums, counts and boundaries. Exit code 1 when something is wrong.
 
     \b
     Example:
@@ -154,7 +154,7 @@ def verify(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
 def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     """Count what is in a shard set.
 
-    Targets are the tokens that count for the loss: of post-training records only the answers.
+    Targets are the tokens that count for the loss; in post-training records only those of the answers do.
 
     \b
     Example:
@@ -177,7 +177,7 @@ def head(shards: ShardsArg,
          limit: LimitOpt = 3, chars: CharsOpt = 300, json_lines: JsonOpt = False) -> None:
     """Show the first documents of a shard set.
 
-    They are decoded; personal data is masked.
+    The documents are decoded, and personal data is masked.
 
     \b
     Example:
@@ -206,7 +206,7 @@ def head(shards: ShardsArg,
 
 
 def _tokenizer_beside(shards: Path, sha256: str) -> Path:
-    """The tokenizer a run published in the folder `shards` of its store."""
+    """The path of the tokenizer that a run published in the folder `shards` of its store."""
     for folder in shards.absolute().parents:
         for path in sorted(folder.glob(f"tokenizer-{sha256[:12]}.*")):
             return path
@@ -220,7 +220,7 @@ def find(shards: ShardsArg,
          json_lines: JsonOpt = False) -> None:
     """Find where a document stands in a shard set.
 
-    Prints its token range in the stream. Exit code 1 when it is not there.
+    Prints its token range in the stream. Exit code 1 when it is not in the set.
 
     \b
     Example:
@@ -236,7 +236,7 @@ def find(shards: ShardsArg,
 
 
 def _places(shard_set: ShardSet, id: str) -> list[dict[str, Any]]:
-    """Token ranges, in the stream, of the documents whose id begins with `id`."""
+    """The token ranges, in the stream, of the documents whose id begins with `id`."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,4 +1,4 @@
-"""`tokenmill train …` is `python -m trainer …`; it is here so that one command does everything."""
+"""`tokenmill train …` calls `python -m trainer …`, so that one command does everything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def forward(arguments: Sequence[str]) -> int:
-    """Hand the command line to the trainer; returns its exit code. After `run` the run's report gets a section about
+    """Pass the command line to the trainer. Returns its exit code. After `run`, the run's report gets a section about
     the training."""
     try:
         from trainer.__main__ import main
@@ -26,8 +26,8 @@ def forward(arguments: Sequence[str]) -> int:
 
 
 def _report(arguments: Sequence[str]) -> None:
-    """Write the report anew after `train run`, where it can be: the trainer is installed without the pipeline on GPU
-    nodes, --out puts a training outside its run, and of several ranks one writes."""
+    """Write the report again after `train run`, where possible: GPU nodes may lack the pipeline, with --out the
+    training is outside its run, and of several ranks only rank 0 writes."""
     from trainer.__main__ import parser
 
     options = parser("run").parse_args(arguments)
@@ -45,7 +45,8 @@ def _report(arguments: Sequence[str]) -> None:
 
 
 def _add_training(run: str, store: str) -> str | None:
-    """The report that was written, if any. The training is done, whatever is wrong with the report."""
+    """Add the training to the report. Returns the report's path; None when there is no report or an error of ours
+    occurs, which is only printed, because the training is done."""
     from pipeline.base.errors import TokenmillError
     from pipeline.cli.options import resolve_run
     from pipeline.report.collect import add_training

@@ -1,6 +1,7 @@
 """`tokenmill status`, `logs`, `cancel`: the state of a run, its driver's log, and the request to stop it.
 
-All of it from the store alone, on any machine that sees it. Ray is asked only about a job whose driver has not begun.
+Everything is read from the store alone, on any machine that sees it. Ray is asked only about a job whose driver has not
+begun.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from pipeline.cluster.attempts import Standing
     from pipeline.store.fs import Store
 
-WATCH_S = 2.0            # between two looks of --watch and -f
+WATCH_S = 2.0            # seconds between two updates of --watch and -f
 
 
 def look(store: Store, run: str) -> Standing:
-    """How the run stands; where its driver has not begun, Ray is asked whether the job is still to come."""
+    """The state of the run. If its driver has not begun, Ray is asked whether the job will still run."""
     from dataclasses import replace
 
     from pipeline.cluster.attempts import standing
@@ -40,7 +41,7 @@ def look(store: Store, run: str) -> Standing:
                                                   "cluster is another one now; tokenmill resume starts it")
     if not job.ended:
         return current
-    now = standing(store, run)                                # it may have begun, and even ended, meanwhile
+    now = standing(store, run)                                # it may have begun, and even ended, in the meantime
     if now.state != "submitted":
         return now
     from pipeline.cluster import jobs
@@ -53,8 +54,8 @@ def look(store: Store, run: str) -> Standing:
 
 
 def job_of(current: Standing) -> Any:
-    """What Ray says of the job of a standing: a `JobState`, None when it knows no such job, or why it cannot be
-    asked."""
+    """Ask Ray about the job of a standing. Returns a `JobState`, None when Ray knows no such job, or the reason why Ray
+    cannot be asked, as text."""
     from pipeline.base import auth
 
     address, job = current.facts.get("address"), current.facts.get("job")
@@ -72,11 +73,11 @@ def job_of(current: Standing) -> Any:
 def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
            watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until it ends.")] =
            False, json_lines: JsonOpt = False) -> None:
-    """Show how a run stands.
+    """Show the state of a run.
 
-    Its passes with partitions done, running and failed, documents a second, the time that is left, and what failed for
-    which reason. From the store alone: on any machine that sees it, while the run goes on and after. With --watch the
-    exit code is 0 when it is done and 1 when it ends otherwise.
+    Prints its passes with partitions done, running and failed, documents per second, the time left, and the failures
+    with their reasons. Works from the store alone, on any machine that sees it, during the run and after. With --watch
+    the exit code is 0 when the run is done and 1 when it ends otherwise.
 
     \b
     Examples:
@@ -104,9 +105,9 @@ def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
 
 def logs(run: RunArg, store: StoreOpt = "store",
          follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False) -> None:
-    """Print what the driver of a submitted run says.
+    """Print the log of a submitted run's driver.
 
-    From the store, a few seconds behind; of its latest attempt. Secrets are masked.
+    Reads the latest attempt's log from the store, a few seconds behind. Secrets are masked.
 
     \b
     Examples:
@@ -123,7 +124,7 @@ def logs(run: RunArg, store: StoreOpt = "store",
     reader, attempt = LogReader(at, name, current.attempt), current.attempt
     empty = True
     while True:
-        ended = current.ended                                   # looked at before the last reading
+        ended = current.ended                                   # checked before the last read
         for chunk in reader.more():
             empty = False
             typer.echo(visible(chunk), nl=False)
@@ -139,9 +140,8 @@ def logs(run: RunArg, store: StoreOpt = "store",
 def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
     """Stop a run.
 
-    What is being worked on may finish for a minute; everything that was committed is kept, and `tokenmill resume` goes
-    on from there. The request is left in the store, where the driver finds it, so it works without reaching the
-    cluster.
+    Tasks at work get a minute to finish. Everything committed is kept, and `tokenmill resume` continues from there. The
+    request is left in the store, where the driver finds it, so the cluster need not be reachable.
 
     \b
     Example:
@@ -158,7 +158,7 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
     else:
         ask_to_stop(at, name, current.attempt)
         note = f"'{name}' was asked to stop; {as_typed('status', name, at)} shows when it has"
-        if current.state == "submitted":                        # no driver polls yet: its job is stopped
+        if current.state == "submitted":                        # no driver polls the store yet, so its job is stopped
             note = _stop_job(current) or note
     if json_lines:
         typer.echo(json.dumps(answer))
@@ -166,7 +166,7 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
 
 
 def _stop_job(current: Standing) -> str | None:
-    """Stop a job whose driver has not begun; returns what cannot be done from here."""
+    """Stop a job whose driver has not begun. Returns the reason if that is not possible from here."""
     from pipeline.base import auth
 
     try:
@@ -180,7 +180,7 @@ def _stop_job(current: Standing) -> str | None:
 
 
 def _pause() -> None:
-    """Wait for the next look; Ctrl-C ends the looking, not the run."""
+    """Wait for the next update. Ctrl-C ends the watching, not the run."""
     try:
         time.sleep(WATCH_S)
     except KeyboardInterrupt:
