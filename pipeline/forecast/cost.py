@@ -26,8 +26,8 @@ from pipeline.forecast.sample import SampleRun, SourceSample
 from pipeline.store.records import PartRecord
 from stages.dedup.fragment import SIZES
 
-#: a tokenizer trained on little text memorises it: one trained on enough text makes up to MEMORISED times more tokens of
-#: the same text. Enough is ENOUGH_TEXT bytes per token of the vocabulary
+#: a tokenizer trained on little text memorises it: one trained on enough text makes up to MEMORISED times more tokens
+#: of the same text. Enough is ENOUGH_TEXT bytes per token of the vocabulary
 MEMORISED, ENOUGH_TEXT = 1.35, 1000
 #: relative range of a job's CPU time on one machine, from the machine's other load; and of the bytes of exchange files,
 #: from the similarity of the documents
