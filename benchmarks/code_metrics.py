@@ -1,12 +1,12 @@
-"""Measure the structure of the code: the figures by which a restructuring is judged, of any commit.
+"""Measure the structure of the code at any commit: the figures by which a restructuring is judged.
 
     python benchmarks/code_metrics.py                        # the commit before the restructuring, and this tree
     python benchmarks/code_metrics.py --at HEAD~20 --at main --mypy
 
-Everything is read from syntax trees and from git; nothing is imported. Counts of words, sleeps and constants are for
-people to weigh: a lower figure is not better by itself. Commit subjects are counted up to the commit of a column, and
-for this tree since the start. No parser finds what the code does twice in two ways: `class names used more than once`
-is the nearest figure.
+Everything is read from syntax trees and from git; nothing is imported. The counts of words, sleeps and constants need
+judgement: a lower figure is not better by itself. Commit subjects are counted up to the commit of a column, and for
+this tree since the start. No parser finds logic that the code repeats in two ways: `class names used more than once` is
+the nearest figure.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
     python benchmarks/dedup_driver_memory.py [--documents 5000000] [--workers 2] [--rounds] [--scratch DIR]
 
-Makes two parts or more, of 100,000 documents at most, with random band keys (no signature is computed: the waves are
-what is measured), a tenth of them near-duplicates of another document: the same text but for one word of forty, and 1
-to 14 band keys in common. Half of these copy one document in a hundred, so that clusters are large and keys are hot.
-Runs the waves of `minhash` with every task in a worker process, as the engine does, and prints the time of each wave,
-the removals (which are known), and how much the resident set of the driver grew from before the first wave to its peak.
-Exits 1 when that is over 200 MB or a planted near-duplicate is missed.
+Makes at least two parts of at most 100,000 documents with random band keys; signatures are not computed, because only
+the waves are measured. A tenth of the documents of each part but the first are near-duplicates of a document of the
+part before: the same text except one word of forty, with 1 to 14 band keys in common. Half of these copy the same
+hundredth of the documents, so that clusters are large and keys are hot. Runs the waves of `minhash` with every task in
+a worker process, as the engine does. Prints the time of each wave, the removals (whose number is known), and the growth
+of the driver's resident set from before the first wave to its peak. Exits 1 when that growth is over 200 MB or when the
+number of removals is not the number of planted near-duplicates.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Does the driver's memory stay bounded however many partitions a run has?
+"""Check that the driver's memory stays bounded however many partitions a run has.
 
     python benchmarks/driver_memory.py [--partitions 10000 1000000]
 
-Runs the real planner, driver, scheduler, log, publication and report over simulated workers and a simulated input:
-files of 100 splits each, a pass that extracts and a pass that filters, each with a task a partition; then the log is
-read again and the report's counters are added up. The workers answer at once with records of the usual size; their
-files are not there, so linking them and the report's samples are left out. Every size runs in a process of its own;
-printed are the driver's peak resident memory, what it was before the run (the libraries), and CPU time a task.
+Runs the real planner, driver, scheduler, log and publication over simulated workers and a simulated input: files of 100
+splits each, a pass that extracts and a pass that filters, each with one task per partition. Then reads the log again
+and adds up the report's counters. The workers answer at once with records of the usual size. Their files do not exist,
+so linking them and the report's samples are left out. Every size runs in a process of its own. Prints the driver's peak
+resident memory, its memory before the run (the libraries), and the CPU time per task.
 """
 
 from __future__ import annotations

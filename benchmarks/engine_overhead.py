@@ -1,4 +1,4 @@
-"""What the engine costs beside the work itself: documents through a pass against the same work in a plain process pool.
+"""The overhead of the engine: documents through a pass, against the same work in a plain process pool.
 
     python benchmarks/engine_overhead.py [--docs 1000000 3000000] [--workers 2] [--backend process] [--repeat 1]
                                          [--scratch DIR]
@@ -7,14 +7,14 @@ Both sides read the same Parquet files of 1 KB documents, give every document it
 (`url` and `pii`, exact and cheap: 16 µs a document, so that overhead shows), hash every row and every file with
 sha256, and write the same columns as zstd Parquet with the same writer options.
 
-* pool: `multiprocessing.Pool`, a task a file; what one would write by hand (`by_hand`). No log, no counters, no
-  quarantine, no crash cursor, no replay; nothing of `pipeline` is used.
+* pool: `multiprocessing.Pool`, one task per file; the code one would write by hand (`by_hand`). No log, no counters, no
+  quarantine, no crash cursor, no replay; it uses nothing of `pipeline`.
 * engine: `run_recipe` with the process (or inline) backend, from the recipe to the published dataset.
 
-Each side runs in a process of its own, for each number of documents in turn. What a side costs a document is the slope
-between the smallest and the largest number: start-up, imports and planning drop out. Prints CPU seconds (user and
-system, all processes) and wall seconds, and the ratio of the slopes. The numbers of documents kept and their texts are
-compared. The inline backend has one worker; with it the pool has one, too.
+Each side runs in a process of its own, for each number of documents in turn. The cost per document is the slope between
+the smallest and the largest number, so that start-up, imports and planning cancel out. Prints CPU seconds (user and
+system, all processes) and wall seconds, and the ratio of the slopes. Compares the numbers of kept documents and their
+texts. The inline backend has one worker; with it the pool has one, too.
 """
 
 from __future__ import annotations

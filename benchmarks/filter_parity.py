@@ -1,15 +1,16 @@
-"""Each filter alone on real texts: are decision, reason, text and every signal what datatrove 0.10.1 has?
+"""Compare each filter on real texts with datatrove 0.10.1: decision, reason, text and every signal.
 
     python benchmarks/filter_parity.py --texts FILE.jsonl [...] [--every N] [--lists naughty-words-1.2.0.tgz]
 
 A file holds JSON lines with `text`, as `benchmarks/fineweb_vs_datatrove.py` and `html_engines.py` leave them in their
-scratch folders. datatrove's filters run with their defaults, C4's without its rule on terminal punctuation as FineWeb
-has it, and on full words as they come from its own tokenizer; a text is split once for all of them. Its filters keep no
-numbers: what they compare with a threshold is computed here by its own functions (`get_n_grams`, `find_duplicates`, …)
-and, for what it writes out in its filters, by the same expressions. Bad words: the same lists for both.
+scratch folders. datatrove's filters run with their defaults, except that C4's has no rule on terminal punctuation, as
+in FineWeb. They get full words from datatrove's own tokenizer; each text is split once for all filters. datatrove keeps
+no numbers, so the values that its filters compare with thresholds are computed here: with its own functions
+(`get_n_grams`, `find_duplicates`, …), or with the same expressions where its filters contain them. Both sides use the
+same lists of bad words.
 
-Prints a row a filter: texts, those kept, the differences in decision or reason, in text, in signals. Exits 1 when there
-is a difference that is none of those explained in docs/filters.md.
+Prints a row per filter: texts, kept texts, and differences in decision or reason, in text, in signals. Exits 1 when a
+difference is not one of those explained in docs/filters.md.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""The filters alone, text in and verdict out: what do FineWeb's cost here and in datatrove 0.10.1?
+"""Measure the filters alone, text in and verdict out: the cost of FineWeb's here and in datatrove 0.10.1.
 
     python benchmarks/filters.py [--texts FILE.jsonl] [--work DIR] [--repeat N] [--limit N] [--chain-only]
 
-Both sides judge the same texts (those datatrove extracts from the WARC file of fineweb_vs_datatrove.py), first in a row
-as the recipe has them (a text that one filter drops is not seen by the next), then each filter alone on every text.
-Every row of filters runs in a fresh process of its own, sides in turns, over all texts twice:
-  cold  the first pass: our cache of words is empty but for a sentence, so every word is new once;
-  warm  the second skip the same texts: every word is known.
-datatrove has no such cache; its second pass is compared with our second. CPU seconds of the process (process_time), by
-the text; loading of models, lists and compiled kernels, and one document that makes both sides load what they load
-late, stand apart as `setup`. Medians of the repeats.
-Verdicts, reasons and the edited texts of both sides are compared in the same runs (fineweb_vs_datatrove.py names the
-differences to be expected).
+Both sides judge the same texts (those that datatrove extracts from the WARC file of fineweb_vs_datatrove.py): first as
+a chain in the recipe's order, in which a text that one filter drops does not reach the next, then each filter alone on
+every text. Each chain or filter runs in a fresh process, the sides in turn, and goes over all texts twice:
+  cold  the first pass: our cache of words is empty except for one sentence, so every word is new once;
+  warm  the second pass over the same texts: every word is known.
+datatrove has no such cache; its second pass is compared with our second. The figures are CPU seconds of the process
+(process_time) per text. `setup` is separate: loading models, lists and compiled kernels, and one document, which makes
+both sides load what they load late. Figures are medians of the repeats. The same runs compare the verdicts, reasons and
+edited texts of both sides (fineweb_vs_datatrove.py lists the expected differences).
 """
 
 from __future__ import annotations

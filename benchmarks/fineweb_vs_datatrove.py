@@ -1,20 +1,20 @@
-"""The FineWeb rules here and in datatrove 0.10.1 on the same WARC file: do they agree, and what do they cost?
+"""Compare the FineWeb rules here and in datatrove 0.10.1 on the same WARC file: agreement and cost.
 
     python benchmarks/fineweb_vs_datatrove.py [--input WARC] [--work DIR] [--pages N]
                                               [--engines trafilatura trafilatura-fast resiliparse mill]
                                               [--parts agreement cost quality] [--repeat N]
 
-Agreement: datatrove extracts the texts; both sides then judge the *same* texts, each filter alone on every text, and as
-a chain up to `clean`. Expected differences, all of which are printed:
+Agreement: datatrove extracts the texts. Both sides then judge the *same* texts, each filter alone on every text, and as
+a chain up to `clean`. All expected differences are printed:
   * language: the score is rounded to 4 digits before it is compared, so a text within 0.00005 of 0.65 may change sides.
-    datatrove gives its language filter no reason; ours (`language`, `language_score`) both count as equal to it.
-  * a text with the word IS_ALPHA: datatrove's spaCy fails on it from its second occurrence in a process on.
-  * replacements of personal data: datatrove's go on in a circle through all documents of a process; both sides begin
-    anew here, because datatrove's formatter is made anew for each document.
-Cost: the whole chain from WARC to files, one worker each, on the file F and on F followed by a copy of F in which one
-word of ten is another, never seen one. CPU (user + system, all processes of the side) of the second run minus the
-first, divided by the pages, is the cost of a page; what is left of the first run is start-up. Memory: the largest sum
-of proportional set sizes of the side's processes. Repeated runs: medians.
+    datatrove's language filter gives no reason; ours (`language`, `language_score`) both count as equal to it.
+  * a text with the word IS_ALPHA: datatrove's spaCy fails on the word from its second occurrence in a process on.
+  * replacements of personal data: datatrove cycles through its replacements across all documents of a process. Here
+    both sides begin again with each document, because datatrove's formatter is created anew for each.
+Cost: the whole chain from WARC to files, one worker each. It runs on the file F, and on F followed by a copy of F in
+which one word of ten is replaced by a word that never occurred. The cost of a page is the CPU time (user + system, all
+processes of the side) of the second run minus that of the first, divided by the number of pages; the rest of the first
+run is start-up. Memory: the largest sum of proportional set sizes of the side's processes. Repeated runs: medians.
 Quality of extraction: mean F1 of words against the gold texts of the folder of real data.
 
 datatrove runs in its own virtual environment (benchmarks/peer-datatrove.txt), built at first use in WORK/peer.

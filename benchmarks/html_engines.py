@@ -1,13 +1,13 @@
-"""CPU time and quality of the `html` stage, engine by engine.
+"""Measure CPU time and quality of the `html` stage, engine by engine.
 
     python benchmarks/html_engines.py --warc crawl.warc.gz --gold DIR [--every 1] [--plain]
 
-Quality is the mean word F1 (bags of lower-case words, as WCXB scores) against the main text in DIR: one JSON (.gz) a
-page with `url` and `ground_truth.main_content`, for pages that stand under this URL in the WARC, or have a file of the
-same name in DIR/../html. CPU time is user + system of this process, for decoding and extraction; modes take turns page
-by page, so that a machine busy with other things slows all of them alike. `--plain` adds trafilatura called as its
+Quality is the mean word F1 (bags of lower-case words, as WCXB scores) against the main text in DIR. DIR holds one JSON
+(.gz) per page with `url` and `ground_truth.main_content`; its page is in the WARC under this URL, or is a file of the
+same name in DIR/../html. CPU time is user + system of this process, for decoding and extraction. The modes take turns
+page by page, so that other load on the machine slows all of them alike. `--plain` adds trafilatura called as its
 documentation says (in a process without the shortcuts) and counts the pages whose text differs. The model of `mill` has
-seen these pages: for its quality, html_extraction.py.
+seen these pages; its quality is measured by html_extraction.py.
 """
 
 from __future__ import annotations

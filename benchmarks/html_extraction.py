@@ -1,15 +1,15 @@
-"""Main text of HTML pages: quality and CPU time of every engine, per page type.
+"""Measure quality and CPU time of every engine on the main text of HTML pages, per page type.
 
     python -m benchmarks.train_mill --warc W --gold DIR --news DIR --folds FOLDS.npz       (once)
     python -m benchmarks.html_extraction --warc W --gold DIR --news DIR --folds FOLDS.npz [--every 1] [--json OUT]
 
-`mill` extracts each page with the model of the fold that never saw its site. Word F1, precision and recall are of bags
-of lower-case words (as WCXB scores), means over pages; `head` is F1 against the gold with the page's headline before
-it, which most gold leaves out; `with` and `w/o` are the shares of the gold's snippets that must
-and must not occur and do, in the text with white space made equal. Each kind of page is shown whole and by size: the
-smaller and the larger half by bytes. CPU time is user + system of this process for
-text → main text; engines take turns page by page, so that a busy machine slows all of them alike. The comparison is a
-bootstrap over sites (10,000 draws, seeded) of the difference in word F1 of each page.
+`mill` extracts each page with the model of the fold that never saw its site. Word F1, precision and recall compare bags
+of lower-case words (as WCXB scores), as means over pages. `head` is F1 against the gold text with the page's headline
+put before it, because most gold leaves it out. `with` is the share of snippets that must occur in the text and do,
+`w/o` the share of snippets that must not occur but do; white space is normalised for both. Each kind of page is shown
+as a whole and by size: the smaller and the larger half by bytes. CPU time is user + system of this process for text →
+main text; engines take turns page by page, so that other load slows all of them alike. The comparison is a bootstrap
+over sites (10,000 draws, seeded) of the difference in word F1 of each page.
 """
 
 from __future__ import annotations

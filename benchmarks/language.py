@@ -1,22 +1,22 @@
-"""How often is the language of a text named rightly, language by language, and at what speed?
+"""Measure how often language identifiers name the language of a text correctly, by language, and their speed.
 
     python benchmarks/language.py --sentences DIR --udhr udhr-html.zip [--model FILE]... [--peers PYTHON] [--table]
 
-Models: lid.176.ftz where `tokenmill fetch lid176` put it, and every fastText model that --model names (lid.176.bin,
-GlotLID, OpenLID, …); with --peers, the Python of an environment with `peer-language.txt`, other identifiers, too. Each
-runs in a process of its own and sees the same texts:
+Models: lid.176.ftz as fetched by `tokenmill fetch lid176`, and every fastText model given with --model (lid.176.bin,
+GlotLID, OpenLID, …). With --peers, the Python of an environment with `peer-language.txt`, other identifiers are added.
+Each runs in a process of its own and sees the same texts:
 
   sentences   DIR/xx.txt, one sentence a line (lingua's test data: 75 languages, 150 each)
-  documents   ten of them after one another, a line each
+  documents   ten consecutive sentences each, one per line
   UDHR        the first 20 paragraphs of 40 characters or more of each of 532 translations of the Universal
               Declaration of Human Rights, by ISO 639-3 and script
 
-An answer is right when it names the language (`stages.text.language_codes.names`: zh for cmn, no for nob; bs, hr and
-sr are three, id and ms two, except for an identifier that has one label for them). Every text gets an answer; none is
-thrown out for its score. Micro: texts named rightly; macro: the mean over languages, so that rare ones count alike.
-`common`: the languages that every identifier gets right at least once. MB/s: UTF-8 bytes by CPU seconds of this one
-process, loading left out. `--table` adds a line for each language. Of a fastText model it is also told what share of
-texts in languages it does not know would pass `min: 0.65`.
+An answer is correct when it names the language (`stages.text.language_codes.names`: zh for cmn, no for nob). bs, hr and
+sr are three languages, id and ms two, except for an identifier with one label for them. Every text gets an answer,
+whatever its score. Micro is the share of texts answered correctly; macro is the mean over languages, so that rare ones
+count alike. `common` are the languages that every identifier gets right at least once. MB/s is UTF-8 bytes per CPU
+second of this one process, without loading. `--table` adds a line for each language. For a fastText model, the share of
+texts in languages it does not know that would pass `min: 0.65` is printed as well.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Does the trainer learn what the literature says it should? Small models on real text, three seeds, paired by seed.
+"""Check that the trainer learns as the literature says: small models on real text, three seeds, paired by seed.
 
     python benchmarks/learning.py OUT [--tokens 491520] [--seeds 3] [--prepare]
 
-The text (`learning.yaml`: unfiltered web pages, Wikipedia, Django's documentation, out of `make demo`'s input) is made
-into shards under OUT once. Every arm then is a run of its own with a curriculum and a `train:` section, trained by
-`trainer.loop.train` on one thread and judged on the same held-out windows; arms that are there already are not trained
-again. The same seed gives two arms the same initial values, and the same samples where the mixture is the same.
+The text (`learning.yaml`: unfiltered web pages, Wikipedia, Django's documentation, from `make demo`'s input) is made
+into shards under OUT once. Every arm is a run of its own with a curriculum and a `train:` section, trained by
+`trainer.loop.train` on one thread and evaluated on the same held-out windows. Arms that already exist are not trained
+again. Under the same seed, two arms have the same initial values, and the same samples if the mixture is the same.
 
-(c) AdamW and Muon (Moonlight's scaling): three learning rates each on the first seed and a quarter of the tokens, then
-    the better of them on all seeds, WSD with the last 30 % decaying to 0.
-(a) At AdamW's best rate: constant instead of decaying; and, for fairness, constant at a third of it.
-(b) The same again, with equal tokens of every source, but two thirds of Wikipedia's in the last third of the run, which
-    has 60 % of it instead of 30 %: is high-quality data better last than spread evenly?
+(c) AdamW and Muon (Moonlight's scaling): three learning rates each, on the first seed and a quarter of the tokens. Then
+    the best rate of each on all seeds, WSD with the last 30 % decaying to 0.
+(a) At AdamW's best rate: constant instead of decaying; and, for fairness, constant at a third of that rate.
+(b) As AdamW above, with the same tokens of every source, but two thirds of Wikipedia's come in the last third of the
+    run, which has 60 % Wikipedia instead of 30 %: is high-quality data better last than spread evenly?
 
 Prints a table and writes OUT/learning.json. Intervals are Student's, 95 %, over the paired differences of the seeds.
 """

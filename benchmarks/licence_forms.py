@@ -4,9 +4,9 @@
     unzip scancode_toolkit-*.whl 'licensedcode/data/licenses/*' -d TEXTS
     python -m benchmarks.licence_forms TEXTS/licensedcode/data/licenses
 
-The texts are those of the SPDX list as scancode-toolkit carries them. None of them is kept: a hash of three words is a
-fact about a text and does not give it back. A licence has several forms: the clause about names in two wordings, the
-disclaimer in two or none, the notice that points to the text.
+The texts are those of the SPDX list, as scancode-toolkit carries them. None of them is kept: a hash of three words does
+not reveal the text. A licence may have several forms: two wordings of the clause about names, a disclaimer in two
+wordings or left out, the notice that points to the text.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""How well the licences of texts are told: precision and recall by licence and fold, over scancode-toolkit's rules.
+"""Measure how well licences of texts are recognised: precision and recall, over scancode-toolkit's rules.
 
     python -m benchmarks.licences RULES.jsonl.gz LICENSES
 
-RULES: a record a line with `id`, `cluster` (the key of its licence) and `text`. LICENSES: the folder
-licensedcode/data/licenses of scancode-toolkit, which says the SPDX identifier and the category of a key. The bounds
-of what may be missing and added are chosen anew for each of five folds of clusters, on the other four: those of the
-highest recall among the ones with at most 1 % named that are not permissive. What is printed is of the folds held out.
+RULES holds one record a line with `id`, `cluster` (the key of its licence) and `text`. LICENSES is the folder
+licensedcode/data/licenses of scancode-toolkit, which gives the SPDX identifier and the category of each key. There are
+five folds of clusters. For each fold, the limits of missing and added words are chosen on the other four: the setting
+with the most correct answers, among those for which at most 1 % of the texts named as permissive are not. All printed
+figures are of the held-out folds.
 """
 
 from __future__ import annotations

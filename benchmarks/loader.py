@@ -1,17 +1,17 @@
-"""What the trainer's loader costs: CPU time and wall time a window, from a warm page cache and from the disk.
+"""Measure the cost of the trainer's loader: CPU time and wall time a window, from a warm page cache and from the disk.
 
     python -m benchmarks.loader                          # 1 GB of tokens: a few minutes
     python -m benchmarks.loader --tokens 20000000        # a quick look
 
-Batches of 16 and 256 windows of 2,048 and 8,192 tokens (16 bit) in the order of a curriculum of three streams, as
+Reads batches of 16 and 256 windows of 2,048 and 8,192 tokens (16 bit) in the order of a curriculum of three streams, as
 `trainer.data.batches.Data.step` gives them to one rank: windows, targets, positions and document boundaries as int64
-tensors. Beside it, in the same run, what nanoGPT does: random windows of one flat file through `numpy.memmap`, inputs
-and targets as int64 tensors, and nothing else.
+tensors. The same run also measures nanoGPT's method: random windows of one flat file through `numpy.memmap`, inputs and
+targets as int64 tensors, and nothing else.
 
   --shards N   shards of a stream (default 3 and 300): a 10 TB corpus has thousands
   warm         every page has been read before; CPU time of the process
   cold         the files are dropped from the page cache before (posix_fadvise); wall time, and the bytes that came from
-               the disk by /proc/self/io
+               the disk according to /proc/self/io
 """
 
 from __future__ import annotations

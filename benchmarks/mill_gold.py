@@ -1,5 +1,5 @@
-"""Pages with gold main text: read, aligned with their blocks, dealt into folds by site (train_mill.py,
-html_extraction.py)."""
+"""Reads pages with gold main text, aligns the text with their blocks, and divides them into folds by site
+(train_mill.py, html_extraction.py)."""
 
 from __future__ import annotations
 

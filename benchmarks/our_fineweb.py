@@ -4,7 +4,7 @@
                                                         trafilatura-fast
     python our_fineweb.py texts WARC OUT.jsonl ENGINE   id, URL and extracted text of every page
     python our_fineweb.py judge TEXTS OUT.jsonl MODEL   each filter alone on every text, and the chain
-    python our_fineweb.py filters TEXTS OUT.json MODEL NAME...   what these filters cost in a row (filters.py)
+    python our_fineweb.py filters TEXTS OUT.json MODEL NAME...   the cost of these filters as a chain (filters.py)
 """
 
 from __future__ import annotations

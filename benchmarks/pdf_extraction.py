@@ -1,15 +1,16 @@
-"""PDF engines side by side: text against its source, olmOCR's unit tests, scans through OCR, pages a CPU-second.
+"""Compare PDF engines: text against its source, olmOCR's unit tests, scans through OCR, pages per CPU-second.
 
     python benchmarks/pdf_extraction.py DATA [--work DIR] [--engines ours,pypdf] [--scans N [--ocr tesseract,rapidocr]]
 
-DATA holds `debian-pairs` (NAME.LANG.pdf with NAME.LANG.txt.gz of the same source) and, if it is there, `olmocr-bench`
+DATA holds `debian-pairs` (NAME.LANG.pdf with NAME.LANG.txt.gz of the same source) and optionally `olmocr-bench`
 (`dataset.jsonl`, `pdfs`). Engines: ours (the `pdf` stage), pdftotext (Debian: `apt install poppler-utils`; left out
-where it is absent), and pdfminer.six, pdfplumber, pypdf, which get an environment of their own in WORK/peer
+if not installed), and pdfminer.six, pdfplumber, pypdf, which get an environment of their own in WORK/peer
 (`peer-pdf.txt`).
 
-- F1: harmonic mean of precision and recall over the bags of `\\w+` words of a manual and its source, in NFKC; Japanese
-  and Chinese, which put no space between words: bags of bigrams of the letters. Lower case nowhere: case is content.
-  4-grams: the same over four words in a row (eight letters), which also sees order, lost heads and cut words.
+- F1: harmonic mean of precision and recall over the bags of `\\w+` words of a manual and its source, in NFKC. Japanese
+  and Chinese put no space between words; for them the bags hold bigrams of the letters. Case is kept, because it is
+  content. 4-grams: the same over four words in a row (eight letters), which also detects wrong order, lost headings and
+  cut words.
 - olmOCR's tests, after `olmocr/bench/tests.py`: `present` and `absent` look for the string with at most `max_diffs`
   edits, `order` wants two strings in this order, `table` wants a cell with its neighbours or headings in a Markdown
   table. `math` wants rendered formulas, which no text layer has: counted, never passed.

@@ -6,7 +6,7 @@ reaches (the default is one second of wall time), public suffixes from tldextrac
     python peer_datatrove.py run   WARC OUT MODEL    the FineWeb chain by LocalPipelineExecutor, one worker
     python peer_datatrove.py texts WARC OUT.jsonl    id, URL and extracted text of every page
     python peer_datatrove.py judge TEXTS OUT.jsonl MODEL   each filter alone on every text, and the chain
-    python peer_datatrove.py filters TEXTS OUT.json MODEL NAME...   what these filters cost in a row (filters.py)
+    python peer_datatrove.py filters TEXTS OUT.json MODEL NAME...   the cost of these filters as a chain (filters.py)
 """
 
 from __future__ import annotations

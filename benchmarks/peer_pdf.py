@@ -1,8 +1,9 @@
-"""One of the other PDF engines over some files, in their environment (`peer-pdf.txt`): started by `pdf_extraction.py`.
+"""Runs one of the other PDF engines over some files, in their environment (`peer-pdf.txt`), for `pdf_extraction.py`.
 
     python benchmarks/peer_pdf.py pdfminer.six|pdfplumber|pypdf OUT.json FILES...
 
-OUT.json: {file: {"pages": [text of a page], "cpu": seconds of this process}}; one that fails has "error" and no page.
+OUT.json: {file: {"pages": [text of a page], "cpu": seconds of this process}}. A file that fails has "error" and no
+page.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What do CCNet's perplexities cost: normalising, cutting into pieces, scoring? Against KenLM, where it is installed.
+"""Measure the cost of CCNet's perplexities: normalising, cutting into pieces, scoring; and of KenLM, if installed.
 
     python benchmarks/perplexity.py MODEL DATA... [--arpa MODEL.arpa] [--limit 2000]
 
-MODEL is one of `tokenmill lm train`, DATA what `tokenmill lm train` takes. Each part runs alone over all texts, three
-times, the fastest counts: MB of text per CPU-second of one process. `peer` does what datatrove's `KenlmModel` does
-(its normalisation where datatrove is installed, pieces as strings, KenLM's score of the joined line), with kenlm.Model
-of --arpa; perplexities of both sides are compared. `train` estimates a model of the first 200,000 pieces.
+MODEL is a model of `tokenmill lm train`, DATA the texts that it accepts. Each part runs alone over all texts, three
+times; the fastest counts, as MB of text per CPU-second of one process. `peer` repeats datatrove's `KenlmModel` (its
+normalisation where datatrove is installed, pieces as strings, KenLM's score of the joined line), with kenlm.Model of
+--arpa. The perplexities of both sides are compared. `train` estimates a model of the first 200,000 pieces.
 
-Needs sentencepiece; kenlm (an sdist that compiles, LGPL) is only the peer's.
+Needs sentencepiece. kenlm (an sdist that compiles, LGPL) is needed only for the peer.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How well personal data is found: precision and recall of every kind.
+"""Measure how well personal data is found: precision and recall of every kind.
 
     python benchmarks/pii.py [--cases 2000] [--presidio FILE] [--text DIR] [--seed 0]
 
 Generated: texts with one value of a kind, and as many with a lookalike (a wrong check digit, version numbers, ISBNs,
-timestamps, hashes, DOIs, coordinates …). A value counts as found when all of it is replaced, as its kind; any other
-hit is a false one. All kinds are on together, ids of all countries. `--presidio`: a JSON (.gz) of texts with spans;
-`--text`: files (.txt, .md, .jsonl, .bz2, .gz) whose every hit is printed with what stands around it, so that one can
-judge them; CPU time a document is of these texts, or of the generated ones.
+timestamps, hashes, DOIs, coordinates …). A value counts as found when all of it is replaced, as its kind; any other hit
+is a false one. All kinds are enabled together, with the ids of all countries. `--presidio` takes a JSON (.gz) of texts
+with spans. `--text` takes files (.txt, .md, .jsonl, .bz2, .gz); every hit in them is printed with the text around it,
+for a person to judge. The CPU time per document is of these texts if given, else of the generated ones.
 """
 
 from __future__ import annotations

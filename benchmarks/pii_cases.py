@@ -1,4 +1,4 @@
-"""Generated personal data with its lookalikes, for `pii.py` and the tests: everything from a seed, nobody's.
+"""Generates personal data and lookalikes for `pii.py` and the tests, all from a seed: none of it belongs to a person.
 
 Check digits are computed here a second time, from the issuers' descriptions and not from the finders' tables: mostly by
 trying the last characters until a plain restatement of the rule holds. Telephone numbers are made by national plans

@@ -1,15 +1,15 @@
-"""Does a classifier trained on weak labels agree with people about which web documents are good?
+"""Check whether a classifier trained on weak labels agrees with people about which web documents are good.
 
-Trained: texts that somebody took care of (WikiText-2, books, StackExchange; good) against the extracted text of a crawl
-(bench/realweb.warc.gz; the rest), as GPT-3's and DCLM's filters were. Nothing of the test is in it, and nothing was
-chosen on the test: settings are the defaults of `tokenmill classifier train`.
+Training: carefully made texts (WikiText-2, books, StackExchange; good) against the extracted text of a crawl
+(bench/realweb.warc.gz; the rest), as GPT-3's and DCLM's filters were trained. No test document is in it, and nothing
+was chosen on the test: settings are the defaults of `tokenmill classifier train`.
 
-Tested: all 246 web documents of DCLM's development set, which people voted to keep or to drop
-(quality/dclm_human_dev.jsonl.gz). Against it stand the length of a text, single rule filters (Gopher quality and
-repetition, C4, FineWeb: a document passes or it does not) and the number of them that it passes; and what is more than
-one of them together, by the mean of ranks. Measured by ROC-AUC; differences by a paired bootstrap over the documents,
-2,000 resamples. Scores are the mean log-odds over `--seeds` trainings, which differ in split and start. WikiText's
-spaces around punctuation are undone first: they alone would tell it from any page.
+Test: all 246 web documents of DCLM's development set, which people voted to keep or to drop
+(quality/dclm_human_dev.jsonl.gz). The classifier is compared with the length of a text, with single rule filters
+(Gopher quality and repetition, C4, FineWeb: a document passes or fails), and with the number of these that it passes.
+Combinations add ranks. The measure is ROC-AUC; differences come from a paired bootstrap over the documents, 2,000
+resamples. Scores are the mean log-odds over `--seeds` trainings, which differ in split and start. WikiText's spaces
+around punctuation are removed first: they alone would distinguish it from any page.
 
     python benchmarks/quality.py DATA
 

@@ -1,10 +1,10 @@
-"""CPU milliseconds of every step for a document of 5 kB, on one core: what `cost_ms` of the steps was set from.
+"""Measure CPU milliseconds of every step for a document of 5 kB, on one core: the source of the steps' `cost_ms`.
 
     python -m benchmarks.step_costs [NAME ...]
 
-Documents are made up (English prose, seeded); an extractor gets them as the bytes it reads. The median of five rounds
-over the same documents, after one that warms caches up. A step that needs a model or a list is left out, and named.
-Ratios hold between machines better than the figures do.
+Documents are made up (English prose, seeded); an extractor gets them as the bytes it reads. The figure is the median of
+five rounds over the same documents, after one round that warms caches. A step that needs a model or a list is left out,
+and named. Ratios between steps carry over to other machines better than the figures themselves.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """Train `mill` (stages/extract/html/mill) on pages with gold text, and score each page by a model that never saw its
 site.
 
-    pip install "lightgbm==4.7.0"          # for training only: what extracts needs numpy and numba alone
+    pip install "lightgbm==4.7.0"          # for training only: extraction needs only numpy and numba
     python -m benchmarks.train_mill --warc crawl.warc.gz --gold DIR --news DIR --out WEIGHTS.npz --folds FOLDS.npz
 
-Gold as in benchmarks/html_engines.py (WCXB, CC-BY-4.0) and the news pages of Fundus' tests (MIT): see
-stages/extract/html/mill/ATTRIBUTION.md. `--folds` gets the model of each of five folds over registered domains, for
-benchmarks/html_extraction.py; `--out` the model of all pages.
+The gold is that of benchmarks/html_engines.py (WCXB, CC-BY-4.0) and the news pages of Fundus' tests (MIT): see
+stages/extract/html/mill/ATTRIBUTION.md. `--folds` receives the model of each of five folds over registered domains, for
+benchmarks/html_extraction.py; `--out` receives the model of all pages.
 
-Labels: the words of the gold text are aligned to the words of the page (an order-preserving alignment that rewards
-runs); the share of a block's words that are aligned is its label. Weights: words over those of the page, so that pages
-count alike. Class words: those of five sites and more get a logarithm of odds, one vote a site, and a page is described
-without its own site's votes. The second look is trained on what first looks say of sites they never saw. The shifts of
-chances (`stages.extract.html.mill.choice`) are those of GRID by which two second looks, each trained on half of the
-sites, choose best on the other half; news counts as much there as everything else. So nothing of a fold's model,
-settings included, has met the sites of the fold.
+Labels: the words of the gold text are aligned with the words of the page (an order-preserving alignment that rewards
+runs); the label of a block is the share of its words that are aligned. Weights: a block's words over those of its page,
+so that pages count alike. Class words: those found on at least five sites get a log-odds weight, one vote per site, and
+a page is described without its own site's votes. The second look is trained on the predictions of first looks that
+never saw the site. The shifts of chances (`stages.extract.html.mill.choice`) come from GRID: two second looks are each
+trained on half of the sites, and the shifts that choose best on the other halves win; news counts as much as all other
+pages together. So nothing of a fold's model, settings included, has seen the sites of the fold.
 """
 
 from __future__ import annotations

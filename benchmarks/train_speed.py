@@ -1,24 +1,24 @@
-"""Tokens per second and MFU of the trainer on one GPU, beside plain PyTorch in the same run.
+"""Measure tokens per second and MFU of the trainer on one GPU, and of plain PyTorch in the same run.
 
-    python -m benchmarks.train_speed --out speed.json --minutes 8       # what fits in; again: what is left
+    python -m benchmarks.train_speed --out speed.json --minutes 8       # as many as fit; again: the rest
     python -m benchmarks.train_speed --models 125m --ways ours titan    # a part of it
 
 Models of 125 M, 350 M and 1 B parameters, each trained on the same random tokens in four ways:
 
   ours      `trainer.loop.train.train`, the whole loop: shards, loader, document masks, metrics. Windows of one
-            document. The trainer's own figures: what it does at a printed line (every fourth step here) is not in their
-            time
+            document. The figures are the trainer's own; they exclude the time of printing a line (every fourth step
+            here)
   nanochat  as nanochat and nanoGPT do: autocast to bf16, the whole model compiled, causal flash attention,
             F.cross_entropy over all logits, fused AdamW
   titan     as torchtitan does: FSDP2 with bf16 compute and fp32 reductions, compiled block by block, the rest the same
   packed    ours with documents of 600 tokens on average: attention stays inside them (counted as such in the MFU)
 
-What is compared most comes first: ours and nanochat of all models. Every measurement is a process of its own, so that
-one that fails does not stop the next, and begins with a micro-batch an H200 has room for, halved whenever memory runs
-out. It is written down at once: called again with the same --out, only what is not there yet, or has failed, is
-measured. The figure is the median of windows of four steps, the first left out (compilation, warm-up). MFU by the
-formula of trainer/observe/mfu.py, the same for all ways; the floors and goals are the project's.
-Without CUDA it says so and runs a tiny model on the CPU, which shows that the script works, and nothing else.
+The most important comparison comes first: ours and nanochat for all models. Every measurement is a process of its own,
+so that one that fails does not stop the next. It begins with a micro-batch that fits an H200, and halves it whenever
+memory runs out. Results are written at once: called again with the same --out, the script measures only what is missing
+or has failed. The figure is the median of windows of four steps, the first left out (compilation, warm-up). MFU uses
+the formula of trainer/observe/mfu.py for all ways; the floors and goals are the project's. Without CUDA it says so and
+runs a tiny model on the CPU, which shows that the script works, and nothing else.
 """
 
 from __future__ import annotations
