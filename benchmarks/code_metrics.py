@@ -29,7 +29,7 @@ from typing import TypeVar, cast
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("pipeline", "stages", "tokenizer", "trainer")
 WORDS = {"found", "said", "made", "told", "mine", "some"}
-#: names under which engine modules hold an assignment, an event or a message of a child
+#: variable names under which engine modules hold an assignment, an event or a message from a child
 MESSAGES = {"a", "answer", "assignment", "e", "event", "head", "job", "m", "message", "msg", "reply", "result"}
 SLEEPS = {"sleep", "until", "wait_until", "eventually", "wait_for"}
 
@@ -42,12 +42,12 @@ def git(*arguments: str) -> str:
 
 
 def start() -> str:
-    """The commit before the one that froze what a restructuring must not change."""
+    """The parent of the commit that added tests/frozen.py, which froze what a restructuring must not change."""
     return git("log", "--diff-filter=A", "--format=%h", "--", "tests/frozen.py").split()[-1] + "^"
 
 
 def parse(root: Path, folders: tuple[str, ...]) -> Trees:
-    """Path below `root` → syntax tree, of all Python files in these folders."""
+    """Returns {path below `root`: syntax tree} of all Python files in these folders."""
     paths = sorted(p for folder in folders for p in (root / folder).rglob("*.py"))
     return {p.relative_to(root).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in paths}
 
@@ -66,12 +66,13 @@ def nodes(tree: ast.AST, kind: type[N]) -> list[N]:
 
 
 def last_name(node: ast.AST) -> str:
-    """`c` of `a.b.c`."""
+    """The last name of an attribute or name: `c` of `a.b.c`."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
-    """(owner, name, call) of every call: ("time", "sleep", …) for `time.sleep()`, ("", "until", …) for `until()`."""
+    """Yields (owner, name, call) for every call: ("time", "sleep", …) for `time.sleep()`, ("", "until", …) for
+    `until()`."""
     for node in nodes(tree, ast.Call):
         if isinstance(node.func, ast.Name):
             yield "", node.func.id, node
@@ -80,13 +81,13 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
 
 
 def literals(node: ast.AST) -> list[str]:
-    """The strings of a set, list or tuple, the keys of a dict."""
+    """The strings of a set, list or tuple, or the keys of a dict."""
     items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
     return [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
 
 
 def registered(trees: Trees) -> set[str]:
-    """Names of steps, readers and optimisers."""
+    """The names of steps, readers and optimisers."""
     names = {path.split("/")[-1][:-3] for path in trees if path.startswith("trainer/optim/")}
     for node in nodes(trees["stages/catalog.py"], ast.AnnAssign):
         if isinstance(node.value, ast.Dict):
@@ -95,7 +96,7 @@ def registered(trees: Trees) -> set[str]:
 
 
 def trainer_settings(trees: Trees) -> set[str]:
-    """Fields of the trainer's config classes."""
+    """The field names of the trainer's config classes."""
     return {field.target.id for path, tree in trees.items() if path.startswith("trainer/")
             for node in nodes(tree, ast.ClassDef) if node.name.endswith("Config")
             for field in node.body if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)}
@@ -107,7 +108,8 @@ def error_classes(trees: Trees) -> set[str]:
 
 
 def name_tables(trees: Trees) -> list[str]:
-    """Constants outside the packages of the things they list: steps, readers, optimisers, trainer settings, errors."""
+    """Places of constants that list steps, readers, optimisers, trainer settings or errors outside the package of those
+    things."""
     names, settings, errors, result = registered(trees), trainer_settings(trees), error_classes(trees), []
     for path, tree in trees.items():
         if path.startswith(("stages/", "trainer/", "tokenizer/")):
@@ -128,7 +130,7 @@ def module_name(path: str) -> str:
 
 
 def links(trees: Trees) -> dict[str, set[str]]:
-    """Module → modules of the product that it imports, wherever in the file it does so."""
+    """Returns {module: modules of the product that it imports, wherever in the file}."""
     known = {module_name(path) for path in trees}
 
     def nearest(name: str) -> str:
@@ -152,7 +154,7 @@ def links(trees: Trees) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> int:
-    """Groups of modules each of which reaches all others of its group."""
+    """The number of groups of modules each of which reaches all others of its group by imports."""
     def reach(name: str) -> set[str]:
         seen: set[str] = set()
         todo = [name]
@@ -167,21 +169,21 @@ def circles(graph: dict[str, set[str]]) -> int:
 
 
 def mutual_folders(trees: Trees) -> list[str]:
-    """Pairs of folders of the first two depths that import each other."""
+    """The pairs of folders of the first two depths that import each other."""
     folders = {module_name(path): ".".join(path.split("/")[:-1][:2]) for path in trees}
     pairs = {(folders[a], folders[b]) for a, targets in links(trees).items() for b in targets}
     return sorted(f"{a} – {b}" for a, b in pairs if a < b and (b, a) in pairs)
 
 
 def untyped_tasks(trees: Trees) -> int:
-    """Tasks whose `run(inputs, cursor, out)` has an argument of type Any."""
+    """The number of tasks whose `run(inputs, cursor, out)` has an argument of type Any."""
     return sum(any(a.annotation and ast.unparse(a.annotation) == "Any" for a in node.args.args)
                for tree in trees.values() for node in nodes(tree, ast.FunctionDef)
                if [a.arg for a in node.args.args] == ["inputs", "cursor", "out"])
 
 
 def message_subscripts(trees: Trees) -> int:
-    """`event["id"]` and the like in the engine."""
+    """The number of string subscripts of messages in the engine, such as `event["id"]`."""
     return sum(isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
                and last_name(node.value) in MESSAGES
                for path, tree in trees.items() if path.startswith("pipeline/engine/")
@@ -189,7 +191,7 @@ def message_subscripts(trees: Trees) -> int:
 
 
 def spec_serialisations(trees: Trees) -> list[str]:
-    """Where the engine turns a TaskSpec into JSON, or JSON into one."""
+    """The places where the engine converts a TaskSpec to JSON or back."""
     return [f"{path}:{call.lineno}" for path, tree in trees.items() if path.startswith("pipeline/")
             for owner, name, call in calls(tree)
             if (name == "from_json" and owner == "TaskSpec") or (name == "to_json" and owner.endswith("spec"))
@@ -202,7 +204,7 @@ def clock_calls(trees: Trees) -> int:
 
 
 def patched_constants(tests: Trees) -> int:
-    """Calls of monkeypatch.setattr that change a constant of a module, written in capitals."""
+    """The number of calls of monkeypatch.setattr that change a module constant, that is a name in capitals."""
     constant = re.compile(r"(.*\.)?_?[A-Z][A-Z0-9_]+")
     return sum(name == "setattr" and owner == "monkeypatch"
                and any(isinstance(a, ast.Constant) and constant.fullmatch(str(a.value)) for a in call.args[:2])
@@ -214,20 +216,20 @@ def waits(tests: Trees) -> int:
 
 
 def statements(tree: ast.AST) -> int:
-    """Statements, docstrings not counted."""
+    """The number of statements, without docstrings."""
     docstrings = sum(isinstance(node.value, ast.Constant) for node in nodes(tree, ast.Expr))
     return sum(len(group) for kind, group in by_type(tree).items() if issubclass(kind, ast.stmt)) - docstrings
 
 
 def word_locals(trees: Trees) -> int:
-    """Local variables of functions with one of the names that say nothing, one for each function and name."""
+    """The number of local variables with uninformative names (WORDS), counted once per function and name."""
     functions = [f for tree in trees.values() for f in nodes(tree, ast.FunctionDef)]
     return sum(len(WORDS & {n.id for n in ast.walk(f) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)})
                for f in functions)
 
 
 def same_class_names(trees: Trees) -> int:
-    """Public names that classes of several files have."""
+    """The number of public class names that occur in several files."""
     names = Counter(node.name for tree in trees.values() for node in tree.body
                                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
     return sum(n > 1 for n in names.values())
@@ -246,7 +248,8 @@ def mypy_findings(root: Path) -> int:
 
 
 def measure(root: Path, commits: str, mypy: bool) -> dict[str, int | list[str]]:
-    """Row → figure, or the places that a figure counts. `commits`: a range of commits to take subjects from, or ""."""
+    """Returns {row: figure, or the places it counts}. `commits`: the range of commits whose subjects are taken, or
+    ""."""
     trees, tests = parse(root, PRODUCT), parse(root, ("tests",))
     subjects = git("log", "--format=%s", commits).splitlines() if commits else []
     return {

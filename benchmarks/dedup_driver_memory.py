@@ -45,7 +45,7 @@ LIMIT_MB = 200
 
 
 def memory_mb(field: str) -> float:
-    """VmRSS (now) or VmHWM (peak) of this process, MB."""
+    """VmRSS (current) or VmHWM (peak) of this process, in MB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) / 1024
@@ -53,8 +53,9 @@ def memory_mb(field: str) -> float:
 
 
 def make_part(root: str, number: int, rows: int, before: int) -> dict[str, Any]:
-    """Write text and side table of one part; documents 90 % originals, 10 % near-duplicates of originals of the part
-    before, of `before` rows (every part can be made alone: an original is a function of its part and row)."""
+    """Write text and side table of one part: 90 % originals and, except in the first part, 10 % near-duplicates of
+    originals of the part before, which has `before` rows. Every part can be made alone, because an original is a
+    function of its part and row."""
     words, bands = originals(number, rows)
     copies = rows // 10
     if number and copies:
@@ -113,7 +114,7 @@ def main() -> int:
     if given.rounds:
         cluster.ONE_TASK = 0
     with tempfile.TemporaryDirectory(prefix="dedup-", dir=given.scratch) as root:
-        most = min(PART, (given.documents + 1) // 2)         # the first part holds no near-duplicates
+        most = min(PART, (given.documents + 1) // 2)         # at least two parts: the first has no near-duplicates
         sizes = [min(most, given.documents - start) for start in range(0, given.documents, most)]
         began = time.monotonic()
         with processes(given.workers) as pool:
@@ -136,7 +137,7 @@ def processes(workers: int) -> ProcessPoolExecutor:
 def measure(pool: ProcessPoolExecutor, root: str, parts: list[PartRef]) -> int:
     documents = sum(p.rows for p in parts)
     barrier = MinHash()
-    Path("/proc/self/clear_refs").write_text("5")                # a new peak from here on
+    Path("/proc/self/clear_refs").write_text("5")                # resets the peak
     before = memory_mb("VmRSS")
     began = time.monotonic()
     done: dict[str, list[TaskResult]] = {}
@@ -151,7 +152,7 @@ def measure(pool: ProcessPoolExecutor, root: str, parts: list[PartRef]) -> int:
                                   args).to_json())
         records = [PartRecord.from_json(r) for r in pool.map(attempt, specs, [root] * len(specs))]
         done[wave.name] = [TaskResult({n: f.ref() for n, f in r.files.items()}, r.counters) for r in records]
-        counts = counters.setdefault(wave.name, {})             # a wave without tasks counts nothing
+        counts = counters.setdefault(wave.name, {})             # stays empty for a wave without tasks
         for r in records:
             merge_counters(counts, r.counters)
         if records:

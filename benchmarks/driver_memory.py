@@ -24,7 +24,7 @@ from pipeline.engine.messages import Assignment, Done, Event
 from pipeline.store.records import FileInfo, PartRecord
 
 ROOT = Path(__file__).resolve().parent.parent
-SPLITS = 100              # of a file
+SPLITS = 100              # splits per file
 SLOTS = 1000
 RECIPE = """
 version: 1
@@ -81,7 +81,7 @@ def run(partitions: int) -> dict[str, Any]:
         (Path(folder) / "r.yaml").write_text(RECIPE)
         recipe = load_recipe(f"{folder}/r.yaml", [])
         before, cpu = peak_rss_mb(), time.process_time()
-        # the parts are not there: what opens them is left out
+        # the parts do not exist, so the report, which opens them, is left out
         summary = run_module.run_recipe(recipe, f"{folder}/store", make_backend=lambda store: Simulated(), report=False)
         tasks = summary.executed
         store = Store(f"{folder}/store")
@@ -93,7 +93,7 @@ def run(partitions: int) -> dict[str, Any]:
 
 
 class Simulated:
-    """Workers that are done at once."""
+    """A backend whose tasks are done at once."""
 
     interruptible, slots = False, SLOTS
 
@@ -123,7 +123,7 @@ class Simulated:
 
 
 def record(assignment: Assignment) -> PartRecord:
-    """What a task of the usual size leaves: counters as of real passes, three files."""
+    """The record of a task of the usual size: counters like those of real passes, three files."""
     spec = assignment.spec
     key = spec.key
     index = spec.node.startswith("index:")

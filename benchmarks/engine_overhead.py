@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 FILE_DOCS, GROUP_DOCS, TEXT_BYTES = 50_000, 10_000, 1024
-#: files with texts of their own; the others are further names of them (ids depend on names)
+#: number of distinct files; the others are links to them under other names (ids depend on names)
 DISTINCT = 4
 STEPS = ("url", "pii")
 LIMIT = 1.10
@@ -45,7 +45,8 @@ LIMIT = 1.10
 
 # -- input -----------------------------------------------------------------------------------------------------------
 def make_file(path: Path, seed: int, docs: int) -> None:
-    """Parquet of `docs` documents of 1 KB: lines of words, an e-mail address in one of fifty."""
+    """Write a Parquet file of `docs` documents of 1 KB: lines of words, with an e-mail address in one document of
+    fifty."""
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.geometric(0.22, 8000), 2, 12)
     letters = rng.integers(ord("a"), ord("z") + 1, int(lengths.sum()), dtype=np.uint8).tobytes().decode()
@@ -53,7 +54,7 @@ def make_file(path: Path, seed: int, docs: int) -> None:
     words = [letters[b - n:b] for b, n in zip(ends.tolist(), lengths.tolist())]
     texts, urls = [], []
     for i in range(docs):
-        # frequent words are frequent: text that compresses like text
+        # a few words are frequent, so that the text compresses like real text
         said = [words[k] for k in (8000 * rng.random(240) ** 3).astype(int).tolist()]
         if i % 50 == 0:
             said[20] = f"{said[21]}@{said[22]}.example.com"
@@ -66,7 +67,7 @@ def make_file(path: Path, seed: int, docs: int) -> None:
 
 
 def make_inputs(root: Path, docs: int) -> Path:
-    """A folder of files with `docs` documents in all."""
+    """Make a folder of files with `docs` documents in total."""
     folder = root / f"in-{docs}"
     folder.mkdir()
     for n, start in enumerate(range(0, docs, FILE_DOCS)):
@@ -85,7 +86,8 @@ _stages: list[Any] = []
 
 
 def by_hand(task: tuple[str, str]) -> dict[str, Any]:
-    """One file through the stages: reads (path, folder to write to), returns what a caller would keep of it."""
+    """Take one file through the stages by hand. The argument is (path, folder to write to); returns what a caller would
+    keep of it."""
     from stages.catalog import stage_class
     from stages.document import Document, document_id
 
@@ -184,7 +186,7 @@ def run_engine(folder: Path, out: Path, workers: int, backend: str) -> None:
 
 # -- measuring -------------------------------------------------------------------------------------------------------
 def measure(side: str, folder: Path, out: Path, workers: int) -> dict[str, float]:
-    """Run one side in a process of its own: CPU seconds of it and all its descendants, wall seconds."""
+    """Run one side in a process of its own. Returns CPU seconds of it and all its descendants, and wall seconds."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     subprocess.run([sys.executable, __file__, "--side", side, "--folder", str(folder), "--out", str(out),
                     "--workers", str(workers)], check=True,
@@ -195,7 +197,7 @@ def measure(side: str, folder: Path, out: Path, workers: int) -> dict[str, float
 
 
 def texts_of(files: list[Path]) -> tuple[int, str]:
-    """(rows, sha256 of ids and texts by id) of document files."""
+    """Returns (rows, sha256 of ids and texts by id) of document files."""
     digests = []
     for path in files:
         with pq.ParquetFile(path) as file:
@@ -244,7 +246,7 @@ def main() -> int:
 
 
 def compare(root: Path, backend: str, docs: int, repeat: int) -> None:
-    """Both sides wrote the same documents; then their output goes."""
+    """Check that both sides wrote the same documents, then delete their output."""
     theirs, ours = root / f"pool-{docs}-{repeat}", root / f"{backend}-{docs}-{repeat}"
     a = texts_of(sorted(theirs.glob("kept-*.parquet")))
     b = texts_of(sorted((ours / "datasets" / "clean").glob("part-*.parquet")))

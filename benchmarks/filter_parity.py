@@ -32,7 +32,7 @@ from stages.document import Document  # noqa: E402
 from stages.text.spacy_rules import LONGEST  # noqa: E402
 from stages.text.wordlists import read_lists  # noqa: E402
 
-#: of a stage's reason to the one datatrove gives
+#: a stage's reason → the reason datatrove gives, where they differ
 THEIR_REASON = {"too_few_paragraphs": "< 3 paragraphs"}
 
 
@@ -87,7 +87,7 @@ class Peer:
         return (None, doc.text) if result is True else (result[1], text)
 
     def signals(self, name: str, text: str, reason: str | None) -> dict[str, float]:
-        """What datatrove compared with thresholds for a text that `judge` has just been asked about."""
+        """The values that datatrove compared with thresholds for the text that `judge` was last asked about."""
         if name == "gopher_repetition":
             return self._repetition(text)
         if name == "gopher_quality":
@@ -147,14 +147,15 @@ class Peer:
 
 
 def explained(text: str) -> str:
-    """Why words of a text may differ, "" when they may not (docs/filters.md)."""
+    """Why the words of a text may differ; "" when they may not (docs/filters.md)."""
     if any(len(chunk) > LONGEST for chunk in text.split()):
         return "a chunk of more than 2,000 characters"
     return "a word spaCy fails on" if "IS_ALPHA" in text else ""
 
 
 def compare(texts: Iterator[str], lists: Path | None = None) -> dict[str, Counter[str]]:
-    """{filter: counts of texts, kept, and of texts that differ in `reason`, `text`, `signals`, or `explained`}."""
+    """Returns {filter: counts of texts, of kept ones, and of those that differ in `reason`, `text`, `signals`, or are
+    `explained`}."""
     peer, out = Peer(lists), {}
     ours = {name: stage_class(name)(**({"lists": str(lists)} if name == "c4_badwords" else {})) for name in peer.blocks}
     for name, stage in ours.items():

@@ -26,7 +26,7 @@ from fineweb_vs_datatrove import DATA, ROOT, Bench, chained, rows
 from our_fineweb import NAMES
 
 RULES = NAMES[2:6]
-#: in a row: everything, and the four rules about text without URL, language model and personal data
+#: the chains: all filters, and the four rules about text without URL, language model and personal data
 CHAINS = {"all seven in a row": NAMES, "the four rules in a row": RULES}
 
 
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def line(label: str, found: dict[str, list[dict]], total: int) -> dict[str, object]:
-    """Print and return what one row of filters cost either side."""
+    """Print and return the costs of one chain or filter on both sides."""
     out: dict[str, object] = {side: {
         "cold_ms": 1e3 * statistics.median(run["seconds"][0] for run in runs) / total,
         "warm_ms": 1e3 * statistics.median(run["seconds"][1] for run in runs) / total,

@@ -94,7 +94,7 @@ class Bench:
 
     # -- agreement -----------------------------------------------------------------------------------------------
     def agreement(self) -> dict[str, object]:
-        """Both sides judge the texts datatrove extracts."""
+        """Let both sides judge the texts that datatrove extracts."""
         texts = self.work / "texts.peer.jsonl"
         self.theirs("texts", self.warc, texts)
         self.theirs("judge", texts, self.work / "judged.peer.jsonl", self.model)
@@ -132,7 +132,7 @@ class Bench:
 
     # -- cost ----------------------------------------------------------------------------------------------------
     def cost(self, engines: list[str], repeat: int) -> dict[str, object]:
-        """CPU of a page by slope, start-up, stages, memory."""
+        """Measure the CPU of a page as a slope, start-up, stages and memory."""
         double = self.work / f"{self.warc.name.removesuffix('.warc.gz')}.double.warc.gz"
         if not double.exists():
             write_pages(self.warc, double, (False, True))
@@ -207,7 +207,7 @@ def word_f1(found: str, gold: str) -> float:
 
 
 def peer_python(work: Path) -> str:
-    """Python of datatrove's environment, built now if it is not there."""
+    """The Python of datatrove's environment, which is built if it is missing."""
     python = work / "peer" / "bin" / "python"
     if not (work / "peer" / "complete").exists():
         print("building datatrove's own environment ...", flush=True)
@@ -219,7 +219,7 @@ def peer_python(work: Path) -> str:
 
 
 def measured(command: list[str], log: Path) -> dict[str, float]:
-    """Run a command; its CPU seconds (with all its children), wall seconds and peak memory (sum of PSS, MB)."""
+    """Run a command. Returns its CPU seconds (with all its children), wall seconds and peak memory (sum of PSS, MB)."""
     env = dict(os.environ)
     if "peer_datatrove.py" in command[1]:
         env.pop("PYTHONPATH")
@@ -257,20 +257,20 @@ def pss(pid: int) -> float:
 
 
 def datatrove_stages(folder: Path, pages: int) -> dict[str, float]:
-    """Milliseconds a page of each block, from datatrove's own statistics (wall time inside the block)."""
+    """Milliseconds per page of each block, from datatrove's own statistics (wall time inside the block)."""
     stats = json.loads((folder / "logs" / "stats.json").read_text())
     return {re.sub(r"[^ -~]+", "", block["name"]).strip(" -"): 1e3 * block["time_stats"]["total"] / pages
             for block in stats}
 
 
 def our_stages(folder: Path, pages: int) -> dict[str, float]:
-    """Milliseconds of CPU a page of each stage."""
+    """CPU milliseconds per page of each stage."""
     stages = json.loads((folder / "stages.json").read_text())
     return {name: 1e3 * seconds / pages for name, seconds in stages["seconds"].items()}
 
 
 def pages_of(warc: Path):
-    """Response records of a WARC as (headers, HTTP content type, body)."""
+    """Yields the response records of a WARC as (headers, HTTP content type, body)."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     with open(warc, "rb") as f:
@@ -280,7 +280,8 @@ def pages_of(warc: Path):
 
 
 def write_pages(warc: Path, out: Path, copies: tuple[bool, ...], pages: int | None = None) -> None:
-    """The pages of `warc` (False), each of them with every tenth word of its text replaced by one never seen (True)."""
+    """Write the pages of `warc` once per item: unchanged (False), or with every tenth word of the text replaced by one
+    that never occurred (True)."""
     rng = random.Random(0)
 
     def invent(match: re.Match[bytes]) -> bytes:

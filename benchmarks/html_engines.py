@@ -50,7 +50,8 @@ def load(path: Path) -> bytes:
 
 
 def pages(warc: Path | None, gold: Path | None) -> Iterator[tuple[bytes, str, str | None]]:
-    """(bytes, declared charset, gold text) of every page of the WARC and every page of its own in the gold folder."""
+    """Yields (bytes, declared charset, gold text) of every page in the WARC, and of every page file in the gold
+    folder."""
     truths: dict[str, str] = {}
     for file in sorted(gold.rglob("*.json*")) if gold else ():
         told = json.loads(load(file))
@@ -72,7 +73,7 @@ def word_f1(found: str, gold: str) -> float:
 
 
 def plain(arguments: list[str]) -> None:
-    """The same pages through an untouched `trafilatura.extract`: CPU milliseconds and a digest a line."""
+    """Run the same pages through an unmodified `trafilatura.extract`: prints CPU milliseconds and a digest per line."""
     import logging
 
     from trafilatura import extract

@@ -31,7 +31,7 @@ DRAWS = 10_000
 
 
 def peers() -> dict[str, Callable[[str], str | None]]:
-    """The engines of the `html` stage, each in the mode that suits it."""
+    """The engines of the `html` stage, each in its best mode."""
     from stages.extract.html.step import Html
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
@@ -51,7 +51,7 @@ def squeeze(text: str) -> str:
 
 
 def snippets(g: Gold, text: str) -> tuple[float, float]:
-    """Shares of snippets that must occur and do, and that must not occur and do; NaN without any."""
+    """The shares of snippets that must occur and do, and that must not occur but do; NaN without any."""
     body = squeeze(text)
     rates = []
     for key in ("with", "without"):
@@ -61,13 +61,13 @@ def snippets(g: Gold, text: str) -> tuple[float, float]:
 
 
 def headlined(g: Gold) -> str:
-    """The gold text, begun with the page's headline."""
+    """The gold text with the page's headline put first."""
     title = WORD.findall((g.truth.get("title") or "").lower())
     return g.text if WORD.findall(g.text.lower())[:len(title)] == title else f"{g.truth['title']}\n{g.text}"
 
 
 def bootstrap(difference: np.ndarray, sites: list[str]) -> tuple[float, float, float]:
-    """(mean, 2.5 %, 97.5 %) of a page's difference, sites drawn with replacement."""
+    """Returns (mean, 2.5 %, 97.5 %) of a page's difference. Sites are drawn with replacement."""
     names = {s: n for n, s in enumerate(dict.fromkeys(sites))}
     of = np.array([names[s] for s in sites])
     total, count = np.bincount(of, weights=difference), np.bincount(of)
@@ -96,7 +96,7 @@ def main() -> None:
     rows: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     expected: list[float] = []
     for mill in mills:
-        mill.text(pages[0].page)                                           # compiles
+        mill.text(pages[0].page)                                           # compiles the kernels
     for g in pages:
         engines["mill"] = mills[fold[g.site]].text
         for name, extract in engines.items():

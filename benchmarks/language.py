@@ -42,21 +42,21 @@ from stages.scoring.models import default_lid176
 from stages.text.language_codes import names, tag
 from stages.text.scripts import main_script
 
-#: older codes, and codes of their own, that identifiers give
+#: outdated or private codes that identifiers return
 ALIASES = {"iw": "he", "in": "id", "ji": "yi", "jw": "jv", "mo": "ro", "fil": "tl"}
-#: labels that stand for several languages, in identifiers that have none of their own for those (heliport)
+#: labels that stand for several languages, for identifiers without labels of their own for these (heliport)
 GROUPS = {"hbs": ("bos", "hrv", "srp", "cnr"), "msa": ("ind", "zsm")}
 
 
 class Text(NamedTuple):
-    """A text and its language: a code of ISO 639-1 or -3, with the script it is in."""
+    """A text and its language: an ISO 639-1 or -3 code, with the script of the text."""
 
     gold: str
     text: str
 
 
 def sentences(folder: Path) -> tuple[list[Text], list[Text]]:
-    """(sentences, documents of ten)."""
+    """Returns (sentences, documents of ten)."""
     one, ten = [], []
     for path in sorted(folder.glob("*.txt")):
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -81,7 +81,7 @@ def udhr(path: Path) -> list[Text]:
 
 
 def ask(name: str, python: str, texts: dict[str, list[Text]]) -> dict[str, Any] | None:
-    """What `peer_language.py` writes; None when it fails, which is said."""
+    """Returns the output of `peer_language.py`; prints a message and returns None when it fails."""
     print(f"{name} …", file=sys.stderr, flush=True)
     root = Path(__file__).resolve().parents[1]
     with tempfile.TemporaryDirectory() as folder:
@@ -97,12 +97,12 @@ def ask(name: str, python: str, texts: dict[str, list[Text]]) -> dict[str, Any] 
 
 
 def right(gold: str, label: str) -> bool:
-    label = label if tag(label) else label.partition("-")[0]                    # sr-ME
+    label = label if tag(label) else label.partition("-")[0]                    # such as sr-ME
     return names(gold, ALIASES.get(label, label)) or tag(gold).language in GROUPS.get(label, ())
 
 
 def by_language(texts: list[Text], labels: list[str]) -> dict[str, float]:
-    """Share of texts named rightly, {gold: share}."""
+    """Returns {gold: share of texts named correctly}."""
     found = defaultdict(list)
     for text, label in zip(texts, labels, strict=True):
         found[text.gold].append(right(text.gold, label))
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def unknown(name: str, texts: list[Text], labels: list[str], result: dict[str, Any]) -> None:
-    """What becomes of texts in languages that a model has no label for."""
+    """Print how texts in languages without a label are judged by a model."""
     known = {found.language for found in map(tag, labels) if found is not None}
     strange = [score for t, score in zip(texts, result["scores"]) if tag(t.gold).language not in known]
     own = [score for t, score, label in zip(texts, result["scores"], result["labels"]) if right(t.gold, label)]

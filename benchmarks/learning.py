@@ -46,14 +46,14 @@ from trainer.observe.metrics import read
 from trainer.parallel.world import world
 from trainer.tools.experiment_arms import STUDENT
 
-#: 0.39 M parameters beside the embedding
+#: 0.39 M parameters without the embedding
 MODEL = {"layers": 2, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "qk_norm": True}
 SEQUENCE, BATCH = 256, 1024
 EVENLY = {"web": 50, "docs": 20, "wiki": 30}
-#: two thirds of the first and one of the second are EVENLY
+#: two thirds of FIRST and one third of LAST make EVENLY
 FIRST, LAST = {"web": 60, "docs": 25, "wiki": 15}, {"web": 30, "docs": 10, "wiki": 60}
 RATES = {"adamw": (0.0003, 0.001, 0.003), "muon": (0.001, 0.003, 0.009)}
-#: the embedding's rate is so many times the others', in every arm
+#: the embedding's rate is this many times the other rate, in every arm
 EMBEDDING = 7
 
 
@@ -114,7 +114,7 @@ def rates(kind: str, lr: float) -> dict[str, Any]:
 
 
 def prepare(out: Path) -> Curriculum:
-    """The curriculum whose streams all arms read; runs the recipe where its store is not there yet."""
+    """The curriculum whose streams all arms read. Runs the recipe if its store does not exist yet."""
     done = out / "runs" / "base" / "curriculum.json"
     if not done.is_file():
         from pipeline.recipe import load_recipe
@@ -128,7 +128,7 @@ def prepare(out: Path) -> Curriculum:
 
 def trained(out: Path, base: Curriculum, name: str, phases: list[dict[str, Any]], tokens: int, section: dict[str, Any],
             seed: int) -> dict[str, float]:
-    """Held-out losses in nats a token after an arm: {"all", each stream, "seconds"}."""
+    """Train an arm if necessary. Returns held-out losses in nats per token: {"all", each stream, "seconds"}."""
     said = json.dumps([phases, tokens, section, seed], sort_keys=True).encode()
     folder = out / "runs" / f"{name}-{hashlib.blake2b(said, digest_size=4).hexdigest()}"
     if not (folder / "train" / "summary.json").is_file():
@@ -148,7 +148,7 @@ def trained(out: Path, base: Curriculum, name: str, phases: list[dict[str, Any]]
 
 
 def difference(a: list[dict[str, float]], b: list[dict[str, float]], key: str) -> dict[str, float]:
-    """Mean of a − b over the seeds, its standard deviation, and the half width of its interval."""
+    """The mean of a − b over the seeds, its standard deviation, and the half width of its interval."""
     each = [x[key] - y[key] for x, y in zip(a, b)]
     if len(each) < 2:
         return {"mean": each[0], "sd": math.nan, "half": math.nan}

@@ -23,16 +23,16 @@ import numpy as np
 from stages.read import licence_texts
 from stages.read.licence_texts import triples, words_of
 
-#: licence → name of its text; those of one form
+#: licences with one form → name of the text
 WHOLE = {"MIT-0": "mit-0", "ISC": "isc", "Zlib": "zlib", "BSL-1.0": "boost-1.0", "NCSA": "uoi-ncsa",
          "Unlicense": "unlicense", "CC0-1.0": "cc0-1.0", "Python-2.0": "python", "ECL-2.0": "ecl-2.0",
          "0BSD": "bsd-zero", "UPL-1.0": "upl-1.0", "MIT-Modern-Variant": "mit-modern", "curl": "curl",
          "HPND": "historical", "BSD-2-Clause-Views": "bsd-2-clause-views"}
-#: what must be there of them
+#: phrases that must occur in the texts of these licences
 NEEDED = {"Zlib": ("altered source versions must be plainly marked", "would be appreciated but is not required"),
           "BSD-2-Clause-Views": ("views and conclusions contained in",), "Unlicense": ("public domain",),
           "ECL-2.0": ("educational community license version 2.0",)}
-#: words that no text may lack where its licence has them
+#: words that a text must have wherever its licence has them
 NEGATIONS = ("not", "no", "without")
 NAMES = ("neither the name of the copyright holder nor the names of its contributors may be used",
          "the name of the author may not be used")
@@ -44,7 +44,7 @@ Entry = tuple[str, list[str], tuple[str, ...]]
 
 
 def entries(texts: Path) -> Iterator[Entry]:
-    """(licence, words of a form, phrases it must have)"""
+    """Yields (licence, words of a form, phrases that must occur)."""
     def text(name: str) -> str:
         raw = (texts / f"{name}.LICENSE").read_text("utf-8")
         return re.split(r"^---[ \t]*\n", raw, maxsplit=2, flags=re.MULTILINE)[2]

@@ -29,13 +29,13 @@ from stages.read.licence import licence
 
 FOLDS = 5
 FREE = ("Permissive", "Public Domain")
-#: labels of texts that are word for word another licence's
+#: labels whose texts are word for word those of another licence
 SAME = {"bsd-x11": "BSD-3-Clause", "bsd-original-uc": "BSD-4-Clause"}
 GRID = [{"MISSING": a, "GAP": b, "RUN": c} for a, b, c in itertools.product((0.06, 0.1), (6, 8, 12), (12, 20))]
 
 
 def read(rules: Path, licences: Path) -> tuple[list[dict[str, Any]], set[str]]:
-    """(records with `spdx`, `free` and `fold`; identifiers of permissive licences)"""
+    """Returns (records with `spdx`, `free` and `fold`; identifiers of permissive licences)."""
     facts: dict[str, dict[str, Any]] = {}
     for path in licences.glob("*.LICENSE"):
         text = path.read_text("utf-8") + "\n"

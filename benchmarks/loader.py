@@ -40,9 +40,9 @@ from trainer.tools.loader_benchmark import disk_bytes
 
 VOCAB, EOS, LONGEST = 50304, 0, 8192
 MIX = {"web": 60, "code": 30, "wiki": 10}
-#: mean tokens of a document
+#: mean number of tokens in a document
 DOCUMENT = 800
-#: batches measured of each kind, at most
+#: most batches measured of each kind
 BATCHES = 60
 
 
@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def write(folder: Path, name: str, tokens: int, shards: int) -> dict[str, Any]:
-    """A shard set of random documents of one stream, as `resolve` wants it described."""
+    """Write a shard set of random documents of one stream. Returns its description as `resolve` wants it."""
     target = folder / "split=train"
     target.mkdir(parents=True)
     rng, made = np.random.default_rng(len(name)), []
@@ -125,15 +125,15 @@ def open_data(store: Path, sets: dict[str, Any], length: int, batch: int, tokens
 
 
 def plain(tokens: np.ndarray, rng: np.random.Generator, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch as nanoGPT's `get_batch` makes it."""
+    """A batch made as in nanoGPT's `get_batch`."""
     starts = rng.integers(0, len(tokens) - length - 1, batch).tolist()
     return (torch.stack([torch.from_numpy(tokens[i:i + length].astype(np.int64)) for i in starts]),
             torch.stack([torch.from_numpy(tokens[i + 1:i + 1 + length].astype(np.int64)) for i in starts]))
 
 
 def measure(read: Callable[[int], Any], steps: int, batch: int, files: list[Path], size: int) -> dict[str, float]:
-    """Medians over batches, of a window of `size` bytes: CPU seconds warm, wall seconds cold, and how many bytes came
-    from the disk for each that was wanted."""
+    """Medians over batches, per window of `size` bytes: CPU seconds warm, wall seconds cold, and the bytes read from
+    disk per byte wanted."""
     count = max(1, min(BATCHES, steps))
     for path in files:
         with open(path, "rb") as f:
@@ -145,7 +145,7 @@ def measure(read: Callable[[int], Any], steps: int, batch: int, files: list[Path
         read(i)
         cold.append(time.perf_counter() - began)
     disk = disk_bytes() - before
-    for path in files:                                # all of it, not only what was just read
+    for path in files:                                # the whole file, not only what was just read
         path.read_bytes()
     warm = []
     for i in range(count):

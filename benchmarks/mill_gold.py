@@ -25,21 +25,21 @@ from stages.read.reader import Slice
 from stages.read.warc import Warc
 from stages.text.encoding import decode
 
-#: characters of scripts that write without spaces are words of their own
+#: each character of scripts that write without spaces is a word of its own
 _ALONE = "\\u0e00-\\u0e7f\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff"
 WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
 FOLDS, INNER = 5, 2
-#: share of the words of a gold text that its page must hold
+#: a page must hold this share of the words of its gold text
 COVERED = 0.9
 CANONICAL = re.compile(rb"""<link[^>]+rel=["']?canonical["']?[^>]*>|<meta[^>]+og:url[^>]*>""", re.IGNORECASE)
 ADDRESS = re.compile(rb"""(?:href|content)=["']?(https?://[^"' >]+)""", re.IGNORECASE)
 _DOMAIN = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
-#: cells of an alignment (bytes of memory); a page beyond is left out of training
+#: most cells of an alignment (bytes of memory); larger pages are left out of training
 LARGEST = 400_000_000
 
 
 class Gold:
-    """A page with gold: its markup as serialised, site, page type, gold text, and what is made of them."""
+    """A gold page: its serialised markup, site, page type, gold text, and the labels made of them."""
 
     def __init__(self, raw: bytes, charset: str, told: dict[str, Any], site: str) -> None:
         self.page = decode(raw, charset)[0]
@@ -57,7 +57,7 @@ def site_of(url: str) -> str:
 
 
 def read(warc: Path, gold: Path, news: Path | None = None) -> list[Gold]:
-    """All gold pages, those of WCXB sorted by URL, then news."""
+    """All gold pages: those of WCXB sorted by URL, then news."""
     pages: list[Gold] = []
     record_of: dict[str, dict[str, Any]] = {}
     for file in sorted(gold.rglob("*.json*")):
@@ -74,9 +74,11 @@ def read(warc: Path, gold: Path, news: Path | None = None) -> list[Gold]:
 
 
 def read_news(folder: Path) -> list[Gold]:
-    """The news pages of Fundus' tests: FOLDER/COUNTRY/PAPER.json with the gold of versions of PAPER_DATE.html.gz.
+    """Reads the news pages of Fundus' tests. FOLDER/COUNTRY/PAPER.json holds the gold of versions of
+    PAPER_DATE.html.gz.
 
-    A page's gold is the version that it holds most words of; a page that holds fewer than COVERED of them is left out.
+    A page's gold is the version most of whose words occur in the page; a page with fewer than COVERED of them is left
+    out.
     """
     pages: list[Gold] = []
     for file in sorted(folder.glob("*/*.json")):
@@ -102,9 +104,11 @@ def read_news(folder: Path) -> list[Gold]:
 
 @numba.njit(cache=True)
 def align(page: np.ndarray, place: np.ndarray, gold: np.ndarray, hit: np.ndarray, used: np.ndarray) -> None:
-    """Mark in `hit` the words of `page` (at places in the page) matched with words of `gold`, in order, marking `used`.
+    """Match words of `page` (whose places in the page are `place`) with words of `gold`, in order; mark the matches in
+    `hit` and `used`.
 
-    A match counts 1, and 2 more when the words before it on both sides are matched with each other."""
+    A match counts 1, and 2 more when the words before it on both sides are matched with each other.
+    """
     n, m = len(page), len(gold)
     trace = np.zeros((m + 1, n + 1), np.uint8)
     best = np.zeros(n + 1, np.int32)
@@ -144,7 +148,8 @@ def align(page: np.ndarray, place: np.ndarray, gold: np.ndarray, hit: np.ndarray
 
 
 def label(g: Gold) -> bool:
-    """Fill labels (share of a block's words in the gold text) and sizes (words); False when that cannot be done."""
+    """Fill in labels (share of each block's words that are in the gold text) and sizes (words). False when that is
+    impossible."""
     g.markup = serialised(g.page)
     arrays = walk(g.markup, collect=True)
     if arrays is None or not len(arrays.blocks):
@@ -166,7 +171,7 @@ def label(g: Gold) -> bool:
         return False
     hit, used = np.zeros(len(page), np.uint8), np.zeros(len(gold), np.uint8)
     align(page, place, gold, hit, used)
-    # what the page has in another order: once more over what is left
+    # a second pass over the unmatched words finds those in another order
     rest = hit == 0
     again = np.zeros(int(rest.sum()), np.uint8)
     if used.sum() < 0.9 * len(used) and len(again):
@@ -179,7 +184,7 @@ def label(g: Gold) -> bool:
     hits = np.bincount(owners[place], weights=hit, minlength=m) if len(place) else np.zeros(m)
     g.labels = hits / np.maximum(g.sizes, 1)
     g.gold_words = len(truth)
-    # votes of this page for its class words: the share of main text below the elements that bear them
+    # this page's votes for its class words: the share of main text below the elements that have the class
     inside, below = np.zeros(len(arrays.elements)), np.zeros(len(arrays.elements))
     np.add.at(inside, arrays.blocks[:, columns.B_BOX], hits)
     np.add.at(below, arrays.blocks[:, columns.B_BOX], g.sizes)
@@ -194,7 +199,7 @@ def label(g: Gold) -> bool:
     return True
 
 
-#: what the pages of `features_digest` are made of
+#: pieces that the pages of `features_digest` are made of
 PIECES = ("<div class='post main'>", "</div>", "<p>", "</p>", "<a href=x>a link", "</a>", "<b>", "</b>", "<br>",
           "<ul><li>one, two; three", "</ul>", "<table><tr><td>1,234 $", "<td>", "</table>", "<h1>A page of words</h1>",
           "<h2>A heading</h2>", "<form><input><button>Go</button></form>", "<img alt=x>", "<nav id=menu>", "</nav>",
@@ -206,8 +211,8 @@ PIECES = ("<div class='post main'>", "</div>", "<p>", "</p>", "<a href=x>a link"
 
 
 def features_digest() -> bytes:
-    """SHA-256 of everything the model is shown of 40 pages that are always the same: the weights hold that of the code
-    they were trained with, since trees that meet other features choose at random."""
+    """SHA-256 of everything that the model sees of 40 fixed pages. The weights store the digest of the code they were
+    trained with, because trees that get other features choose at random."""
     weights = table(np.array([fnv(w) for w in (b"post", b"main", b"menu", b"side")], np.uint32),
                     np.array([90, 40, -120, -60], np.int32))
     digest = hashlib.sha256("\n".join((*f.NAMES, *f.SECOND)).encode())
@@ -232,7 +237,7 @@ def folds_of(sites: list[str], folds: int, salt: str) -> dict[str, int]:
 
 
 def word_scores(found: str, gold: str) -> tuple[float, float, float]:
-    """(F1, precision, recall) of bags of words."""
+    """Returns (F1, precision, recall) of bags of words."""
     a, b = (Counter(WORD.findall(t.lower())) for t in (found, gold))
     common, sizes = (a & b).total(), (a.total(), b.total())
     return (2 * common / max(sum(sizes), 1), common / max(sizes[0], 1), common / max(sizes[1], 1))

@@ -43,7 +43,7 @@ def html(engine: str) -> Stage:
 
 
 def run(warc: str, out: str, model: str, engine: str) -> None:
-    # URL before extraction, as datatrove has it: what a list drops costs no extraction
+    # the URL step comes before extraction, as in datatrove: a listed URL costs no extraction
     stages = filters(model)
     chain = {"url": stages.pop("url"), "html": html(engine), **stages}
     signals = {name for stage in chain.values() for name in stage.signals}
@@ -119,8 +119,8 @@ def judge(path: str, out: str, model: str) -> None:
 
 
 def judged(path: str, out: str, model: str, *names: str) -> None:
-    """Every text goes through the named filters until one drops it, twice: CPU seconds of either skip all texts
-    (the first begins with an empty cache of words), and what became of each."""
+    """Take every text through the named filters until one drops it, twice. Writes the CPU seconds of each pass over all
+    texts (the first begins with an empty cache of words), and the verdicts."""
     begun = time.process_time()
     with open(path, encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]

@@ -7,10 +7,10 @@ DATA holds `debian-pairs` (NAME.LANG.pdf with NAME.LANG.txt.gz of the same sourc
 if not installed), and pdfminer.six, pdfplumber, pypdf, which get an environment of their own in WORK/peer
 (`peer-pdf.txt`).
 
-- F1: harmonic mean of precision and recall over the bags of `\\w+` words of a manual and its source, in NFKC. Japanese
-  and Chinese put no space between words; for them the bags hold bigrams of the letters. Case is kept, because it is
-  content. 4-grams: the same over four words in a row (eight letters), which also detects wrong order, lost headings and
-  cut words.
+- F1: harmonic mean of precision and recall over the bags of `\\w+` words of a manual and its source, in NFKC. For
+  Japanese, Chinese and Korean, whose words have no reliable spaces, the bags hold bigrams of the letters. Case is kept,
+  because it is content. 4-grams: the same over four words in a row (eight letters), which also detects wrong order,
+  lost headings and cut words.
 - olmOCR's tests, after `olmocr/bench/tests.py`: `present` and `absent` look for the string with at most `max_diffs`
   edits, `order` wants two strings in this order, `table` wants a cell with its neighbours or headings in a Markdown
   table. `math` wants rendered formulas, which no text layer has: counted, never passed.
@@ -82,7 +82,7 @@ def peer(engine: str, files: list[str], work: Path) -> Found:
 
 
 def peer_python(work: Path) -> str:
-    """Python of the other engines' environment, built now if it is not there."""
+    """The Python of the other engines' environment, which is built if it is missing."""
     python = work / "peer" / "bin" / "python"
     if not (work / "peer" / "complete").exists():
         print("building the environment of the other engines ...", flush=True)
@@ -94,7 +94,7 @@ def peer_python(work: Path) -> str:
 
 # -- text against its source -----------------------------------------------------------------------------------------
 def bag(text: str, language: str, n: int = 1) -> Counter[tuple[str, ...]]:
-    """n-grams of the words; of twice as many letters for ja, zh and ko, whose manuals break words anywhere."""
+    """The n-grams of words; for ja, zh and ko, whose manuals break words anywhere, n-grams of twice as many letters."""
     text = unicodedata.normalize("NFKC", text)
     if language in ("ja", "zh", "ko"):
         words, n = [c for c in text if c.isalnum()], 2 * n
@@ -109,7 +109,7 @@ def f1(found: str, gold: str, language: str, n: int = 1) -> float:
 
 
 def pairs(data: Path) -> list[tuple[str, str, str]]:
-    """(file, language, text of the source)"""
+    """Returns (file, language, text of the source) of each pair."""
     out = []
     for file in sorted((data / "debian-pairs").glob("*.pdf")):
         gold = gzip.decompress(file.with_suffix(".txt.gz").read_bytes()).decode()
@@ -128,7 +128,8 @@ def plain(text: str) -> str:
 
 
 def near(text: str, wanted: str, edits: int) -> np.ndarray:
-    """Where in `text` a substring ends that is at most `edits` edits away from `wanted` (Sellers 1980)."""
+    """The positions in `text` at which a substring ends that is at most `edits` edits away from `wanted` (Sellers
+    1980)."""
     if edits == 0:
         return np.asarray([m.end() for m in re.finditer(f"(?={re.escape(wanted)})", text)], np.int64) + len(wanted)
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -257,7 +258,7 @@ def pages_of(file: str) -> int:
 
 # -- scans -----------------------------------------------------------------------------------------------------------
 def scans(files: list[str], count: int, engine: str, work: Path) -> None:
-    """Pages of the files, evenly spread, drawn at 200 dpi and read by an OCR engine."""
+    """Draw pages of the files, evenly spread, at 200 dpi and read them with an OCR engine."""
     every = [(file, number) for file in files for number in range(pages_of(file))]
     stage, plain_text = Pdf(ocr=engine), Pdf()
     if engine == "rapidocr":
@@ -281,7 +282,7 @@ def scans(files: list[str], count: int, engine: str, work: Path) -> None:
 
 
 def page_and_picture(file: str, number: int) -> tuple[bytes, bytes]:
-    """One page as a PDF with its text, and as one that holds but its picture."""
+    """Returns one page as a PDF with its text, and as a PDF that holds only its picture."""
     source, one, made = pypdfium2.PdfDocument(file), pypdfium2.PdfDocument.new(), pypdfium2.PdfDocument.new()
     one.import_pages(source, [number])
     size = source[number].get_size()

@@ -36,7 +36,7 @@ from datatrove.pipeline.writers.jsonl import JsonlWriter
 
 
 def blocks(model: str) -> dict[str, Any]:
-    """The filters of FineWeb (examples/fineweb.py), with English asked for as the paper does."""
+    """The filters of FineWeb (examples/fineweb.py), with English required as in the paper."""
     from tldextract import TLDExtract
 
     datatrove.utils.lid.cached_asset_path_or_download = lambda *args, **kw: model
@@ -105,14 +105,14 @@ def judge(path: str, out: str, model: str) -> None:
 
 
 def filters(path: str, out: str, model: str, *names: str) -> None:
-    """Every text goes through the named filters until one drops it, twice: CPU seconds of either skip all texts,
-    and what became of each. The formatter is made anew for each document, as in `judge`."""
+    """Take every text through the named filters until one drops it, twice. Writes the CPU seconds of each pass over all
+    texts, and the verdicts. The formatter is created anew for each document, as in `judge`."""
     begun = time.process_time()
     with open(path, encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     made = blocks(model)
     chain = [(name, made.get(name)) for name in names]
-    for _, block in chain:                          # models and lists are loaded with the first document
+    for _, block in chain:                          # the first document loads models and lists
         if block is not None:
             verdict(block, Document(text="It is said.", id="", metadata={"url": "https://example.org/"}))
     ready = time.process_time()

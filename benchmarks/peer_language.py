@@ -48,7 +48,7 @@ def cld2() -> Identify:
     import pycld2
 
     def identify(text: str) -> tuple[str, float | None]:
-        # it refuses texts with control characters
+        # the library refuses texts with control characters
         _, _, found = pycld2.detect("".join(c for c in text if c.isprintable() or c.isspace()))
         return found[0][1], None
 
@@ -65,7 +65,7 @@ def heliport() -> Identify:
     from heliport import Identifier
 
     model = Identifier()
-    # without thresholds, as the others: with them it says `und` of what it is not sure of
+    # no thresholds, as for the others; with them the result would be `und` for uncertain texts
     return lambda text: (model.identify(text, True), None)
 
 

@@ -45,7 +45,7 @@ def main(engine: str, out: str, files: list[str]) -> None:
         begun = time.process_time()
         try:
             found[file] = {"pages": ENGINES[engine](data), "cpu": time.process_time() - begun}
-        except Exception as e:  # a benchmark shows what an engine cannot read, whatever it raises
+        except Exception as e:  # whatever an engine raises is recorded: the benchmark shows what it cannot read
             found[file] = {"pages": [], "cpu": time.process_time() - begun, "error": type(e).__name__}
     with open(out, "w", encoding="utf-8") as f:
         json.dump(found, f)

@@ -24,7 +24,7 @@ from stages.text.ccnet import TextModel, train_model
 
 
 def best(work: Callable[[], Any], repeat: int = 3) -> tuple[float, Any]:
-    """(fewest CPU-seconds, what it gave)."""
+    """Returns (fewest CPU-seconds, result)."""
     took, out = [], None
     for _ in range(repeat):
         began = time.process_time()
@@ -45,7 +45,7 @@ def main() -> None:
     ready = time.process_time() - began
     found = [t for t in islice(texts(options.data), options.limit) if t]
     size = sum(len(t.encode()) for t in found) / 1e6
-    model.perplexity(found[0])                                       # compiles, and makes tables
+    model.perplexity(found[0])                                       # compiles kernels and makes tables
     print(f"{len(found):,} texts, {size:.1f} MB; a worker is ready after {ready:.2f} CPU-s")
 
     def say(name: str, seconds: float, note: str = "") -> None:

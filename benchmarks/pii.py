@@ -42,7 +42,7 @@ def hits(text: str) -> list[Match]:
 
 
 def score(of: list[Case]) -> tuple[Counter[str], list[str]]:
-    """planted, found, right and wrong hits; and what went wrong."""
+    """Returns counts of planted, found, right and wrong hits, and descriptions of the errors."""
     n: Counter[str] = Counter()
     wrong: list[str] = []
     for case in of:
@@ -50,7 +50,7 @@ def score(of: list[Case]) -> tuple[Counter[str], list[str]]:
         places = [(case.text.rindex(value), case.text.rindex(value) + len(value)) for value in case.values]
         for (start, end), value in zip(places, case.values):
             n["planted"] += 1
-            # words before the value belong to the form, not to the value
+            # words before the value belong to its written form, not to the value
             first = max(start, end - max((m.end - m.start for m in found if m.end >= end - 2), default=0))
             ok = any(m.kind == case.kind and m.start <= first and m.end >= end and m.end - m.start >= 7 for m in found)
             n["found"] += ok

@@ -35,7 +35,7 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A text, and the values of one kind in it: none for a lookalike."""
+    """A text and the values of one kind in it; none in a lookalike."""
 
     kind: str
     text: str
@@ -202,7 +202,7 @@ def bech32(name: str, values: list[int], constant: int = 1) -> str:
     return name + "1" + "".join("qpzry9x8gf2tvdw0s3jn54khce6mua7l"[v] for v in values)
 
 
-#: mixed-case test addresses that EIP-55 itself publishes
+#: mixed-case test addresses published in EIP-55
 EIP55 = (
     "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed",
     "0xfB6916095ca1df60bB79Ce92cE3Ea74c37c5d359",
@@ -270,7 +270,7 @@ def secret(rng: random.Random) -> str:
 
 
 def lookalikes(rng: random.Random) -> list[str]:
-    """What no finder of any kind may take for something."""
+    """Texts that no finder of any kind may report."""
     d = lambda n: digits(rng, n)  # noqa: E731
     hexa = "".join(rng.choice("0123456789abcdef") for _ in range(64))
     isbn = ended("978" + d(9), lambda v: dot(v, [1, 3] * 6 + [1]) % 10 == 0, ONE) or ""
@@ -340,7 +340,7 @@ def lookalikes(rng: random.Random) -> list[str]:
 
 
 def broken(rng: random.Random, kind: str) -> str:
-    """A value of the kind with one thing wrong: its check digit, mostly."""
+    """A value of the kind with one fault, mostly a wrong check digit."""
 
     def other(c: str) -> str:
         return str((int(c) + rng.randrange(1, 10)) % 10)
@@ -375,7 +375,7 @@ def broken(rng: random.Random, kind: str) -> str:
 
 
 def cases(kind: str, count: int, seed: int = 0) -> list[Case]:
-    """`count` texts with a value of the kind, and as many with a lookalike."""
+    """Makes `count` texts with a value of the kind, and as many with a lookalike."""
     rng = random.Random(f"{seed}/{kind}")
     out = []
     for i in range(count):

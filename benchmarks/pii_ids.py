@@ -22,7 +22,7 @@ def grouped(value: str, sizes: tuple[int, ...], by: str) -> str:
 
 
 def ended(body: str, right: Callable[[str], bool], ends: list[str]) -> str | None:
-    """`body` with the first of `ends` that makes it right."""
+    """`body` followed by the first of `ends` for which the rule holds."""
     return next((body + end for end in ends if right(body + end)), None)
 
 
@@ -48,7 +48,7 @@ def day(rng: random.Random, form: str, *, day_plus: int = 0, month_plus: int = 0
 
 
 def verhoeff_right(value: str) -> bool:
-    """Verhoeff by rotations and reflections of a pentagon, composed one by one."""
+    """Checks Verhoeff digits by composing the rotations and reflections of a pentagon one by one."""
 
     def times(a: int, b: int) -> int:
         ra, sa, rb, sb = a % 5, a // 5, b % 5, b // 5
@@ -150,7 +150,8 @@ def until(make: Callable[[], str | None]) -> str:
 
 
 def ids(rng: random.Random) -> dict[str, tuple[str, list[str]]]:
-    """country → (a number, the ways it is written; what stands before it says which needs a word)."""
+    """Returns {country: (a number, the forms in which it is written)}. A form that is found only after a word includes
+    the word."""
     d, r = digits, rng
     ymd = "{y:02d}{m:02d}{d:02d}"
     dmy = "{d:02d}{m:02d}{y:02d}"
@@ -244,12 +245,12 @@ def ids(rng: random.Random) -> dict[str, tuple[str, list[str]]]:
     }
 
 
-#: those without a check digit (Denmark's need not hold since 2007) have no lookalike
+#: countries whose ids need no valid check digit (Denmark's since 2007): no lookalike is made of them
 _NO_CHECK = frozenset(("us", "gb", "dk"))
 
 
 def broken_id(rng: random.Random) -> str:
-    """An id in one of its forms, wrong by its check."""
+    """An id in one of its forms with a wrong last character."""
     of = ids(rng)
     country = rng.choice([c for c in sorted(of) if c not in _NO_CHECK])
     form = rng.choice(of[country][1])

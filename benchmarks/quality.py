@@ -44,9 +44,9 @@ from stages.read.reader import Slice
 from stages.read.warc import Warc
 from stages.scoring.models import FastText
 
-#: characters of a passage that a book, an article or a page is cut into
+#: characters of the passages into which books, articles and pages are cut
 PASSAGE = 2_000
-#: what WikiText's tokeniser did to a text, and how it is undone
+#: changes that WikiText's tokeniser made to a text, and patterns that undo them
 _JOINED, _BEFORE, _AFTER = re.compile(r" @(\W)@ "), re.compile(r" ([.,;:!?)\]%]|'s\b|n't\b)"), re.compile(r"([(\[$]) ")
 _QUOTED = re.compile(r'" (.*?) "')
 
@@ -57,7 +57,7 @@ def lines(path: Path) -> Iterator[dict]:
 
 
 def passages(text: str) -> list[str]:
-    """Pieces of about `PASSAGE` characters that end where a line ends."""
+    """Cuts a text into pieces of about `PASSAGE` characters that end at a line end."""
     found, held = [], ""
     for line in text.split("\n"):
         held += line + "\n"
@@ -87,16 +87,16 @@ def stack_exchange(data: Path) -> Iterator[str]:
 
 
 def raw_web(data: Path) -> Iterator[str]:
-    """Every page's text, whatever it is: what a filter would be asked about."""
+    """The text of every page, whatever it is, since a filter would meet all of them."""
     extract = Html(engine="resiliparse")
     extract.setup()
     for doc in Warc().read(str(data / "bench" / "realweb.warc.gz"), Slice("web", "realweb.warc.gz")):
         if isinstance(doc, Document) and extract.process(doc) is None:
-            yield from passages(doc.text)[:2]                 # long pages are not to outweigh the others
+            yield from passages(doc.text)[:2]                 # so that long pages do not outweigh the others
 
 
 def rules(texts: list[str]) -> dict[str, np.ndarray]:
-    """bool[n] for each filter: does the text pass it?"""
+    """Whether the texts pass, as bool[n] for each filter."""
     found = {}
     for stage in (GopherQuality(), GopherRepetition(), C4(), FineWeb()):
         stage.setup()
@@ -105,13 +105,13 @@ def rules(texts: list[str]) -> dict[str, np.ndarray]:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """float64[n]: place of each value from below, the mean of their places for equal ones."""
+    """The rank of each value as float64[n], ascending; equal values share their mean rank."""
     ordered = np.sort(values)
     return (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, side="right")) / 2
 
 
 def classifier(labelled: list[tuple[str, str]], texts: list[str], seeds: int) -> tuple[np.ndarray, list[dict]]:
-    """(mean score of each text over the trainings, their cards)."""
+    """Returns (mean score of each text over the trainings, their cards)."""
     total, cards = np.zeros(len(texts)), []
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(seeds):

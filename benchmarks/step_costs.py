@@ -21,7 +21,7 @@ from stages.document import Document
 from stages.stage import Stage
 from tests.corpus import _html, sentences
 
-#: bytes of a document's text, documents of a round, rounds
+#: bytes of text per document; documents per round; rounds
 SIZE, DOCUMENTS, ROUNDS = 5000, 100, 5
 
 
@@ -48,7 +48,7 @@ def documents(stage: Stage) -> list[Document]:
 
 
 def run(stage: Stage) -> float:
-    """CPU seconds of the step over fresh documents."""
+    """The CPU seconds of the step over fresh documents."""
     docs = documents(stage)
     started = time.process_time()
     if stage.batched:

@@ -35,23 +35,23 @@ from stages.extract.html.mill import features as f
 from stages.extract.html.mill.engine import Model, render
 from stages.extract.html.mill.page import table, walk
 
-#: sites a class word must be on
+#: fewest sites on which a class word must occur
 SITES = 5
 PARAMETERS: dict[str, Any] = {
     "objective": "cross_entropy", "learning_rate": 0.1, "num_leaves": 20, "min_data_in_leaf": 100, "max_bin": 63,
     "feature_fraction": 0.3, "bagging_fraction": 0.5, "bagging_freq": 1, "lambda_l2": 5.0, "min_sum_hessian_in_leaf": 1,
     "seed": 1, "deterministic": True, "force_row_wise": True, "verbose": -1, "num_threads": 1}
 TREES = {"first": 100, "second": 90}
-#: a page of news weighs as much as three others: there are twenty times fewer
+#: weight of a news page relative to others, since news pages are twenty times fewer
 NEWS = 3.0
-#: shifts of a page's log-odds, seven equally likely ones of a normal distribution
+#: shifts of a page's log-odds: seven equally likely values of a normal distribution
 NORMAL = np.array([-1.465, -0.792, -0.366, 0.0, 0.366, 0.792, 1.465])
-#: (mean, deviation) of the shifts that are tried
+#: the pairs (mean, deviation) of shifts that are tried
 GRID = [(mean, deviation) for deviation in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5) for mean in (-1.0, -0.75, -0.5, -0.25, 0.0)]
 
 
 class Tokens:
-    """Class words of some pages, and their weights with or without one site."""
+    """The class words of some pages, and their weights with or without one site."""
 
     def __init__(self, pages: list[Gold]) -> None:
         sites: dict[str, dict[int, list[float]]] = {}
@@ -101,8 +101,9 @@ def weight(g: Gold) -> np.ndarray:
 
 
 def fit(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray, trees: int) -> dict[str, np.ndarray]:
-    """Trees as arrays of integers: see `stages.extract.html.mill.forest.scores`."""
-    # blocks of little weight by lot, those taken weighing as much more: a third of the work, nearly the same trees
+    """Fits trees and returns them as arrays of integers: see `stages.extract.html.mill.forest.scores`."""
+    # blocks of low weight are sampled at random, and those taken weigh more to make up: a third of the work, nearly the
+    # same trees
     floor = np.quantile(weights, 0.8)
     taken = np.random.default_rng(len(rows)).random(len(rows)) * floor < weights
     data = lightgbm.Dataset(rows[taken], labels[taken], weight=np.maximum(weights[taken], floor), params=PARAMETERS)
@@ -146,7 +147,7 @@ def again(arrays: Any, first: np.ndarray) -> np.ndarray:
 
 
 def shifts(mean: float, deviation: float) -> np.ndarray:
-    """Chance → chance after each shift: int16[shifts, 1001]."""
+    """The chance after each shift, by chance: int16[shifts, 1001]."""
     chances = np.arange(1001)
     log_odds = np.log((chances + 0.5) / (1000.5 - chances))
     moved = log_odds[None] + mean + deviation * (NORMAL if deviation else NORMAL[:1])[:, None]
@@ -154,7 +155,7 @@ def shifts(mean: float, deviation: float) -> np.ndarray:
 
 
 def settle(pages: list[Gold], chances: list[np.ndarray]) -> tuple[float, float]:
-    """The (mean, deviation) of GRID by which these chances choose best. Words are scored by labels."""
+    """The (mean, deviation) of GRID with which these chances choose best. Chosen words are scored by the labels."""
     news = np.array([g.kind == "news" for g in pages])
     blocks = [walk(g.markup) for g in pages]
     best = (-1.0, GRID[0])
@@ -171,7 +172,8 @@ def settle(pages: list[Gold], chances: list[np.ndarray]) -> tuple[float, float]:
 
 
 def train(pages: list[Gold], inner: dict[str, int]) -> dict[str, np.ndarray]:
-    """The model of some pages; `inner`: fold of each site for the first looks that the second is trained on."""
+    """Train the model of some pages. `inner`: the fold of each site for the first looks on which the second is
+    trained."""
     tokens = Tokens(pages)
     described = [describe(g, tokens.table(without=g.site)) for g in pages]
     rows = np.concatenate([r for _, r in described])

@@ -45,9 +45,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-#: in this order
+#: all ways, in the order in which they are measured
 WAYS = ("ours", "nanochat", "titan", "packed")
-#: shapes; `sequence`, `batch` (tokens of a step), `micro` (tokens at once, to begin with); MFU wanted: floor and goal
+#: model shapes; `sequence`, `batch` (tokens per step), `micro` (initial tokens per micro-batch); floor and goal of the
+#: MFU
 MODELS: dict[str, dict[str, Any]] = {
     "125m": {"model": {"layers": 12, "width": 768, "heads": 12, "kv_heads": 12, "ffn": 2048}, "sequence": 2048,
              "batch": 262144, "micro": 65536, "floor": 0.38, "goal": 0.45},
@@ -59,12 +60,12 @@ MODELS: dict[str, dict[str, Any]] = {
 SMOKE = {"model": {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 128}, "sequence": 64, "batch": 512,
          "micro": 256, "floor": None, "goal": None}
 VOCAB, SMOKE_VOCAB, EOS = 50304, 512, 0
-#: steps of a window, windows measured, windows left out before them
+#: steps per window; windows measured; windows left out before them
 WINDOW, WINDOWS, WARM = 4, 5, 1
 LR = 3e-4
-#: the line of a traceback that says what it was; torch's compiler adds advice below it, NCCL a warning
+#: the line of a traceback that names the error; torch's compiler adds advice below it, NCCL a warning
 ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception|Failed|Unsupported)\b(: |$)")
-#: seconds that must be left to begin another measurement
+#: fewest seconds left in which another measurement is begun
 LEAST = 45
 
 
@@ -82,7 +83,7 @@ def main() -> int:
         model, way, micro = options.one
         print(json.dumps(measure(SMOKE if model == "smoke" else MODELS[model], way, int(micro), model == "smoke")))
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)        # the measurement that runs must not be left behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must not leave the running measurement behind
     began = time.monotonic()
 
     import torch
@@ -98,7 +99,7 @@ def main() -> int:
                                 "formula": FORMULA, "peak_flops": peak(device), "smoke": not cuda}
     results = former(options.out, document)
     document["results"] = results
-    if options.out:                               # where nothing can be written, before anything is measured
+    if options.out:                               # finds out before measuring that nothing can be written
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(document, indent=1) + "\n")
     print(f"{document['device']}, torch {torch.__version__}, peak "
@@ -118,7 +119,7 @@ def main() -> int:
         found = supervise(name, way, spec["micro"], spec["sequence"], min(options.timeout, left))
         results.append({"model": name, "way": way, "floor": spec["floor"], "goal": spec["goal"], **found})
         print(row(results[-1]), flush=True)
-        if options.out:                           # after each: what was measured is not lost with what follows
+        if options.out:                           # after each: no measurement is lost
             options.out.write_text(json.dumps(document, indent=1) + "\n")
     for line in verdicts(results):
         print(line)
@@ -126,7 +127,7 @@ def main() -> int:
 
 
 def former(path: Path | None, document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Measurements that stand in `path`, of this device and this torch, without those that failed."""
+    """The measurements in `path` that were made on this device with this torch, without those that failed."""
     try:
         found = json.loads(path.read_text()) if path else {}
     except FileNotFoundError:
@@ -136,7 +137,8 @@ def former(path: Path | None, document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def supervise(name: str, way: str, micro: int, sequence: int, seconds: float) -> dict[str, Any]:
-    """What a process of its own measured within `seconds`; with half the micro-batch where memory ran out."""
+    """Run a measurement in its own process, within `seconds`; again with half the micro-batch when memory ran out.
+    Returns its figures, or an error."""
     began = time.monotonic()
     while True:
         print(f"… {name} {way}, micro-batch of {micro:,} tokens", file=sys.stderr, flush=True)
@@ -154,8 +156,8 @@ def supervise(name: str, way: str, micro: int, sequence: int, seconds: float) ->
 
 
 def child(command: list[str], seconds: float) -> tuple[int | None, str, str]:
-    """(exit code, or None when it took too long; stdout; stderr). Nothing of it is left: torch's compile workers would
-    hold pipes and GPU."""
+    """Run a command. Returns (exit code, or None if it took too long; stdout; stderr). All its processes are killed at
+    the end, because torch's compile workers would keep pipes and GPU memory."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT, process_group=0)
         code = None
@@ -189,7 +191,7 @@ def row(r: dict[str, Any]) -> str:
 
 
 def verdicts(results: list[dict[str, Any]]) -> list[str]:
-    """Ours against the floor, the goal, and the better of the two others, one line a model."""
+    """One line per model: ours against the floor, the goal, and the better of the two others."""
     lines = []
     for name in dict.fromkeys(r["model"] for r in results):
         done = {r["way"]: r for r in results if r["model"] == name and "error" not in r}
@@ -210,7 +212,7 @@ def verdicts(results: list[dict[str, Any]]) -> list[str]:
 
 # -- one measurement ---------------------------------------------------------------------------------------------------
 def measure(spec: dict[str, Any], way: str, micro: int, smoke: bool) -> dict[str, Any]:
-    """{tokens_per_s, spread (of the windows, relative), mfu, memory_gb (the peak), windows}."""
+    """Returns {tokens_per_s, spread (of the windows, relative), mfu, memory_gb (the peak), windows}."""
     import torch
 
     torch.manual_seed(0)
@@ -224,7 +226,8 @@ def measure(spec: dict[str, Any], way: str, micro: int, smoke: bool) -> dict[str
 
 def ours(spec: dict[str, Any], vocab: int, micro: int, packed: bool, smoke: bool
          ) -> tuple[list[float], float | None, float]:
-    """The whole training loop, on shards written for it: tokens per second of each window, median MFU, bytes."""
+    """Run the whole training loop on shards written for it. Returns tokens per second of each window, median MFU, and
+    peak bytes of memory."""
     from unittest import mock
 
     from trainer.checkpoint import checkpoints as checkpoint
@@ -233,12 +236,12 @@ def ours(spec: dict[str, Any], vocab: int, micro: int, packed: bool, smoke: bool
     from trainer.observe.metrics import read
     from trainer.parallel.world import world
 
-    # the checkpoint at the end (13 GB of the 1 B model) comes after what is measured, and takes longer
+    # the final checkpoint (13 GB for the 1 B model) comes after the measurement and takes longer than it
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(checkpoint.Saver, "save"), world("auto") as here:
         run = store(Path(folder), spec, vocab, micro, packed, smoke)
         train(open_run(str(run), None, None, []), here, None, lambda text: print(text, file=sys.stderr, flush=True))
         steps = [line for line in read(run / "train" / "metrics.jsonl") if line["event"] == "step"]
-    # a window's figures stand in each of its steps; the memory's peak since the line before in its last
+    # each step repeats the figures of its window; the last step also holds the peak memory since the line before
     each = [steps[i] for i in range(WINDOW - 1, len(steps), WINDOW)]
     known = [line["mfu"] for line in each[WARM:] if line["mfu"] is not None]
     return ([line["tokens_per_s"] for line in each[WARM:]], statistics.median(known) if known else None,
@@ -246,7 +249,7 @@ def ours(spec: dict[str, Any], vocab: int, micro: int, packed: bool, smoke: bool
 
 
 def store(top: Path, spec: dict[str, Any], vocab: int, micro: int, packed: bool, smoke: bool) -> Path:
-    """A store of random tokens with one stream, and a run over it; returns the run's folder."""
+    """Make a store of random tokens with one stream, and a run over it. Returns the run's folder."""
     import numpy as np
     import yaml
 
@@ -257,7 +260,7 @@ def store(top: Path, spec: dict[str, Any], vocab: int, micro: int, packed: bool,
     sequence, rng = spec["sequence"], np.random.default_rng(0)
     total = spec["batch"] * WINDOW * (WARM + WINDOWS)
     identity = hashlib.sha256(b"random tokens").hexdigest()
-    folder = top / "shards" / "random" / "split=train"        # nothing held out: evaluations would be compiled, too
+    folder = top / "shards" / "random" / "split=train"  # no held-out data: evaluations would have to be compiled, too
     folder.mkdir(parents=True)
     mean, tokens = max(8, min(600, sequence // 4)), total + 2 * sequence
     lengths = rng.integers(mean // 2, mean * 3 // 2, 2 * tokens // mean) if packed else \
@@ -300,7 +303,8 @@ def store(top: Path, spec: dict[str, Any], vocab: int, micro: int, packed: bool,
 
 def plain(spec: dict[str, Any], vocab: int, micro: int, sharded: bool, smoke: bool
           ) -> tuple[list[float], float | None, float]:
-    """The two ways without us: tokens per second of each window, MFU of the median one, bytes at the peak."""
+    """Measure one of the two ways without our trainer. Returns tokens per second of each window, MFU of the median
+    window, and peak bytes."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -329,7 +333,7 @@ def plain(spec: dict[str, Any], vocab: int, micro: int, sharded: bool, smoke: bo
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         for block in model.blocks:
             if not smoke:
-                block.forward = torch.compile(block.forward, dynamic=False)      # FSDP's hooks stay outside
+                block.forward = torch.compile(block.forward, dynamic=False)  # not compiled: FSDP's hooks
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
         cross_entropy = cross_entropy if smoke else torch.compile(cross_entropy, dynamic=False)
@@ -372,8 +376,8 @@ def plain(spec: dict[str, Any], vocab: int, micro: int, sharded: bool, smoke: bo
 
 
 def decoder(shape: dict[str, int], vocab: int, length: int, dtype: Any) -> Any:
-    """A Llama decoder as one writes it in an afternoon, of the trainer's shape (tied embedding, no biases). `dtype` of
-    the residual stream: under autocast it would be float32 without being told."""
+    """A plain Llama decoder of the trainer's shape (tied embedding, no biases), as anybody might write it. `dtype` is
+    that of the residual stream, which under autocast would otherwise be float32."""
     import torch
     import torch.nn.functional as F
     from torch import nn

@@ -29,7 +29,7 @@ SIDES = ("set", "first", "ready", "archive first", "archive ready")
 
 
 def domain(i: int) -> str:
-    """A made-up domain of the length real ones have (17 characters)."""
+    """A made-up domain of the usual length (17 characters)."""
     return f"site{i * 2654435761 % 2**32:08x}x.com"
 
 
@@ -45,14 +45,14 @@ def write(folder: Path, count: int) -> None:
 
 
 def memory() -> tuple[float, float]:
-    """(RSS, private) of this process in MB."""
+    """Returns (RSS, private) memory of this process in MB."""
     found = dict(line.split(":") for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     rss, clean, dirty = (int(found[key].split()[0]) / 1024 for key in ("Rss", "Private_Clean", "Private_Dirty"))
     return rss, clean + dirty
 
 
 def side(name: str, folder: Path, count: int) -> None:
-    """One side in its own process: prints its figures as JSON."""
+    """Measure one side in its own process. Prints its figures as JSON."""
     import tldextract  # noqa: F401  (what a worker has loaded before its lists)
 
     from stages.document import Document

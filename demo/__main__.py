@@ -1,4 +1,4 @@
-"""The whole way on real input: `make demo`. Fetches pages, runs the recipe, trains a toy model, says what came out."""
+"""`make demo`: runs the whole pipeline on real input: fetches pages, runs the recipe, trains a toy model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ RECIPE = Path(__file__).with_name("recipe.yaml")
 
 
 def main(store: str | None = None) -> int:
-    """Run everything into `store` (default: demo-store in the repository). A second call goes on where one ended."""
+    """Run everything into `store` (default: demo-store in the repository). A second call continues where the first one
+    stopped."""
     began = time.monotonic()
     print("1. input", flush=True)
     if fetch_main():
@@ -39,7 +40,7 @@ def main(store: str | None = None) -> int:
     folder = at / "runs" / made.run
     print(f"\nThe report of the data is there to look at, while the model trains: {folder / 'report.html'}\n"
           f"What was dropped, and why: tokenmill inspect clean --dropped --store {at}\n\n3. training", flush=True)
-    # a process of its own: the trainer needs nothing of the pipeline, and sets its own threads
+    # in its own process: the trainer needs nothing of the pipeline, and sets its own threads
     code = subprocess.run([sys.executable, "-m", "pipeline.cli", "train", "run", str(folder)], cwd=ROOT).returncode
     if code:
         return code
@@ -50,7 +51,7 @@ def main(store: str | None = None) -> int:
 
 
 def closing(folder: Path, datasets: dict[str, int], shards: dict[str, int]) -> str:
-    """What one wants to see at the end: the report, the loss before and after, a sample."""
+    """The closing summary: the report, the loss before and after, a sample."""
     import json
 
     summary = json.loads((folder / "train" / "summary.json").read_text())

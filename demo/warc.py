@@ -1,4 +1,4 @@
-"""Writing WARC/1.1 (ISO 28500:2017): one gzip member a record, as crawlers do. Equal input gives equal bytes."""
+"""Writes WARC/1.1 (ISO 28500:2017) with one gzip member per record, as crawlers do. Equal input gives equal bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.fetch import put
 
-#: the packages do not say when a page was fetched, and a clock would make every file different
+#: fixed date: the packages do not say when a page was fetched, and the current time would make every file different
 DATE = "2026-01-01T00:00:00Z"
 
 
@@ -25,7 +25,7 @@ class Page:
 
 
 def write_warc(path: Path, pages: Iterable[Page], description: str) -> int:
-    """Write `pages` as response records behind a warcinfo record; returns how many."""
+    """Write `pages` as response records after a warcinfo record. Returns their number."""
     info = f"software: tokenmill demo\r\nformat: WARC File Format 1.1\r\ndescription: {description}\r\n".encode()
     out = [_record("warcinfo", f"{path.name}/info", [("WARC-Filename", path.name)], "application/warc-fields", info)]
     for n, page in enumerate(pages):
