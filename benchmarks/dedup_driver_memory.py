@@ -37,7 +37,7 @@ from pipeline.store.lists import ListFiles, writes_to
 from pipeline.store.records import Counters, PartRecord, merge_counters
 from stages.barrier import PartRef, TaskResult
 from stages.catalog import load
-from stages.dedup import cluster
+from stages.dedup.fragment import Sizes
 from stages.dedup.minhash import MinHash
 
 PART, WORDS, WIDTH, BANDS = 100_000, 40, 6, 14
@@ -111,8 +111,6 @@ def main() -> int:
     args.add_argument("--rounds", action="store_true", help="find clusters by rounds of tasks, as above 30 M edges")
     args.add_argument("--scratch", default=None, help="folder for about 500 bytes a document (default: the system's)")
     given = args.parse_args()
-    if given.rounds:
-        cluster.ONE_TASK = 0
     with tempfile.TemporaryDirectory(prefix="dedup-", dir=given.scratch) as root:
         most = min(PART, (given.documents + 1) // 2)         # at least two parts: the first has no near-duplicates
         sizes = [min(most, given.documents - start) for start in range(0, given.documents, most)]
@@ -123,7 +121,7 @@ def main() -> int:
                  for n, (rows, ref) in enumerate(zip(sizes, refs))]
         say(f"{given.documents:,} documents in {len(parts)} parts made in {time.monotonic() - began:.0f} s")
         with processes(given.workers) as pool:
-            return measure(pool, root, parts)
+            return measure(pool, root, parts, given.rounds)
 
 
 def say(line: str) -> None:
@@ -134,9 +132,11 @@ def processes(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
-def measure(pool: ProcessPoolExecutor, root: str, parts: list[PartRef]) -> int:
+def measure(pool: ProcessPoolExecutor, root: str, parts: list[PartRef], rounds: bool) -> int:
     documents = sum(p.rows for p in parts)
     barrier = MinHash()
+    if rounds:
+        barrier.sizes = Sizes(one_task_edges=0)
     Path("/proc/self/clear_refs").write_text("5")                # resets the peak
     before = memory_mb("VmRSS")
     began = time.monotonic()

@@ -189,6 +189,7 @@ def _content(f: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file atomically: whole or not at all."""
+    """Write a file atomically: whole or not at all. Makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_bytes(data)

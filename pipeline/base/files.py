@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written under another name, then linked or moved."""
+"""Files that exist whole or not at all: written under another name, synced, then linked or moved."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.base.clock import SYSTEM
+
+#: ending of files that are being written
+UNFINISHED = ".tmp~"
 
 
 def sha256(path: str | Path) -> str:
@@ -26,17 +29,26 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
+def beside(target: Path) -> Path:
+    """A new hidden name in the folder of `target`. It ends in UNFINISHED and not in the target's suffix, so that a
+    search by suffix never finds a partial file, nor what a killed writer leaves."""
+    return target.with_name(f".{target.name}.{SYSTEM.new_id()}{UNFINISHED}")
+
+
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, with its suffix. The file that the body writes there replaces `path` when
-    the body ends; when the body raises, the old file stays. Readers see the old or the new file whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{SYSTEM.new_id()}.{path.name}")
+def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
+    """A path beside `path`, whose folder must exist. The file that the body writes there takes the place of `path` when
+    the body ends; when it raises, the old file stays. Readers see the old or the new file whole, after a power cut too
+    if `durable`."""
+    part = beside(path)
     try:
         yield part
+        if durable:
+            sync(part)
         os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):          # would hide the body's error, or deny a file that is in its place
+            part.unlink(missing_ok=True)
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -303,7 +303,7 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
             pass
     else:
         with writing(out), replacing(out) as part:        # on an error, the file that was there before stays
-            _write_scores(part, scored())
+            _write_scores(part, out.suffix, scored())
     values = np.array(scores)
     tenths = {f"{p}%": round(float(v), 6) for p, v in zip((1, 10, 25, 50, 75, 90, 99), np.quantile(
         values, (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99), method="inverted_cdf"))}
@@ -345,12 +345,12 @@ def _scorer(model: Path, label: str | None, raw: bool) -> tuple[Stage, str]:
     return stage, stage.signals[0]
 
 
-def _write_scores(out: Path, scored: Iterator[tuple[str, float]]) -> None:
+def _write_scores(out: Path, suffix: str, scored: Iterator[tuple[str, float]]) -> None:
     import pyarrow as pa
 
     from pipeline.base.parquet import parquet_writer
 
-    if out.suffix == ".jsonl":
+    if suffix == ".jsonl":
         with open(out, "w", encoding="utf-8") as f:
             f.writelines(json.dumps({"id": id, "score": value}) + "\n" for id, value in scored)
         return

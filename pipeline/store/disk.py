@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipeline.base import files
-from pipeline.base.clock import SYSTEM
-from pipeline.base.files import sync
+from pipeline.base.files import UNFINISHED, beside, sync
 from pipeline.store.errors import StoreError, cannot_write
 
 #: errors of `os.link` on a file system without hard links (FAT, exFAT, some FUSE and network mounts)
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 #: errors of `renameat2` where folders cannot be exchanged
 _NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM}
-#: suffix of files that are still being written; these do not count as files of the store
-UNFINISHED = ".tmp~"
 #: prefix of the names of witness files, by which workers see whether they have the driver's store
 WITNESS = ".witness-"
 
@@ -52,16 +49,12 @@ def replace_by(local: str, target: Path) -> None:
 
 
 def _replace(target: Path, make: Callable[[Path], object]) -> None:
-    part = beside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        make(part)
-        os.replace(part, target)
+        with files.replacing(target, durable=False) as part:
+            make(part)
     except OSError as e:
         raise cannot_write(target, e) from e
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def move(local: str, target: Path) -> None:
@@ -117,10 +110,6 @@ def leftovers(top: Path, clock: Path) -> list[str]:
     for name in ("log", "runs", "shards"):
         look(top / name)
     return found
-
-
-def beside(target: Path) -> Path:
-    return target.parent / f".{target.name}.{SYSTEM.new_id()}{UNFINISHED}"
 
 
 def make_folder(folder: Path) -> None:

@@ -26,8 +26,8 @@ MEMBER = np.dtype([("part", "<u4"), ("row", "<u4"), ("root", "<u8")])
 
 
 class Clusters:
-    """args: links [$ref], firsts [what to add to the part of its places, one each], folded (edges held before they are
-    folded into the forest), groups [first part of each group].
+    """args: links [$ref], firsts [what to add to the part of its places, one each], groups [first part of each group];
+    $volatile: folded (edges held before they are folded into the forest).
 
     Writes segments `members` (MEMBER, bucket = number of the group). Counts candidates, clusters, the largest cluster
     and a histogram of cluster sizes (bin b: 2**b <= documents < 2**(b + 1)).
@@ -40,7 +40,7 @@ class Clusters:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         tree = np.zeros(0, EDGE)
-        for held in edges_of(inputs, args["links"], args["firsts"], args["folded"]):
+        for held in edges_of(inputs, args["links"], args["firsts"], args["$volatile"]["folded"]):
             every = np.concatenate([tree, held])
             tree = forest(every["a"], every["b"])
         nodes, roots = components(tree["a"], tree["b"])
@@ -131,8 +131,8 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
                               total * 32 // len(edges), f"clusters, range {b + 1}/{len(edges)}", 800)
                     for b in range(len(edges))]
         links = [*files_of(done["bands"], "links.seg"), *files_of(done["links"], "links.seg")]
-        args = {"links": links, "firsts": firsts + [0] * (len(links) - len(firsts)), "folded": sizes.folded_edges,
-                "groups": firsts}
+        args = {"links": links, "firsts": firsts + [0] * (len(links) - len(firsts)), "groups": firsts,
+                "$volatile": {"folded": sizes.folded_edges}}
         return [TaskDraft("stages.dedup.cluster:Clusters", args, sum(f["bytes"] for f in links), "clusters",
                           700 + total * 60 // 2**20)] if total else []
 

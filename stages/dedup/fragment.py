@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How the work of a barrier is cut into tasks. Sizes never change results."""
+    """How the work of a barrier is cut into tasks. Verdicts never depend on sizes; exchange files do, so a size that
+    shapes one enters the keys of its tasks."""
 
     #: Limits of a group of parts: bytes of text and documents. They bound the memory of a map task: ~1 GB at 14 bands.
     group_bytes: int = 4 << 30

@@ -223,7 +223,7 @@ class MinHash(Barrier):
             shared = {"candidates": files_of(done["shingles"], "candidates.seg"),
                       "shingles": [r.files.get("shingles.bin") for r in done["shingles"]],
                       "ranks": [g.rank for g in plan], "bands": c.bands, "verify": verify,
-                      "max_comparisons": c.max_comparisons, "cache": sizes.shingle_cache_bytes}
+                      "max_comparisons": c.max_comparisons, "$volatile": {"cache": sizes.shingle_cache_bytes}}
             size = sum(f["bytes"] for f in [*shared["candidates"], *(s for s in shared["shingles"] if s)])
             for b in range(buckets if shared["candidates"] else 0):
                 yield TaskDraft("stages.dedup.verify:Verify", {**shared, "bucket": b}, size // buckets,

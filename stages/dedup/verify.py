@@ -187,7 +187,7 @@ class _SetReader:
 
 class Verify:
     """args: candidates [$ref, one a group], shingles [$ref | null], ranks [priority of each group], bucket, bands,
-    verify (0: no check), max_comparisons, cache (bytes of shingles that are held).
+    verify (0: no check), max_comparisons; $volatile: cache (bytes of shingles that are held).
 
     Writes segments `verdicts` (VERDICT, bucket = number of the group), every document of every cluster one record, and
     `near` (NEAR, the same buckets): each of two kept documents beside the other, where they were compared and are
@@ -203,7 +203,7 @@ class Verify:
         args = inputs.args
         ranks, judged = np.asarray(args["ranks"], np.int64), 0
         counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
-        sets = _SetReader(inputs, args["shingles"], args["cache"])
+        sets = _SetReader(inputs, args["shingles"], args["$volatile"]["cache"])
         with (out.segments("verdicts.seg", VERDICT, len(ranks)) as to,
               out.segments("near.seg", NEAR, len(ranks)) as beside):
             for every in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):

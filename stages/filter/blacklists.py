@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from stages.stage import file_sha256
-from stages.text.cache import cache_dir
-from stages.text.hashlist import LabelledList, cached, entry, write_labelled
+from stages.text.cache import cache_dir, cached
+from stages.text.hashlist import LabelledList, entry, write_labelled
 
 _SCHEME = re.compile(r"^(?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//")
 _SCHEME_BYTES = re.compile(_SCHEME.pattern.encode())

@@ -14,7 +14,7 @@ from stages.filter.fineweb2_limits import Limits, read_limits, table
 from stages.filter.gopher_quality import GopherQuality
 from stages.filter.gopher_repetition import GopherRepetition
 from stages.stage import Stage, StageConfig, decision, resource, signal
-from stages.text.cache import rules_path
+from stages.text.cache import rules_paths
 from stages.text.language_codes import names
 from stages.text.languages import installed, split_words, splitter
 from stages.text.words import Words, words_of
@@ -122,8 +122,7 @@ class FineWeb2(Stage):
             raise ValueError(f"fineweb2: {field}: {message}")
         # Export the rules of word splitting and compile kernels now, so that no document is charged for it. The rules
         # of a language are loaded with its first document.
-        for rules in sorted({found.rules for name in self.limits() if (found := splitter(name)) and found.rules}):
-            rules_path(rules)
+        rules_paths(sorted({found.rules for name in self.limits() if (found := splitter(name)) and found.rules}))
         for name in packages(self.limits()) or list(self.limits())[:1]:
             self.measure(Document("", "It is a test, and so on. a b c d e f g h i j k l"), name)
 

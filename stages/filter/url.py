@@ -14,8 +14,8 @@ from pydantic import model_validator
 
 from stages.filter.blacklists import Blacklists, categories_of
 from stages.stage import Stage, StageConfig, decision, file_sha256, resource, signal
-from stages.text.cache import cache_dir
-from stages.text.hashlist import HashList, cached, entry, write_hashes
+from stages.text.cache import cache_dir, cached
+from stages.text.hashlist import HashList, entry, write_hashes
 from stages.text.trie import trie_pattern
 
 if TYPE_CHECKING:

@@ -5,9 +5,12 @@ Environment: TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill).
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -19,21 +22,54 @@ def cache_dir() -> Path:
     return Path(os.environ.get("TOKENMILL_CACHE") or Path.home() / ".cache" / "tokenmill")
 
 
+def cached(path: Path, write: Callable[[Path], None]) -> Path:
+    """`path`, written by `write` if it does not exist yet. One process of a machine writes, the others wait for it."""
+    if not path.exists():
+        with _lock(path):
+            if not path.exists():
+                write(path)
+    return path
+
+
 def rules_path(language: str = "en") -> Path:
-    """Path of the exported rules of a language, by spaCy's code. They are exported now if this install has none yet.
+    """Path of the exported rules of a language, by spaCy's code; exported now if this install lacks them.
 
     Raises:
         RuntimeError: spaCy is missing or the export failed; the message holds its error output.
     """
-    version = metadata.version("spacy")
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    path = cache_dir() / "words" / f"{language}-spacy-{version}-py{python}-v{FORMAT}.json"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "stages.text.spacy_export", language, str(path)]
-        root = str(Path(__file__).resolve().parents[2])
-        env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])))
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"exporting spaCy's tokenizer rules to {path} failed:\n{done.stderr[-2000:]}")
-    return path
+    return rules_paths([language])[0]
+
+
+def rules_paths(languages: Iterable[str]) -> list[Path]:
+    """Paths of the exported rules of several languages. One process exports all that are missing, because importing
+    spaCy takes longer than exporting a language. Raises as `rules_path`."""
+    folder = cache_dir() / "words"
+    version = f"spacy-{metadata.version('spacy')}-py{sys.version_info.major}.{sys.version_info.minor}-v{FORMAT}"
+    paths = {language: folder / f"{language}-{version}.json" for language in languages}
+    if not all(path.exists() for path in paths.values()):
+        with _lock(folder / version):
+            missing = {language: path for language, path in paths.items() if not path.exists()}
+            if missing:
+                _export(missing)
+    return list(paths.values())
+
+
+def _export(paths: dict[str, Path]) -> None:
+    command = [sys.executable, "-m", "stages.text.spacy_export"]
+    command += [word for language, path in paths.items() for word in (language, str(path))]
+    root = str(Path(__file__).resolve().parents[2])
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])))
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"exporting spaCy's tokenizer rules to {next(iter(paths.values())).parent} failed:\n"
+                           f"{done.stderr[-2000:]}")
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the lock file beside `path`. A file system without locks grants it to all: the last writer wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "wb") as lock:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -9,8 +9,6 @@ then share the other 56 bits with probability 2**-56.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -83,18 +81,6 @@ def write_labelled(lists: Iterable[tuple[int, Iterable[bytes]]], path: Path,
     del found
     values.sort()
     _save(path, values[_firsts(values >> np.uint64(8))])
-
-
-def cached(path: Path, write: Callable[[Path], None]) -> Path:
-    """`path`, written now if it is missing. Of several processes on a machine that want it at once, one writes it."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.with_name(f".{path.name}.lock"), "wb") as lock:
-            with contextlib.suppress(OSError):             # a file system without locks: all write, the last one stays
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                write(path)
-    return path
 
 
 def _hash(item: bytes) -> np.uint64:

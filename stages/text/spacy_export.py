@@ -1,10 +1,10 @@
 """spaCy's tokenizer rules as data, so that no worker ever imports spaCy (1 s of CPU and up to 290 MB each).
 
-`cache.rules_path(language)` gives a JSON file, made at first use by `python -m stages.text.spacy_export LANGUAGE FILE`
-in a process of its own and kept in the cache folder under the versions it depends on. Environment: TOKENMILL_CACHE
-names the folder (default ~/.cache/tokenmill). The export checks `stages.text.spacy_rules` against spaCy on some
-thousands of awkward strings before it writes anything: rules of a future spaCy that need another algorithm are refused
-here, instead of giving wrong words later.
+`cache.rules_path(language)` gives a JSON file, made at first use by `python -m stages.text.spacy_export LANGUAGE FILE
+[LANGUAGE FILE …]` in a process of its own and kept in the cache folder under the versions it depends on. Environment:
+TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill). The export checks `stages.text.spacy_rules` against spaCy
+on some thousands of awkward strings before it writes anything: rules of a future spaCy that need another algorithm are
+refused here, instead of giving wrong words later.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def export(language: str, path: Path) -> None:
             if letter.isalpha() and not ours.quiet(letter):
                 raise ValueError(f"the letter {letter!r} is an affix to spaCy {spacy.__version__}")
     data = json.dumps(rules, ensure_ascii=True, sort_keys=True).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_bytes(data)
 
@@ -142,4 +143,5 @@ def samples(rules: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    export(sys.argv[1], Path(sys.argv[2]))
+    for name, file in zip(sys.argv[1::2], sys.argv[2::2]):
+        export(name, Path(file))

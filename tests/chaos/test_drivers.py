@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.store.disk import UNFINISHED
+from pipeline.base.files import UNFINISHED
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.chaos import checks

@@ -16,8 +16,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from pipeline.base.files import UNFINISHED
 from pipeline.store.dataset import manifest
-from pipeline.store.disk import UNFINISHED
 from pipeline.store.fs import Store
 from tests.corpus import sentences
 

@@ -283,7 +283,7 @@ def test_labels(tmp_path):
 
 
 def test_one_process_writes_what_many_want(tmp_path):
-    script = ("import sys, time; from pathlib import Path; from stages.text.hashlist import cached\n"
+    script = ("import sys, time; from pathlib import Path; from stages.text.cache import cached\n"
               "def write(path):\n"
               "    open(sys.argv[2], 'a').write('x'); time.sleep(0.2); path.write_text('list')\n"
               "print(cached(Path(sys.argv[1]), write).read_text())")

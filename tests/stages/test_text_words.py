@@ -204,7 +204,12 @@ def test_rules_are_exported_once_and_refused_when_broken(tmp_path, monkeypatch):
     written = path.stat().st_mtime_ns
     assert cache.rules_path() == path
     assert path.stat().st_mtime_ns == written
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert [p.name for p in path.parent.iterdir() if p.suffix != ".lock"] == [path.name]
+    started = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **kw: started.append(command) or run(command, **kw))
+    assert [p.exists() for p in cache.rules_paths(["en", "pl", "pt"])] == [True] * 3
+    assert len(started) == 1 and started[0].count("en") == 0, "one process exports what is missing"
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "other"))
     with pytest.raises(RuntimeError, match="exporting spaCy's tokenizer rules"):

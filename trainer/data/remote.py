@@ -210,13 +210,12 @@ def _whole(file: Path, size: int | None) -> bool:
 def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> None:
     """Copy one file, whole or not at all, and check its hash."""
     digest = hashlib.sha256()
+    to.parent.mkdir(parents=True, exist_ok=True)
     with replacing(to) as part:
         with remote.open_input_stream(path, buffer_size=0) as source, open(part, "wb") as f:
             while block := source.read(BLOCK):
                 digest.update(block)
                 f.write(block)
-            f.flush()
-            os.fsync(f.fileno())  # so that after a power cut the final name never refers to a partial file
         if sha256 is not None and digest.hexdigest() != sha256:
             raise ConfigError(f"{path}: damaged, its sha256 is not the one its manifest names; publish the shards "
                               f"again by running the recipe")
