@@ -8,6 +8,7 @@ including steps of installed packages; our own tests check every file of tests/c
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,16 @@ def stage_of(name: str, config: str, folder: Path) -> Stage:
     return stage
 
 
+def outcome(stage: Stage, case: dict[str, Any]) -> tuple[str | None, Document]:
+    """(reason or None, the document after the stage)."""
+    doc = document(case)
+    return stage.process_batch([doc])[0] if stage.batched else stage.process(doc), doc
+
+
 def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
     """How the result of a stage differs from that of a case, 'WHAT: IS instead of SHOULD BE'; [] when it does not."""
-    doc = document(case)
-    before = doc.text
-    reason = stage.process_batch([doc])[0] if stage.batched else stage.process(doc)
+    before = document(case).text
+    reason, doc = outcome(stage, case)
     pairs: list[tuple[str, Any, Any]] = [
         ("reason", reason, case["reason"]), ("text", doc.text, expand(case.get("text_after", before)))]
     if "language_after" in case:
@@ -95,14 +101,48 @@ def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
     return [f"{what}: {is_!r} instead of {wanted!r}" for what, is_, wanted in pairs if is_ != wanted]
 
 
+def replay_differences(stage: Stage, case: dict[str, Any], others: Iterable[Stage]) -> list[str]:
+    """What a replay of thresholds would get wrong: `others` are the stage under other configs.
+
+    Where only thresholds differ and `verdict` gives the same answer on the stored signals, a replay keeps the earlier
+    result, so `process` must give the same one, too.
+    """
+    reason, doc = outcome(stage, case)
+    lines = []
+    for other in others:
+        if other.key(("signal", "resource")) != stage.key(("signal", "resource")):
+            continue
+        then, found = outcome(other, case)
+        changed = sorted(field for field in type(stage.config).model_fields
+                         if getattr(stage.config, field) != getattr(other.config, field))
+        under = ", ".join(f"{field} {getattr(other.config, field)!r}" for field in changed)
+        if found.signals != doc.signals:
+            lines.append(f"signals under {under}: {found.signals} instead of {doc.signals}")
+            continue
+        try:
+            same = _stored(stage, doc) == _stored(other, doc)
+        except Exception:  # no `verdict` method, or it lacks a signal: a replay runs `process`
+            continue
+        if same and (then, found.text) != (reason, doc.text):
+            lines.append(f"replay under {under}: verdict gives {_stored(other, doc)!r} as before, but process gives "
+                         f"{then!r} instead of {reason!r}")
+    return lines
+
+
+def _stored(stage: Stage, doc: Document) -> str | None:
+    """The verdict on a document of which only the stored signals are left."""
+    return stage.verdict(Document(doc.id, "", source=doc.source, language=doc.language, signals=dict(doc.signals)))
+
+
 def failures(name: str, path: Path) -> list[str]:
     """Differences of all cases of a file, each 'FILE: CASE: WHAT: IS instead of SHOULD BE', or the error the step
     raises. Raises ValueError like `read_vectors`, and for settings that the step does not accept."""
     out = []
-    for number, case in enumerate(read_vectors(path)[1], 1):
-        stage = stage_of(name, json.dumps(case.get("config", {}), sort_keys=True), path.parent)
+    cases = read_vectors(path)[1]
+    stages = [stage_of(name, json.dumps(case.get("config", {}), sort_keys=True), path.parent) for case in cases]
+    for number, (case, stage) in enumerate(zip(cases, stages), 1):
         try:
-            lines = differences(stage, case)
+            lines = differences(stage, case) + replay_differences(stage, case, dict.fromkeys(stages))
         except Exception as e:  # an error of the step, for which a run would quarantine the document
             lines = [f"raised {type(e).__name__}: {e}"]
         out += [f"{path.name}: {case.get('name') or f'case {number}'}: {line}" for line in lines]

@@ -127,7 +127,7 @@ def _show(name: str | None, known: Mapping[str, str], find: Any, base: type, fac
     from pipeline.recipe.errors import nearest
 
     if name is not None and name not in known and ":" not in name:
-        raise BadUsage(f"'{name}': {nearest(name, known)}")
+        raise BadUsage(f"unknown {'step' if facts is step_facts else 'reader'} '{name}': {nearest(name, known)}")
     for each in [name] if name is not None else sorted(known):
         try:
             cls = find(each)

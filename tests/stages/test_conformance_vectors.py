@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from stages import vectors
-from stages.catalog import STAGES
-from stages.stage import Stage
+from stages.catalog import STAGES, stage_class
+from stages.document import Document
+from stages.stage import Stage, StageConfig, decision
 from stages.vectors import differences, read_vectors
 
 FOLDER = Path(__file__).parents[1] / "conformance"
@@ -47,6 +48,14 @@ def test_vector(stage, case):
     check(stage_of(stage, json.dumps(case.get("config", {}), sort_keys=True)), case)
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_other_thresholds_replay(path):
+    head, cases = read_vectors(path)
+    stages = [stage_of(head["stage"], json.dumps(case.get("config", {}), sort_keys=True)) for case in cases]
+    for case, stage in zip(cases, stages):
+        assert vectors.replay_differences(stage, case, dict.fromkeys(stages)) == [], case.get("name")
+
+
 @pytest.mark.parametrize("content", ["", '{"stage": "c4"}\n', "not json\n", '["list"]\n', '{"text": "x"}\n',
                                      '{"text": "x", "reason": null, "reasn": "typo"}\n', '{"stage": "c4"}\n\n'])
 def test_files_that_say_nothing_fail(tmp_path, content):
@@ -54,6 +63,38 @@ def test_files_that_say_nothing_fail(tmp_path, content):
     path.write_text(content)
     with pytest.raises(ValueError, match=r"c4\.jsonl"):
         read_vectors(path)
+
+
+def test_every_filter_has_vectors():
+    """Those whose numbers come from a model have none: they would differ with the model."""
+    classes = {name: stage_class(name) for name in STAGES}
+    filters = {name for name, cls in classes.items() if cls.__module__.startswith("stages.filter.") and cls.exact and cls.drops}
+    missing = filters - {read_vectors(path)[0]["stage"] for path in FILES}
+    assert not missing, f"no tests/conformance/NAME.jsonl for {', '.join(sorted(missing))}"
+
+
+class Torn(Stage):
+    """Drops by its threshold, while its verdict knows only 0.95."""
+
+    name, signals = "torn", ("capitals",)
+
+    class Config(StageConfig):
+        most: float = decision(0.5, "largest share of capitals")
+
+    def process(self, doc: Document) -> str | None:
+        doc.signals["capitals"] = sum(map(str.isupper, doc.text)) / len(doc.text)
+        return "torn" if doc.signals["capitals"] > self.config.most else None
+
+    def verdict(self, doc: Document) -> str | None:
+        return "torn" if doc.signals["capitals"] > 0.95 else None
+
+
+def test_a_verdict_that_is_not_that_of_process_fails():
+    case = {"text": "ABCd", "reason": "torn"}
+    stages = [Torn(), Torn(most=0.8)]
+    assert [vectors.replay_differences(stage, case, stages) for stage in stages] == [
+        ["replay under most 0.8: verdict gives None as before, but process gives None instead of 'torn'"],
+        ["replay under most 0.5: verdict gives None as before, but process gives 'torn' instead of None"]]
 
 
 def test_a_wrong_vector_fails():
