@@ -77,7 +77,7 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
         for warning in summary.warnings:
             typer.echo(visible(f"warning: {warning}"), err=True)
         typer.echo(f"{summary.run}: {summary.executed:,} tasks run, {summary.reused:,} reused")
-        typer.echo("documents: " + ", ".join(f"{d} {n:,}" for d, n in summary.datasets.items()))
+        typer.echo("documents kept: " + ", ".join(f"{d} {n:,}" for d, n in summary.datasets.items()))
         if summary.shards:
             typer.echo("tokens: " + ", ".join(f"{s} {n:,}" for s, n in summary.shards.items()))
         typer.echo(f"report: {report_at}")

@@ -82,6 +82,7 @@ def test_state_is_divided_as_the_mesh_says():
     matrices = parameters - VOCAB * MODEL["width"] - 256 * 9 - 4 * 2 * 32
     assert checkpoint_bytes(config(optimizer={"kind": "muon"}), VOCAB) == 12 * parameters - 4 * matrices
     assert checkpoint_bytes(config(optimizer={"kind": "lion"}), VOCAB) == 8 * parameters
+    assert checkpoint_bytes(config(checkpoint={"moments": "bf16"}), VOCAB) == 8 * parameters
 
 
 def test_accumulation_takes_no_more_than_one_micro_batch():

@@ -103,6 +103,10 @@ class OptimizerConfig:
         of `width` columns, for `tokenmill train plan`. Two moments in float32 unless overridden."""
         return 8.0 * parameters
 
+    def stored_bytes(self, parameters: int, matrices: int, width: int, half: bool) -> float:
+        """Bytes of that state in a checkpoint. `half`: its float32 tensors are stored as bfloat16."""
+        return self.state_bytes(parameters, matrices, width) * (0.5 if half else 1)
+
     def build(self, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
         """Make the optimiser over parameter groups (from `trainer.optim.groups.grouped`)."""
         raise NotImplementedError

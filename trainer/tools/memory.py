@@ -86,14 +86,19 @@ def _upcast(size: int, fused: bool) -> int:
 
 def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
     """Bytes of optimiser state of the whole model."""
-    all_parameters = config.model.parameters(vocab)
-    matrices = config.model.matmul_parameters(vocab) - vocab * config.model.width
-    return config.optimizer.state_bytes(all_parameters, matrices, config.model.width)
+    return config.optimizer.state_bytes(*_sizes(config, vocab))
+
+
+def _sizes(config: TrainConfig, vocab: int) -> tuple[int, int, int]:
+    """(parameters of the model, those in hidden matrices, its width)."""
+    model = config.model
+    return model.parameters(vocab), model.matmul_parameters(vocab) - vocab * model.width, model.width
 
 
 def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:
-    """Bytes of a checkpoint: parameters in float32, and the optimiser's state as it is in memory."""
-    return 4.0 * config.model.parameters(vocab) + optimizer_bytes(config, vocab)
+    """Bytes of a checkpoint: parameters in float32, and the optimiser's state as `checkpoint.moments` stores it."""
+    return 4.0 * config.model.parameters(vocab) + config.optimizer.stored_bytes(
+        *_sizes(config, vocab), half=config.checkpoint.moments == "bf16")
 
 
 def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int, accumulate: bool = False,
