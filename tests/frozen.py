@@ -42,8 +42,8 @@ def hold(name: str, value: Any) -> None:
         return
     frozen = json.loads(FILE.read_text(encoding="utf-8")).get(name)
     differ = [key for key in sorted({*value, *(frozen or {})}) if value.get(key) != (frozen or {}).get(key)]
-    assert not differ, (f"{name}: {', '.join(differ)}: not as in {FILE.name}; if that is meant, say it in CHANGELOG.md and "
-                        f"run FREEZE=1 python -m pytest tests/test_frozen.py")
+    assert not differ, (f"{name}: {', '.join(differ)}: not as in {FILE.name}; if that is meant, say it in CHANGELOG.md "
+                        f"and run FREEZE=1 python -m pytest tests/test_frozen.py")
 
 
 def hold_run(name: str, store: Path | str, **programs: str) -> None:

@@ -68,7 +68,8 @@ def test_files_that_say_nothing_fail(tmp_path, content):
 def test_every_filter_has_vectors():
     """Those whose numbers come from a model have none: they would differ with the model."""
     classes = {name: stage_class(name) for name in STAGES}
-    filters = {name for name, cls in classes.items() if cls.__module__.startswith("stages.filter.") and cls.exact and cls.drops}
+    filters = {name for name, cls in classes.items()
+               if cls.__module__.startswith("stages.filter.") and cls.exact and cls.drops}
     missing = filters - {read_vectors(path)[0]["stage"] for path in FILES}
     assert not missing, f"no tests/conformance/NAME.jsonl for {', '.join(sorted(missing))}"
 
