@@ -16,8 +16,8 @@ from pipeline.heal import until_sound
 from pipeline.passes.materialize import FILE_BYTES, map_drafts, publish_rows, reduce_drafts
 from pipeline.plan.drive import drive
 from pipeline.plan.nodes import Node, Work, result
+from pipeline.store.content_keys import task_key
 from pipeline.store.fs import Store
-from pipeline.store.keys import task_key
 from pipeline.store.lists import ListFiles, writes_to
 from pipeline.store.log import Log
 from stages.barrier import TaskDraft

@@ -61,8 +61,8 @@ class Skip(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One unit of work. `key` identifies its outcome by content (`pipeline.store.keys`): equal keys mean equal results.
-    `args` is JSON; `pipeline.store.keys` lists the kinds of dict that have a special meaning in it."""
+    """One unit of work. `key` identifies its outcome by content: equal keys mean equal results. `args` is JSON;
+    `pipeline.store.content_keys` makes the key and lists the kinds of dict that have a special meaning in `args`."""
 
     key: str
     task: str                          # import path 'module:Class'

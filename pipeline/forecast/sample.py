@@ -36,8 +36,8 @@ from pipeline.plan.inputs import SourceFile
 from pipeline.plan.planner import Planner
 from pipeline.recipe.model import Recipe, Source
 from pipeline.run import make_backend, run_recipe
+from pipeline.store.content_keys import task_key
 from pipeline.store.fs import Store
-from pipeline.store.keys import task_key
 from pipeline.store.log import Log
 from pipeline.store.records import PartRecord
 from pipeline.store.runs import RunTasks

@@ -33,7 +33,7 @@ Failures = dict[int, tuple[str, str, str]]
 
 
 @dataclass
-class Step:
+class LoadedStage:
     """One stage of the chain as loaded in this process."""
 
     name: str
@@ -47,10 +47,10 @@ class Step:
         self.side = f"{self.name}-{self.key[:8]}"
 
 
-_loaded: dict[str, Step] = {}
+_loaded: dict[str, LoadedStage] = {}
 
 
-def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
+def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
     """The stages of a chain, ready to use. A warm child keeps the stages of its latest chain, because models take long
     to load. It drops all others, because a task declares memory for its own stages only."""
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
@@ -73,7 +73,7 @@ def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
                     raise ChangedInput(f"{path} is not the file this run was planned with; run again to plan with the "
                                        f"new one, and see that all nodes have the same")
             stage.setup()
-            _loaded[ident] = Step(entry["name"], entry["key"], f"{place}:{entry['name']}", stage, foreign)
+            _loaded[ident] = LoadedStage(entry["name"], entry["key"], f"{place}:{entry['name']}", stage, foreign)
     return [_loaded[ident] for ident in idents]
 
 
@@ -84,7 +84,7 @@ class Chain:
     def __init__(self, cursor: Cursor, counters: Counters, until_drop: bool) -> None:
         self.cursor, self.counters, self.until_drop = cursor, counters, until_drop
 
-    def through(self, steps: list[Step], batch: Batch, sign: int = 1) -> tuple[Verdicts, Failures]:
+    def through(self, steps: list[LoadedStage], batch: Batch, sign: int = 1) -> tuple[Verdicts, Failures]:
         """Take a batch through `steps`, which change its documents in place. `sign` -1 subtracts the batch from the
         counters."""
         verdicts: Verdicts = {}
@@ -128,7 +128,7 @@ class Chain:
                 count(self.counters["dropped_bytes"], doc.source, sign * doc.text_bytes)
         return verdicts, failures
 
-    def _apply(self, place: int, step: Step, alive: Batch, verdicts: Verdicts,
+    def _apply(self, place: int, step: LoadedStage, alive: Batch, verdicts: Verdicts,
                failures: Failures) -> list[tuple[tuple[int, Document], str | None]]:
         """Yields (item, verdict) for the documents on which the stage does not fail."""
         stage, foreign, after = step.stage, step.foreign, []

@@ -24,9 +24,9 @@ from pipeline.base.prf import below
 from pipeline.engine.task import Cursor, Inputs, Out
 from pipeline.passes.rows import BATCH, Rows, Taken, rows_of
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
+from pipeline.store.content_keys import task_key
 from pipeline.store.dataset import QUARANTINE, link_committed
 from pipeline.store.fs import Store
-from pipeline.store.keys import task_key
 from pipeline.store.lists import unfold
 from pipeline.store.records import Counters
 from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult

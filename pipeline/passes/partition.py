@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.base.parquet import read_table
 from pipeline.engine.task import Cursor, Inputs, Out
-from pipeline.passes.chain import Step, count
+from pipeline.passes.chain import LoadedStage, count
 from pipeline.passes.reading import SourceFiles
 from pipeline.passes.rows import Taken
 from pipeline.store.lists import unfold
@@ -79,7 +79,8 @@ class PartitionReader:
     """Reads the records of one partition in batches. `quarantined`: entries of the log about documents that killed or
     hung a process at a stage of `steps`, by document."""
 
-    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, steps: Sequence[Step], counters: Counters) -> None:
+    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, steps: Sequence[LoadedStage],
+                 counters: Counters) -> None:
         self.inputs, self.cursor, self.out, self.steps, self.counters = inputs, cursor, out, steps, counters
         self.args = inputs.args
         quarantined = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)

@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.base.parquet import open_parquet, read_table
 from pipeline.engine.task import Inputs
-from pipeline.passes.chain import Batch, Chain, Failures, Step, Verdicts
+from pipeline.passes.chain import Batch, Chain, Failures, LoadedStage, Verdicts
 from pipeline.passes.partition import Items, Removed, Settled
 from pipeline.store.errors import DamagedFile
 from pipeline.store.parts import read_documents
@@ -34,7 +34,7 @@ from stages.stage import role_of
 THRESHOLDS = b"tokenmill.thresholds"
 
 
-def thresholds(steps: Sequence[Step]) -> dict[bytes, bytes]:
+def thresholds(steps: Sequence[LoadedStage]) -> dict[bytes, bytes]:
     """The `decision` fields of a chain, as metadata of the part it writes."""
     decisions = [{field: value for field, value in step.stage.config.model_dump(mode="json").items()
                   if role_of(type(step.stage.config), field) == "decision"} for step in steps]
@@ -71,7 +71,7 @@ class Replay:
     """
 
     @classmethod
-    def of(cls, inputs: Inputs, steps: Sequence[Step], sides: Sequence[str], chain: Chain,
+    def of(cls, inputs: Inputs, steps: Sequence[LoadedStage], sides: Sequence[str], chain: Chain,
            quarantined: Iterable[str]) -> Replay | None:
         """The replay that the arguments ask for. Returns None where the pass runs from scratch: when the earlier parts
         are missing, damaged or made by other code; when they count a document that was `quarantined` since; and in an
@@ -89,7 +89,7 @@ class Replay:
                 return replay
         return None
 
-    def __init__(self, files: Mapping[str, str], steps: Sequence[Step], sides: Sequence[str], chain: Chain,
+    def __init__(self, files: Mapping[str, str], steps: Sequence[LoadedStage], sides: Sequence[str], chain: Chain,
                  barrier: str) -> None:
         missing = [name for name in ("kept.parquet", *(f"side.{s}.parquet" for s in sides)) if name not in files]
         metadata = {} if missing else _schema_metadata(files["kept.parquet"])
@@ -233,14 +233,14 @@ class _SideRows:
         return {k: v for k, v in self._next.items() if k not in ("row", "id")}
 
 
-def _under(step: Step, thresholds: Mapping[str, Any]) -> Step:
+def _under(step: LoadedStage, thresholds: Mapping[str, Any]) -> LoadedStage:
     """A copy of the step with other thresholds. Both share the models that the stage has loaded."""
     stage = copy.copy(step.stage)
     stage.config = type(stage.config).model_validate({**stage.config.model_dump(), **thresholds})
     return replace(step, stage=stage)
 
 
-def _ambiguous(steps: Sequence[Step], changed: Sequence[int]) -> bool:
+def _ambiguous(steps: Sequence[LoadedStage], changed: Sequence[int]) -> bool:
     """Whether a later stage may overwrite a signal that a changed stage decides by: the stored value is then not the
     one that the changed stage saw."""
     for place in changed:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pipeline.passes.chain import Step, count
+from pipeline.passes.chain import LoadedStage, count
 from pipeline.passes.storable import language_label
 from pipeline.store.records import Counters, merge_counters
 from stages.document import Document
@@ -60,7 +60,7 @@ class Tally:
     """Counts the documents of a pass as they are written. `steps`: the chain; `signals`: all signals of the schema;
     `until_drop`: whether a document goes no further than the stage that drops it."""
 
-    def __init__(self, steps: Sequence[Step], signals: Iterable[str], until_drop: bool) -> None:
+    def __init__(self, steps: Sequence[LoadedStage], signals: Iterable[str], until_drop: bool) -> None:
         self._places = {step.name: place for place, step in enumerate(steps)}
         self._end = len(steps)
         self._until_drop = until_drop

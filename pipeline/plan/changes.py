@@ -1,5 +1,5 @@
 """Finds the settings, by key, that differ from the latest run of the same recipe in a store. They are shown to people;
-`pipeline.store.keys` decides whether a result is stale."""
+`pipeline.store.content_keys` decides whether a result is stale."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def survey(nodes: list[Node], get: Callable[[str], PartRecord | None]) -> list[N
 
 
 class Known(list[PartRecord]):
-    """Records in memory, with `origins` as `engine.driver.queue.Records` has them."""
+    """Records in memory, with `origins` as `engine.driver.queue.TaskRecords` has them."""
 
     def __init__(self, records: Iterable[PartRecord], origins: Iterable[str]) -> None:
         super().__init__(records)

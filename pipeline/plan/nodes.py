@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.engine.driver.queue import Records
+from pipeline.engine.driver.queue import TaskRecords
 from pipeline.engine.task import TaskSpec
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
@@ -15,7 +15,7 @@ from stages.barrier import FileRef, PartRef, TaskResult
 from stages.stage import Stage
 
 #: a running node: it yields the specs of tasks and is sent their records
-Work = Generator[Iterable[TaskSpec], Records, Any]
+Work = Generator[Iterable[TaskSpec], TaskRecords, Any]
 
 DOCUMENTS = "pipeline.passes.documents:DocumentPass"
 INDEX = "pipeline.passes.index:Index"
@@ -49,14 +49,14 @@ class Node:
     dataset: str = ""
     steps: tuple[str, ...] = ()                   # as shown to people
     publishes: bool = False                       # the last pass of a dataset
-    batches: list[Records] = field(default_factory=list)     # the records of its tasks, filled while it runs
+    batches: list[TaskRecords] = field(default_factory=list)     # the records of its tasks, filled while it runs
 
 
 @dataclass
 class PassResult:
     """The result of a pass: its records in plan order. They name the parts that later nodes read."""
 
-    records: Records
+    records: TaskRecords
     dataset: str = ""
 
     def parts(self) -> Iterator[tuple[PartRecord, str]]:

@@ -37,7 +37,7 @@ from pipeline.plan.nodes import (
 from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.code import own_source
 from pipeline.recipe.model import Recipe, Step
-from pipeline.store.keys import content_key, task_key
+from pipeline.store.content_keys import content_key, task_key
 from pipeline.store.lists import ListFiles
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.engine.driver.queue import Records
+from pipeline.engine.driver.queue import TaskRecords
 from pipeline.passes.encode import assemble_drafts, encode_drafts
 from pipeline.passes.fit_tokenizer import load_draft, tokenizer_info, tokenizer_waves
 from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
@@ -29,7 +29,7 @@ class StreamResult:
 
     assembled: list[TaskResult]
     parts: Sequence[PartRef]
-    encoded: Records
+    encoded: TaskRecords
 
 
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:

@@ -1,4 +1,5 @@
-"""The lease on a store's log: which driver holds it, and whether that driver is alive."""
+"""Identifies the driver that holds the lease on a store's log, and tells whether it is alive. `pipeline.store.log`
+takes the lease and raises Fenced when another driver has taken it over."""
 
 from __future__ import annotations
 

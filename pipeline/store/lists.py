@@ -18,9 +18,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pipeline.store.content_keys import placeless
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
-from pipeline.store.keys import placeless
 
 FOLDER = "objects/lists"
 #: most items of a list that stays in the arguments

@@ -32,7 +32,7 @@ _WORD_BITS = 24
 
 
 @dataclass
-class Order:
+class NgramOrder:
     """The n-grams of one order, sorted by (context, word)."""
 
     context: np.ndarray       # row of its first n-1 words in the order below, int32; 0 for unigrams
@@ -47,14 +47,14 @@ class Estimate:
     """A trained model. `values` holds the log10 probability and back-off weight of each n-gram in `orders`, float32."""
 
     words: list[str]
-    orders: list[Order]
+    orders: list[NgramOrder]
     values: list[np.ndarray]          # float32 (n-grams, 2)
     discounts: list[tuple[float, float, float]]
     fallback: list[int]               # orders that use `FALLBACK`
     tokens: int                       # words and ends of texts it was trained on
 
 
-class Words:
+class WordIds:
     """Numbers words in the order they come; ids 0, 1, 2 are <unk>, <s>, </s>."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def train(texts: Iterable[Sequence[str]], *, order: int = 5, most: int = 20_000_
     """
     if not 1 <= order <= MOST_ORDER:
         raise ValueError(f"order {order} is outside 1 … {MOST_ORDER}")
-    words, chunks, tokens = Words(), [], 0
+    words, chunks, tokens = WordIds(), [], 0
     for text in texts:
         if tokens + len(text) + 1 > most:
             break
@@ -91,13 +91,13 @@ def train(texts: Iterable[Sequence[str]], *, order: int = 5, most: int = 20_000_
     return _estimate(list(words.index), orders, tokens)
 
 
-def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[Order]:
+def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[NgramOrder]:
     """Yields the n-grams of each order. `rank[i]` is the row of the n-gram that begins at i, -1 where its text ends too
     early."""
     counts = np.bincount(stream, minlength=vocabulary).astype(np.int32)
     nothing = np.zeros(vocabulary, np.int32)
     ids = np.arange(vocabulary, dtype=np.int32)
-    yield Order(nothing, ids, nothing, counts, ids == 1)
+    yield NgramOrder(nothing, ids, nothing, counts, ids == 1)
     begins = ids == 1
     rank = stream.astype(np.int32)
     for n in range(2, order + 1):
@@ -113,10 +113,10 @@ def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[Order]:
         rank = np.full(len(rank) - 1, -1, np.int32)
         rank[starts] = inverse
         del starts, inverse
-        yield Order(context, word, end, times.astype(np.int32), begins)
+        yield NgramOrder(context, word, end, times.astype(np.int32), begins)
 
 
-def _estimate(words: list[str], orders: list[Order], tokens: int) -> Estimate:
+def _estimate(words: list[str], orders: list[NgramOrder], tokens: int) -> Estimate:
     adjusted: list[np.ndarray] = []
     for n, grams in enumerate(orders):
         if n == len(orders) - 1:

@@ -24,11 +24,11 @@ from pipeline.engine.shuffle.exchange import (
     read_segment,
     sort_keys,
 )
-from pipeline.engine.shuffle.merge import Limits
+from pipeline.engine.shuffle.merge import MergeLimits
 from pipeline.engine.task import Inputs, Out, TaskSpec
+from pipeline.store.content_keys import ref_contents
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
-from pipeline.store.keys import ref_contents
 from stages.catalog import load
 
 RECORD = np.dtype([("key", "<u8"), ("place", "<u4"), ("score", "<f4"), ("n", "<i2"), ("bands", "<u2", (2,))])
@@ -132,7 +132,7 @@ def test_merging_many_files(place, memory):
     for bucket in range(3):
         every = np.concatenate([r[i == bucket][np.argsort(r["key"][i == bucket], kind="stable")] for r, i in parts])
         wanted = every[np.argsort(every["key"], kind="stable")]
-        blocks = list(merge_segments(at, refs, bucket, Limits(memory, block=1000)))
+        blocks = list(merge_segments(at, refs, bucket, MergeLimits(memory, block=1000)))
         assert np.concatenate(blocks).tobytes() == wanted.tobytes()
         assert len(blocks) > 1 or memory > 1 << 20
     assert list(merge_segments(at, [], 0)) == []
@@ -146,7 +146,7 @@ def test_merge_without_key_concatenates(tmp_path):
         write(tmp_path / f"{n}", rows, np.zeros(500, int), 1)
         refs.append(ref(tmp_path / f"{n}"))
         parts.append(rows)
-    found = np.concatenate(list(merge_segments(Store(tmp_path), refs, 0, Limits(3000))))
+    found = np.concatenate(list(merge_segments(Store(tmp_path), refs, 0, MergeLimits(3000))))
     assert found.tobytes() == np.concatenate(parts).tobytes()
 
 
@@ -159,7 +159,7 @@ def test_merge_of_random_runs(seed):
         rows = records(int(size), int(own), int(keys))
         rows["place"] = r
         runs.append(np.sort(rows, order="key", kind="stable"))
-    limits = Limits(block=int(rng.integers(1, 2000)), memory=int(rng.integers(1, 5000)))
+    limits = MergeLimits(block=int(rng.integers(1, 2000)), memory=int(rng.integers(1, 5000)))
     blocks = list(merge([(lambda a, b, x=x: x[a:b], len(x)) for x in runs], ("key",), RECORD.itemsize, limits))
     every = np.concatenate(runs)
     wanted = every[np.argsort(every["key"], kind="stable")]
@@ -221,7 +221,7 @@ def test_memory_stays_far_under_the_data(tmp_path):
         import numpy as np
         from pipeline.engine.worker.attempt import peak_rss_mb
         from pipeline.engine.shuffle.exchange import SegmentWriter, merge_segments
-        from pipeline.engine.shuffle.merge import Limits
+        from pipeline.engine.shuffle.merge import MergeLimits
         from pipeline.store.fs import Store
         from tests.pipeline.test_exchange import RECORD, ref, records
         np.argsort(records(10)["key"])
@@ -237,7 +237,7 @@ def test_memory_stays_far_under_the_data(tmp_path):
             refs.append(ref({str(tmp_path)!r} + "/" + file))
         assert refs[0]["bytes"] > 130e6, refs
         n, last = 0, (-1, -301)
-        for block in merge_segments(Store({str(tmp_path)!r}), refs, 5, Limits(16 << 20)):
+        for block in merge_segments(Store({str(tmp_path)!r}), refs, 5, MergeLimits(16 << 20)):
             key, k = block["key"].astype(np.int64), block["n"].astype(np.int64)
             assert last <= (key[0], k[0])
             assert ((key[1:] > key[:-1]) | ((key[1:] == key[:-1]) & (k[1:] >= k[:-1]))).all()
@@ -333,7 +333,7 @@ def test_any_number_of_files(tmp_path, key):
     sort = np.lexsort([np.arange(len(every)), *[every[f] for f in reversed(order)]])
     (tmp_path / "scratch").mkdir()
     whole = ("key",) if key is None else key[:1]
-    blocks = list(merge_segments(Store(tmp_path), refs, 0, Limits(2000, block=300, fan_in=3), whole=whole,
+    blocks = list(merge_segments(Store(tmp_path), refs, 0, MergeLimits(2000, block=300, fan_in=3), whole=whole,
                                  numbered=True, scratch=str(tmp_path / "scratch")))
     found = np.concatenate(blocks)
     assert found["source"].tolist() == number[sort].tolist() or key is None
@@ -403,7 +403,7 @@ def test_a_file_that_was_cut_after_its_commit_is_an_error_not_fewer_records(plac
     refs = [ref(folder / f"{n}.seg") for n in range(2)]
     os.truncate(folder / "1.seg", refs[1]["bytes"] - 100 * RECORD.itemsize)           # on the border of a record
     with pytest.raises(DamagedFile, match=r"1\.seg is (cut short|gone or has another size)"):
-        list(merge_segments(store(), refs, 0, Limits(20_000)))
+        list(merge_segments(store(), refs, 0, MergeLimits(20_000)))
     with pytest.raises(DamagedFile):
         read_segment(store(), refs[1], 0)
 
@@ -429,7 +429,7 @@ def test_no_flipped_bit_is_read(tmp_path, buckets):
         try:
             assert [read_segment(store, at, b).tobytes() for b in used] == wanted
             for b in used[:2]:
-                np.concatenate(list(merge_segments(store, [at, at], b, Limits(4000))))
+                np.concatenate(list(merge_segments(store, [at, at], b, MergeLimits(4000))))
         except DamagedFile:
             seen += 1
     assert seen > 0.5 * len(some)

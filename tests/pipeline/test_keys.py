@@ -13,8 +13,8 @@ import pipeline.passes
 import stages.dedup
 from pipeline.cli.app import run_command
 from pipeline.recipe.code import own_source
+from pipeline.store.content_keys import task_key
 from pipeline.store.fs import Store
-from pipeline.store.keys import task_key
 from pipeline.store.log import Log
 from stages.catalog import load
 from stages.stage import Stage

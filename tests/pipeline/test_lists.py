@@ -7,9 +7,9 @@ import json
 import pytest
 
 from pipeline.engine.task import Inputs, TaskSpec
+from pipeline.store.content_keys import content_key, ref_contents
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
-from pipeline.store.keys import content_key, ref_contents
 from pipeline.store.lists import INLINE, ListFiles, unfold, writes_to
 from stages.barrier import PartRef, TaskResult
 from stages.dedup.exact import Exact

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.passes.chain import Step
+from pipeline.passes.chain import LoadedStage
 from pipeline.passes.tally import BINS, HIGHEST, LOWEST, Tally, bin_edges, score_bin
 from pipeline.recipe import load_recipe
 from pipeline.report.html import bars_of, language_fates, score_charts
@@ -67,7 +67,7 @@ def doc(language: str, source: str = "x", **signals: float) -> Document:
 
 @pytest.mark.parametrize("until_drop", [True, False])
 def test_what_is_counted_of_whom(until_drop):
-    steps = [Step(s.name, "k", f"{i}:{s.name}", s) for i, s in enumerate((Scored(), Counting()))]
+    steps = [LoadedStage(s.name, "k", f"{i}:{s.name}", s) for i, s in enumerate((Scored(), Counting()))]
     tally = Tally(steps, ["a_score", "pii_ips", "other"], until_drop)
     tally.kept([doc("en", a_score=0.7, other=1.0, pii_ips=2.0), doc("de", "y", a_score=0.1, other=0.0, pii_ips=3.0)])
     tally.dropped(doc("fr", a_score=0.7, other=1.0, pii_ips=9.0), "scored")
@@ -106,7 +106,7 @@ def test_a_language_called_max_adds_up():
 
 
 def test_languages_as_long_as_texts_are_not_held():
-    tally = Tally([Step("scored", "k", "0:scored", Scored())], [], True)
+    tally = Tally([LoadedStage("scored", "k", "0:scored", Scored())], [], True)
     for i in range(50):
         tally.kept([doc(f"{i} " + "no language " * 500)])
         tally.dropped(doc(f"{i} " + "no language " * 500), "scored")

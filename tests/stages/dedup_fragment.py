@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.task import Cursor, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
+from pipeline.store.content_keys import content_key, task_key
 from pipeline.store.fs import Store
-from pipeline.store.keys import content_key, task_key
 from pipeline.store.lists import ListFiles, writes_to
 from pipeline.store.records import merge_counters
 from stages.barrier import Barrier, PartRef, TaskResult

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pipeline.engine.shuffle.exchange import merge_segments
 from pipeline.engine.shuffle.merge import LIMITS, Limits
 from pipeline.engine.task import Cursor, Inputs, Out, TaskSpec
+from pipeline.store.content_keys import task_key
 from pipeline.store.fs import Store
-from pipeline.store.keys import task_key
 from pipeline.store.records import merge_counters
 from stages.barrier import TaskResult
 from stages.catalog import load

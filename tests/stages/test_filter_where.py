@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.passes.chain import Step
+from pipeline.passes.chain import LoadedStage
 from pipeline.passes.replay import _ambiguous
 from pipeline.plan.inputs import InputError
 from pipeline.plan.planner import Planner
@@ -185,7 +185,7 @@ class Namer(Stage):
 
 def test_no_replay_from_a_language_that_a_later_step_has_set():
     def steps(*stages):
-        return [Step(s.name, s.name, s.name, s) for s in stages]
+        return [LoadedStage(s.name, s.name, s.name, s) for s in stages]
 
     assert _ambiguous(steps(Where(language="en"), Namer()), [0])
     assert not _ambiguous(steps(Where(source="web"), Namer()), [0])

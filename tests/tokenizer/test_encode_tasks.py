@@ -24,8 +24,8 @@ from pipeline.passes.encode import (
 )
 from pipeline.passes.fit_tokenizer import _sample, load_draft, publish_tokenizer, tokenizer_draft, tokenizer_info
 from pipeline.passes.rows import BATCH_BYTES, Taken, rows_of
+from pipeline.store.content_keys import task_key
 from pipeline.store.fs import Store, StoreError
-from pipeline.store.keys import task_key
 from pipeline.store.parts import PartWriter, document_schema
 from stages.barrier import PartRef, TaskResult
 from stages.document import Document, document_id

@@ -24,7 +24,7 @@ CHUNK = 1000
 Get = Callable[[str], PartRecord | None]
 
 
-class Records(Sequence[PartRecord]):
+class TaskRecords(Sequence[PartRecord]):
     """Records of the tasks of a batch, in the order of their specs, read from the log on demand.
 
     `origins` are the `TaskSpec.origin` of the same tasks.
@@ -76,7 +76,7 @@ class Records(Sequence[PartRecord]):
         return record
 
 
-class Batch:
+class TaskBatch:
     """The tasks that one node asked for together. It is complete when its iterable is exhausted and all of them are
     done."""
 
@@ -101,7 +101,7 @@ class TaskQueue:
                       "ready (memory INTEGER, gpus REAL, cpu TEXT, rank REAL, key TEXT, spec TEXT, "
                       "PRIMARY KEY (memory, gpus, cpu, rank, key))"):
             self._db.execute(f"CREATE TABLE {table} WITHOUT ROWID")
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, TaskBatch] = {}
         self._serial = 0
         #: number of tasks waiting to be dispatched, by kind
         self.waiting: dict[ResourceRequest, int] = {}
@@ -115,9 +115,9 @@ class TaskQueue:
         """Whether a batch may hold tasks that have not been read yet."""
         return any(b.source is not None for b in self._batches.values())
 
-    def add(self, specs: Iterable[TaskSpec]) -> Batch:
+    def add(self, specs: Iterable[TaskSpec]) -> TaskBatch:
         self._serial += 1
-        batch = self._batches[self._serial] = Batch(self._serial, specs)
+        batch = self._batches[self._serial] = TaskBatch(self._serial, specs)
         return batch
 
     def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], dict[str, PartRecord]]]:
@@ -133,7 +133,7 @@ class TaskQueue:
             new = self._enter(batch, specs, fresh)
             yield [s for s in specs if s.key in fresh or s.key in new], fresh
 
-    def _enter(self, batch: Batch, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> set[str]:
+    def _enter(self, batch: TaskBatch, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> set[str]:
         """Enter tasks of a batch. Returns the keys that wait to be dispatched now and did not before."""
         self._db.executemany("INSERT INTO task VALUES (?, ?, ?, ?)",
                              [(batch.number, batch.size + i, s.key, s.origin) for i, s in enumerate(specs)])
@@ -182,9 +182,9 @@ class TaskQueue:
             self._batches[number].left -= 1
         self._db.execute("DELETE FROM waiter WHERE key = ?", (key,))
 
-    def finished(self) -> list[tuple[Batch, Records]]:
+    def finished(self) -> list[tuple[TaskBatch, TaskRecords]]:
         """Remove the complete batches and return them with their records."""
         complete = [b for b in self._batches.values() if b.complete]
         for batch in complete:
             del self._batches[batch.number]
-        return [(b, Records(self._db, b.number, b.size, self._get)) for b in complete]
+        return [(b, TaskRecords(self._db, b.number, b.size, self._get)) for b in complete]

@@ -32,7 +32,7 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.engine.driver.bad_files import BadFiles
 from pipeline.engine.driver.endings import CannotRun, DamageFound, Interrupted, TaskFailed
 from pipeline.engine.driver.protocols import Backend, CommitLog, Listener, Running
-from pipeline.engine.driver.queue import Batch, Records, TaskQueue
+from pipeline.engine.driver.queue import TaskBatch, TaskQueue, TaskRecords
 from pipeline.engine.driver.stragglers import Flight, to_double
 from pipeline.engine.messages import (
     Assignment,
@@ -142,7 +142,7 @@ class Scheduler:
                     if done is batch:
                         return list(records)
 
-    def add(self, specs: Iterable[TaskSpec], awaited: bool = False) -> Batch:
+    def add(self, specs: Iterable[TaskSpec], awaited: bool = False) -> TaskBatch:
         """Add tasks, which are read as the run goes on. Tasks whose record is in the log do not run again; equal keys
         run once. `awaited`: other nodes cannot begin before these tasks are done."""
         def noted() -> Iterator[TaskSpec]:
@@ -152,7 +152,7 @@ class Scheduler:
 
         return self._queue.add(noted() if awaited else specs)
 
-    def finished(self) -> list[tuple[Batch, Records]]:
+    def finished(self) -> list[tuple[TaskBatch, TaskRecords]]:
         """The batches completed since the last call, with their records."""
         return self._queue.finished()
 

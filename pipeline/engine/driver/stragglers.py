@@ -1,4 +1,5 @@
-"""Stragglers: which tasks get a second attempt beside the first. Pure functions.
+"""Stragglers: which tasks get a second attempt beside the first. Pure functions; `Scheduler._double_stragglers` starts
+the attempts.
 
 The attempt that commits first counts, so a wrong guess only costs a slot for a while. On an idle slot a second attempt
 is free. On a slot that other tasks wait for it must be worth its cost: the straggler's node has handed out all its

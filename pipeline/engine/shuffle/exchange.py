@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import xxhash
 
-from pipeline.engine.shuffle.merge import LIMITS, Limits, Read, Run, in_few, in_whole, merge, pread, sort_keys
+from pipeline.engine.shuffle.merge import LIMITS, MergeLimits, Read, Run, in_few, in_whole, merge, pread, sort_keys
 from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store
 
@@ -147,7 +147,7 @@ class SegmentWriter:
             yield rest
             return
         sources = [self._run(run, bucket) for run in self._runs]
-        yield from merge([*sources, _of_array(rest)], self.key, self.dtype.itemsize, Limits(self.memory))
+        yield from merge([*sources, _of_array(rest)], self.key, self.dtype.itemsize, MergeLimits(self.memory))
 
     def _run(self, run: np.ndarray, bucket: int) -> tuple[Read, int]:
         first, stop, size = int(run[bucket]), int(run[bucket + 1]), self.dtype.itemsize
@@ -295,7 +295,7 @@ def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarra
     return records
 
 
-def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int, limits: Limits = LIMITS, *,
+def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int, limits: MergeLimits = LIMITS, *,
                    whole: Sequence[str] = (), numbered: bool = False,
                    scratch: str | None = None) -> Iterator[np.ndarray]:
     """Yield the records of one bucket of all files in blocks, in the order of the key they were sorted by, ties in the

@@ -16,7 +16,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Limits:
+class MergeLimits:
     """Memory and block sizes of a merge. The merged records never depend on them."""
 
     #: bytes of records (with their buckets) that a writer holds and a merge reads ahead
@@ -27,7 +27,7 @@ class Limits:
     fan_in: int = 128
 
 
-LIMITS = Limits()
+LIMITS = MergeLimits()
 
 Read = Callable[[int, int], np.ndarray]
 Run = tuple[Read, int]
@@ -68,7 +68,7 @@ def _ordered_bytes(field: np.ndarray) -> np.ndarray:
 
 # -- merging ---------------------------------------------------------------------------------------------------------
 def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsize: int,
-          limits: Limits = LIMITS) -> Iterator[np.ndarray]:
+          limits: MergeLimits = LIMITS) -> Iterator[np.ndarray]:
     """Merge sorted runs, given as (read(start, stop), length), and yield sorted blocks; ties are in the order of the
     runs.
 
@@ -139,7 +139,7 @@ def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[n
 
 # -- many runs, whole keys -------------------------------------------------------------------------------------------
 def in_few(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
-           limits: Limits = LIMITS) -> list[Run]:
+           limits: MergeLimits = LIMITS) -> list[Run]:
     """The same records in at most `limits.fan_in` runs, with the same order of ties: groups of consecutive runs are
     merged into files below the folder `scratch`, none of which stays open. Runs without key fields are returned as they
     are."""

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, Skip, Task, TaskSpec
+from pipeline.store.content_keys import ref_contents
 from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError, disk_full
 from pipeline.store.fs import Store
-from pipeline.store.keys import ref_contents
 from pipeline.store.records import Counters, FileInfo, PartRecord
 from stages.catalog import load
 
