@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engine.shuffle.exchange import merge_segments
-from pipeline.engine.shuffle.merge import LIMITS, Limits
+from pipeline.engine.shuffle.merge import LIMITS, MergeLimits
 from pipeline.engine.task import Cursor, Inputs, Out, TaskSpec
 from pipeline.store.content_keys import task_key
 from pipeline.store.fs import Store
@@ -67,7 +67,7 @@ class LimitedInputs(Inputs):
                               scratch=self.scratch)
 
 
-def run(store: Store, task: str, args: dict, limits: Limits = LIMITS) -> TaskResult:
+def run(store: Store, task: str, args: dict, limits: MergeLimits = LIMITS) -> TaskResult:
     """Run a task as the engine does, without an attempt's name: its files stand under its key."""
     spec = TaskSpec(task_key(task, args), task, "t", args)
     with tempfile.TemporaryDirectory() as scratch:
@@ -84,7 +84,7 @@ def run(store: Store, task: str, args: dict, limits: Limits = LIMITS) -> TaskRes
 
 
 def clusters(root, files: list[list[tuple[int, int]]], firsts: list[int], sizes: Sizes = SIZES,
-             limits: Limits = LIMITS) -> tuple[dict[int, int], dict, int]:
+             limits: MergeLimits = LIMITS) -> tuple[dict[int, int], dict, int]:
     """({place: root}, counters of the wave `clusters`, rounds) for edges in files. The first file is that of a map task
     of the first group, whose places count from the group's first part."""
     store = Store(root)
@@ -137,7 +137,7 @@ SMALL = Sizes(segment_bytes=1, one_task_edges=0, folded_edges=9, spread_bytes=20
 def test_any_graph(tmp_path_factory, graphs, bucket_bytes, memory):
     every = [e for g in graphs for e in g]
     found, counters, _ = clusters(tmp_path_factory.mktemp("g"), graphs, [0, 3, 5],
-                                  replace(SMALL, bucket_bytes=bucket_bytes), Limits(memory, block=100))
+                                  replace(SMALL, bucket_bytes=bucket_bytes), MergeLimits(memory, block=100))
     assert found == expected(every)
     sizes = np.unique(list(found.values()), return_counts=True)[1] if found else np.zeros(0, int)
     if every:
@@ -152,7 +152,7 @@ def test_a_long_path_takes_few_rounds(tmp_path):
     for name, path in (("sorted", list(range(600))), ("mixed", order)):
         edges = [(place(a), place(b)) for a, b in pairwise(path)]
         found, counters, rounds = clusters(tmp_path / name, [edges[::2], edges[1::2]], [0],
-                                           replace(SMALL, bucket_bytes=8000), Limits(block=100))
+                                           replace(SMALL, bucket_bytes=8000), MergeLimits(block=100))
         assert found == expected(edges) and len(set(found.values())) == 1
         assert counters["cluster_sizes"] == {"9": 1} and counters["max_cluster"] == 600
         assert rounds <= 20                        # 2 log2(600)
@@ -164,7 +164,7 @@ def test_one_task_and_rounds_agree_on_a_graph_of_a_hundred_thousand(tmp_path):
     a = rng.integers(0, 100_000, 90_000)
     b = np.where(rng.random(90_000) < 0.2, a // 1000, rng.integers(0, 100_000, 90_000))      # hubs, and chance
     edges = [(place(x), place(y)) for x, y in zip(a.tolist(), b.tolist()) if x != y]
-    by_rounds = clusters(tmp_path / "a", [edges[:50_000], edges[50_000:]], [0, 4], sizes, Limits(block=64 << 10))
+    by_rounds = clusters(tmp_path / "a", [edges[:50_000], edges[50_000:]], [0, 4], sizes, MergeLimits(block=64 << 10))
     in_one = clusters(tmp_path / "b", [edges[:50_000], edges[50_000:]], [0, 4])
     assert by_rounds[0] == in_one[0] and by_rounds[1] == in_one[1]
     assert by_rounds[2] > 2 and in_one[2] == 0

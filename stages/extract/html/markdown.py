@@ -1,4 +1,4 @@
-"""Writes a tree as text, with Markdown or without, for all engines.
+r"""Writes a tree as text, with Markdown or without, for all engines.
 
 It reads HTML and the TEI-like trees of trafilatura alike. Headings, lists, quotes, tables, code, emphasis and formulas
 are kept; a link becomes its text, an image nothing. Nothing is escaped, since the text is for models and not for a
