@@ -76,7 +76,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(condition, seconds=120.0):
+def until(condition, seconds=300.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = condition()
