@@ -50,7 +50,7 @@ class Clusters:
 
 
 def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], most: int) -> Iterator[NDArray[Any]]:
-    """EDGE records of the files with global places, in blocks of `most`."""
+    """EDGE records of the files with global places, in arrays of `most` edges and at most one block of a file more."""
     held: list[NDArray[Any]] = []
     size = 0
     for ref, first in zip(links, firsts, strict=True):

@@ -188,7 +188,7 @@ def _breaks(lines: list[str], width: int) -> tuple[int, int]:
 
 
 def _indent(lines: list[str]) -> int:
-    """Leading blanks of each line of a block except the first."""
+    """Fewest leading blanks of the lines of a block except the first; 0 for a single line."""
     return min((len(line) - len(line.lstrip()) for line in lines[1:]), default=0)
 
 

@@ -50,9 +50,9 @@ class Url(Stage):
 
     With `integrated` the lists that datatrove ships are used (4.5 million domains by the University of Toulouse, and
     RefinedWeb's words); the named files add to them (one entry per line, # begins a comment, gzip is unpacked).
-    `blacklists` names an archive in UT1's layout. Its `categories` are blocked (`url_gambling` …): their hosts with all
-    hosts below them, their URLs with all URLs below them. `url_category` is the number of the category that blocks: 1
-    for the first, 0 for none.
+    `blacklists` names an archive in UT1's layout. Its `categories` are blocked (`url_gambling` …), after the list of
+    URLs: their hosts with all hosts below them, their URLs with all URLs below them. `url_category` is the number of
+    the category that blocks: 1 for the first, 0 for none.
 
     A document without a URL is kept, and its signals are null.
     """

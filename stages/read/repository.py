@@ -1,6 +1,6 @@
 """Joins the files of a repository into one document: in order of their paths, each after `header` (StarCoder2's
-`<file_sep>`, arXiv 2402.19173 §2.9). A longer document is cut between files into pieces of about `max_repository`
-bytes."""
+`<file_sep>`, arXiv 2402.19173 §2.9). A longer document is cut between files into pieces of at most `max_repository`
+bytes; a larger file is a piece of its own."""
 
 from __future__ import annotations
 

@@ -3,10 +3,11 @@
 Order: byte-order mark; UTF-16 without one, by its NULs; stateful encodings that look like ASCII, if declared; UTF-8 if
 it is valid (a page that decodes as UTF-8 by accident practically does not exist, while wrong declarations are common);
 the transport's charset; the page's own `<meta>`; detection by byte statistics (resiliparse; single-byte results are
-checked again); UTF-8 if it is *mostly* valid; windows-1252. Labels are read as browsers read them (WHATWG: ISO-8859-1
-is windows-1252, GB2312 is GBK, Shift_JIS is code page 932). A label is ignored where the bytes contradict it: letters
-beyond ASCII stand alone in Latin scripts, and in long runs in all others. So a server that declares everything as
-ISO-8859-1 spoils no Russian, Greek or Chinese page.
+checked again); UTF-8 if it is *mostly* valid; the first of these encodings that was named, with its errors replaced, or
+windows-1252 where none was. Labels are read as browsers read them (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK,
+Shift_JIS is code page 932). A label is ignored where the bytes contradict it: letters beyond ASCII stand alone in Latin
+scripts, and in long runs in all others. So a server that declares everything as ISO-8859-1 spoils no Russian, Greek or
+Chinese page.
 """
 
 from __future__ import annotations

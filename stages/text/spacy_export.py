@@ -116,8 +116,8 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 
 def samples(rules: dict[str, Any]) -> Iterator[str]:
-    """Awkward strings: about `CHECKED` special cases inside brackets, quotes, numbers and next to each other, and words
-    and signs of many kinds."""
+    """Awkward strings: at most `CHECKED` special cases inside brackets, quotes, numbers and next to each other, and
+    words and signs of many kinds."""
     specials = sorted(rules["specials"])
     specials = specials[::1 + len(specials) // CHECKED]
     for chunk in specials:

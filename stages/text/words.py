@@ -229,8 +229,8 @@ class Vocabulary:
         return ids, lines
 
     def count_sentences(self, line: str) -> int:
-        """Sentences of a line as spaCy's sentencizer splits it. An empty line is one; more white space than one space
-        after the last end mark is another."""
+        """Sentences of a line as spaCy's sentencizer splits it. An empty line is one. After an end mark, white space
+        other than a single space begins one, too."""
         data = utf8(line)
         chunks, spans, before = self._looked_up(data)
         if (any(special in line for special in self.language.spaced)

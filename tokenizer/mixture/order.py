@@ -5,7 +5,8 @@ It rests on three ideas and needs memory proportional to the number of streams (
 * **Which stream** sample n is from follows from Webster (Sainte-Laguë) apportionment. Draw k of stream i (from 0) is
   due at time (2k + 1) / w_i, samples are numbered in order of due time, ties go to the lowest stream index. A divisor
   method is house-monotone (Balinski & Young, *Fair Representation*, 1982): cursors never go back. Every prefix
-  therefore has its exact share of each stream, whatever the batch size and the number of ranks or workers.
+  and every batch therefore has each stream's share to about one sample (`realised` says how closely), whatever the
+  batch size and the number of ranks or workers.
 * **Which window** a stream's draw j reads follows from a keyed permutation: a balanced Feistel network of 6 rounds with
   cycle walking (Black & Rogaway, CT-RSA 2002), key = blake2b("v1/seed/stream/epoch/reservation"), read little-endian.
 * **The sequence length may change** between phases without reading a token twice. An epoch of a stream is a permuted

@@ -37,8 +37,8 @@ def appending(path: Path) -> TextIO:
 def alone(folder: Path) -> Iterator[None]:
     """Within the context, `folder`/trainer.pid names this process as the one that trains there. Raises ConfigError
     while another process of this machine does: both would write the same metrics, and the slower one would fail at its
-    next checkpoint. (A process of another machine is not noticed here and fails there.) This is not a file lock, since
-    on a shared disk the lock of a dead node would block the next start."""
+    next checkpoint. (A process of another machine is not noticed here; the slower of the two then fails at its next
+    checkpoint.) This is not a file lock, since on a shared disk the lock of a dead node would block the next start."""
     path, mine = folder / "trainer.pid", _process(os.getpid())
     held = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
     pid = held.partition(" ")[0]

@@ -27,9 +27,9 @@ def request_stop(number: int) -> None:
 
 @contextmanager
 def interruptions() -> Iterator[Callable[[], int]]:
-    """Within the context, the signals of `stopping` ask for a checkpoint and an orderly end; a second SIGINT raises
-    KeyboardInterrupt at once. Yields a function that returns the first signal's number, or 0. Outside the main thread
-    only `request_stop` counts."""
+    """Within the context, the signals of `stopping` ask for a checkpoint and an orderly end; a SIGINT after the first
+    of them raises KeyboardInterrupt at once. Yields a function that returns the first signal's number, or 0. Outside
+    the main thread only `request_stop` counts."""
     def note(number: int, _frame: Any) -> None:
         if _caught and number == signal.SIGINT:
             raise KeyboardInterrupt

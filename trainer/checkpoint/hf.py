@@ -370,8 +370,9 @@ def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
 
 
 def differing(config: ModelConfig, folder: Path) -> list[str]:
-    """How `config` differs from the model in `folder`, one line each. Keys of rotary positions, which may be stretched,
-    and keys without effect after the start are not compared."""
+    """How `config` differs from the model in `folder`, one line each. Not compared are rotary positions, which may be
+    stretched, `init_std`, which plays no part once weights are loaded, and `masking`, which config.json does not state.
+    Of `head_dim` the resolved value is compared."""
     there, _ = read_config(folder)
     free = {"rope_theta", "rope_scaling", "init_std", "masking", "head_dim"}
     lines = [f"train.model.{f.name}: {getattr(config, f.name)!r}, there {getattr(there, f.name)!r}"

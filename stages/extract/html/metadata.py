@@ -27,7 +27,8 @@ HEAD = 256 << 10
 _FOOT = 64 << 10
 #: JSON-LD blocks read, and characters of each
 _BLOCKS, _BLOCK = 8, 100_000
-#: no page is older than the first one, and none is later than its crawl
+#: dates outside these are mistakes: before the first web page, or after any crawl (`describe` sets a nearer limit when
+#: it knows the day of the fetch)
 _FIRST, _LAST = datetime.date(1991, 8, 6), datetime.date(2100, 1, 1)
 
 _TITLE = re.compile(r"<title[^<>]{0,500}>([^<]{1,2000})", re.IGNORECASE)
@@ -98,7 +99,7 @@ def describe(page: str, crawled: str = "") -> dict[str, str]:
     """The facts found among: `title`, `author`, `date` (YYYY-MM-DD), `canonical` (absolute), `lang` (lower case) and
     `license` (URL); `robots` (directives for all robots that forbid something), `tdm` and `tdm_policy` (reservation of
     text and data mining: "1", and the address of its terms), `rights` (a notice). `crawled` is the ISO date of the
-    fetch; a later date on the page is ignored."""
+    fetch; a date on the page more than two days later is ignored."""
     head = page[:next((end for end in (page.find(tag, 0, HEAD) for tag in _HEAD_ENDS) if end > 0), HEAD)]
     told, authors, links, times = _told(head + "".join(_marked(page, len(head))))
     linked = list(_json_ld(page))
@@ -140,8 +141,8 @@ def unescape(text: str) -> str:
 
 
 def parse_date(text: str) -> datetime.date | None:
-    """The first day in a text, as year-month-day or with an English month; None when there is none or it is before the
-    first web page. The result does not depend on today's date."""
+    """The first day in the first 100 characters of a text, as year-month-day or else with an English month; None when
+    there is none, or it is outside `_FIRST` … `_LAST`. The result does not depend on today's date."""
     found = None
     if (m := _DATE.search(text[:100])) is not None:
         found = _day(m[1], m[3], m[4])
@@ -252,7 +253,7 @@ def _authors(told: list[list[str]], linked: list[str]) -> str:
 
 
 def _byline(page: str) -> str:
-    """The author named by microdata or by a link to the author's page, whichever comes first."""
+    """The author named by the first author microdata of a page, or else by its first link to the author's page."""
     at = page.find('itemprop="author"', 0, HEAD)
     if at >= 0:
         some = page[at:at + _NEAR]
@@ -274,7 +275,7 @@ def _inner(tag: str) -> str:
 
 
 def _linked_authors(block: str) -> list[str]:
-    """Names of the first author or creator in the first JSON-LD block that has one."""
+    """Names of the first author or creator in a JSON-LD block that has a readable name; the first four are tried."""
     for m in islice(_LD_AUTHOR.finditer(block), 4):
         value = block[m.end():m.end() + _AUTHORS]
         if value.count("[") + value.count("{") > _NESTED:

@@ -325,7 +325,7 @@ def _column(edges: list[int], piece: Piece) -> int:
 
 
 def _table_lines(rows: list[list[Piece]], edges: list[int], rtl: bool) -> Block:
-    """Lines with cells, one per row. A row with a single cell outside the first column continues the row above."""
+    """Lines with cells, one per row. A single piece outside the first column, close below a row, continues that row."""
     out: Block = []
     for row in rows:
         inside: list[list[Piece]] = [[] for _ in edges]

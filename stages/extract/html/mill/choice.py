@@ -51,7 +51,8 @@ def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: 
 def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = "balanced",
            comments: bool = False) -> tuple[np.ndarray, int]:
     """Which blocks make the text of a page (bool), and the expected F1 of their words (1/1000): the best blocks by
-    probability, the headline above them, and either all readers' comments or none."""
+    probability and the headline above them. With `comments` all readers' comments are added. Otherwise they are left
+    out, unless at least half of the chosen words are theirs (a forum)."""
     chosen, expected = choose(page.blocks, level(page, chances), shifts, FAVORS[favor])
     if (at := headline(page, chosen)) is not None:
         chosen[at] = True
