@@ -31,7 +31,7 @@ DRAWS = 10_000
 
 
 def peers() -> dict[str, Callable[[str], str | None]]:
-    """The engines of the `html` stage, each in its best mode."""
+    """The engines of the `html` stage other than `mill`: trafilatura in two modes, the others with their defaults."""
     from stages.extract.html.step import Html
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)

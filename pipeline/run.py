@@ -85,7 +85,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
     state, error, trace = "failed", None, None
     with contextlib.ExitStack() as ending:        # runs the callbacks in reverse order, even when one of them raises
         ending.callback(log.close)
-        grace_s = GRACE_S if attempt is not None else 0.0  # Ray Jobs waits this long (`cluster.jobs`)
+        grace_s = GRACE_S if attempt is not None else 0.0  # Ray Jobs waits longer (`cluster.jobs`), others may not
         if attempt is None:
             attempt = facts_of(store, name).get("attempt", 0) + 1
             while asked_to_stop(store, name, attempt):  # run.json was lost, and the request is for an earlier attempt

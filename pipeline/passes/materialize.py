@@ -255,9 +255,10 @@ def _bits(packed: np.ndarray) -> np.ndarray:
 # -- for planners ------------------------------------------------------------------------------------------------
 def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = None,
                file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Make the tasks that read the shards, `map_bytes` of tokens each. The default gives segments of at least SEGMENT
-    bytes for each output file; the bytes a task reads pass through its scratch space. Raises CurriculumError when this
-    version computes another order hash for the curriculum, ShardError when a pinned shard set is missing."""
+    """Make the tasks that read the shards, `map_bytes` of tokens each. The default gives segments of SEGMENT bytes or
+    more, on average, for each output file; the bytes a task reads pass through its scratch space. Raises
+    CurriculumError when this version computes another order hash for the curriculum, ShardError when a pinned shard set
+    is missing."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")

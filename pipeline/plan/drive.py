@@ -160,10 +160,10 @@ def _pending(spec: TaskSpec | None) -> PartRecord:
 
 
 def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, *, picks: bool = False) -> list[str]:
-    """Raise TooManyErrors when a pass, or the encoding of a token stream, lost more than `allowed` (a share) of its
-    documents to errors. Unreadable records do not count as such errors. Instead, warnings are returned about sources
-    that lost more than `allowed` of their records or gave no document at all. `picks`: a `where` selects among the
-    documents of the sources."""
+    """Raise TooManyErrors when a pass, or the encoding of a token stream, lost more than ten documents, and more than
+    `allowed` (a share) of its documents, to errors. Unreadable records do not count as such errors. Instead, warnings
+    are returned about sources that lost more than `allowed` of their records or gave no document at all. `picks`: a
+    `where` selects among the documents of the sources."""
     reasons: dict[str, int] = {}
     sources: dict[str, dict[str, Any]] = {}
     seen = 0

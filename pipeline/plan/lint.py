@@ -257,8 +257,7 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _ends(recipe: Recipe) -> set[str]:
-    """The datasets that shards or the tokenizer read. Without shards, the datasets that filter and that no other
-    dataset reads."""
+    """The datasets that shards read. Without shards, the datasets that filter and that no other dataset reads."""
     if recipe.shards:
         return {i for s in recipe.shards.values() for i in s.inputs}
     read = {i for d in recipe.datasets.values() for i in d.inputs}

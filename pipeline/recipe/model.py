@@ -240,8 +240,9 @@ def _files(value: Any) -> int | float:
 
 class Run(Model):
     """How a recipe is run: the uncompressed bytes per partition, which signals are computed, and how much may be
-    quarantined before the run fails. The limit is a share of documents, and a number of input files, whole or in part
-    (or a share of them, but always at least ten). The outcome of a document does not depend on these settings."""
+    quarantined before the run fails: a share of the documents of a pass (but always ten), and a number of input files,
+    whole or in part (or a share of them, but always ten). The outcome of a document does not depend on these
+    settings."""
 
     partition: Bytes = 32_000_000
     signals: Literal["until-drop", "all"] = "until-drop"

@@ -12,7 +12,8 @@ from typing import Any
 
 from stages.task import Counters as Counters
 
-#: stage of a quarantined row at whose reading the process died, in the task's first input file; READING - n in file n
+#: stage of a quarantined row that killed the process while it was read from the task's first input file (number 0);
+#: READING - n for input file number n
 READING = -2
 
 

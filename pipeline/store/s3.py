@@ -16,8 +16,8 @@ from pipeline.store.errors import StoreError
 from pipeline.store.remote import Entry, Remote, in_parallel, version_of
 from pipeline.store.retry import answer, patiently, say
 
-#: bytes of a part of an upload, how many parts are sent at a time, and the most parts (S3 wants at least 5 MiB, at most
-#: 10,000)
+#: bytes of a part of an upload, parts sent at a time, most parts of an upload (S3 wants parts of at least 5 MiB, and at
+#: most 10,000 of them)
 PART, UPLOADS, MAX_PARTS = 16 << 20, 4, 10_000
 
 
