@@ -212,8 +212,8 @@ class Stage:
 
     # -- resources -----------------------------------------------------------------------------------------------
     def resource_files(self) -> dict[str, str]:
-        """Files it reads, {config field: path}: those the config names, and defaults it uses where the config names
-        none. A worker checks that its files equal the driver's. Errors in finding them are raised."""
+        """Returns the resource files the stage reads, {config field: path}. A stage with default files overrides this
+        to add them. A worker checks that its files equal the driver's. Errors in finding them are raised."""
         result: dict[str, str] = {}
         for field, value in self.config.model_dump(mode="json").items():
             if value and role_of(type(self.config), field) == "resource":

@@ -1,5 +1,5 @@
-"""Compares the texts that two engines find in one page: paragraph beside paragraph, with the words marked that only one
-of them has."""
+"""Compares the texts that two engines find in one page, paragraph by paragraph. Words that only one engine found are
+marked."""
 
 from __future__ import annotations
 

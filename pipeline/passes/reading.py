@@ -1,9 +1,10 @@
 """Reads the records of a task's input files, and handles files that cannot be read.
 
 A file ends early in one of three ways: its reader yields a fatal `BadRecord`, its reader raises, or reading kills the
-process. The rest of the file (for Parquet: its row group) is then quarantined as one record and counted under
-`bad_files` in the counters, and the next file is read. A record that kills the process is written to the log
-(`pipeline.store.view`), so that every later task that reads this piece of this file stops at the same record.
+process. The rest of the piece is then quarantined as one record and counted under `bad_files` in the counters, and the
+next file is read. Where reading killed the process, only the rest of the Parquet row group is lost. A record that kills
+the process is written to the log (`pipeline.store.view`), so that every later task that reads this piece of this file
+stops at the same record.
 """
 
 from __future__ import annotations

@@ -172,7 +172,8 @@ class Flow:
         self.text: dict[str, dict[str, float]] = {}
 
     def row(self, state: NodeState) -> dict[str, Any]:
-        """One line of the plan. `partitions` None: not known yet; `status`: fresh, stale (all tasks), partly, waits."""
+        """One line of the plan. `partitions` None: not known yet. `status`: fresh (all tasks have results), stale
+        (none), partly (some), waits (not known yet)."""
         node = state.node
         total = state.fresh + state.stale + state.pending
         if state.unknown or (state.pending and not state.fresh and not state.stale):

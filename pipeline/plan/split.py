@@ -45,7 +45,7 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
 
     `expansions` gives expected uncompressed bytes per stored byte of a path. `indexes` gives the splits of the big
     files by path, as {start, stop, ordinal, records, bytes}; missing or None where a file cannot be split. Files with
-    the same `group` (`Reader.group`) stay together, however many they are.
+    the same `group` (`Reader.group`) stay together, however many they are. `target` is `run.partition`.
     """
     pending: list[SourceFile] = []
     size = 0.0

@@ -32,15 +32,15 @@ def digits(line: str) -> int:
 
 
 class DclmLines(Stage):
-    """Cut lines that are not prose, and drop documents that lose too many words by it (DCLM-baseline, arXiv 2406.11794,
-    after RefinedWeb, arXiv 2306.01116, G.2).
+    """Cut lines that are not prose, and drop documents that thereby lose too many words (DCLM-baseline, arXiv
+    2406.11794, after RefinedWeb, arXiv 2306.01116, G.2).
 
     Dialect: DCLM at c7ed275 with `dclm_baseline_refinedweb.yaml`. Cut, in this order, are lines mostly in upper case,
     lines of digits, counters ("3 likes"), and lines of fewer than `min_line_words` words. Then phrases are cut out of
     lines of up to `short_line` words, in any case: "items in cart" anywhere, "Read more..." at the end (a regular
-    expression, so its points match any character), "Sign-in" at the beginning. The text is stripped between the steps;
-    an empty line is kept, a line of white space is cut. The share of words lost is counted by the words of
-    `dclm_quality`'s length rule. A dropped document keeps its text as it was.
+    expression, so each dot matches any character), "Sign-in" at the beginning. The text is stripped between the steps;
+    an empty line is kept, a line of white space is cut. Words are counted as by `dclm_quality`'s length rule. A dropped
+    document keeps its text as it was.
     """
 
     name = "dclm_lines"

@@ -67,8 +67,8 @@ class Columns:
         return {self.name(key) for key in keys if key in self._reserved}.intersection(keys)
 
     def fill(self, doc: Document, get: Callable[[str], Any], keys: Collection[str]) -> None:
-        """Copy the values `get(key)` of a record into its document. A column whose name is taken is always lost, so
-        that the order of columns does not decide which of the two `meta` holds."""
+        """Copy the values `get(key)` of a record into its document. If `meta` holds another column under a column's
+        name, that column is always lost, so that the order of columns does not decide which of the two `meta` holds."""
         taken = self.taken(keys)
         for key in self.signals:
             value = self._value(key, get)

@@ -39,6 +39,7 @@ class Parquet(Reader):
     `signals`; others are silently absent. For columns that no setting names see `stages.read.columns`; binary ones are
     not even read. Counted: `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet`, and
     `bad_value` (an id, url, date or language that Python cannot hold, e.g. a timestamp beyond the year 9999).
+    `pipeline.passes.reading` quarantines what cannot be read.
     """
 
     name = "parquet"

@@ -38,8 +38,8 @@ class Repository:
         self.held = 0
 
     def add(self, item: Document | BadRecord, path: str) -> Iterator[BadRecord]:
-        """Add a file that stands at `path` of the repository. Yields a record that is no document, and a `Skipped` for
-        a file beyond the limits."""
+        """Add a file that stands at `path` of the repository. A BadRecord is yielded unchanged; a file beyond the
+        limits is yielded as a `Skipped`."""
         if isinstance(item, BadRecord):
             yield item
         elif len(self.files) == self.config.max_files or self.held > _HELD:

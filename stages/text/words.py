@@ -59,7 +59,8 @@ class Vocabulary:
         return self._filled + self.chunks.bytes + 8 * (self.chunks.count + self.chunks.words)
 
     def number(self, word: str) -> int:
-        """The number of a word, assigned now if it is new; `describe` then fills its columns."""
+        """Returns the number of a word, assigned now if it is new. Call `describe` afterwards to fill the columns of
+        new words."""
         number = self.numbers.get(word)
         if number is None:
             number = self.numbers[word] = len(self.words)

@@ -247,6 +247,12 @@ def test_what_happens_once_is_not_inherited():
     del more["lr"]
     with pytest.raises(CurriculumError, match=r"phases\[3\].lr is missing: .* not inherited"):
         resolve(given, SETS, TOKENIZER)
+    more["lr"], name = "stable", more.pop("name")
+    with pytest.raises(CurriculumError, match=r"phases\[3\].name is missing"):
+        resolve(given, SETS, TOKENIZER)
+    more["name"], given["curriculum"]["phases"][0]["name"] = name, name
+    with pytest.raises(CurriculumError, match=r"phases\[3\].name: two phases are called 'more'"):
+        resolve(given, SETS, TOKENIZER)
 
 
 def test_phases_of_an_edit_inherit_from_what_is_kept():

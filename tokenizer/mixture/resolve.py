@@ -110,7 +110,8 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
     """Make phases of a recipe's entries and place them after the existing ones (`before`). `until` counts from the
     start of the run; percentages are of `total`.
 
-    An entry inherits the keys it leaves out from the entry before it, except `until`, `extra` and `reset_optimizer`.
+    An entry inherits the keys it leaves out from the entry before it, except `name`, `until`, `extra` and
+    `reset_optimizer`.
     After an entry with a learning rate of its own, `lr` must be given.
     """
     phases: list[Phase] = []
@@ -126,11 +127,13 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
         if spoken.get("lr") is None and isinstance(entry["lr"], Mapping):
             raise CurriculumError(f"{key}.lr is missing: the phase before has a learning rate of its own, which is not "
                                   f"inherited; write lr: stable, or {{peak: …, warmup: …, shape: …}} again")
-        once = {"until": None, "extra": None, "reset_optimizer": False}
+        once = {"name": None, "until": None, "extra": None, "reset_optimizer": False}
         entry = {**entry, **once, **{k: v for k, v in spoken.items() if v is not None}}
         for wanted in ("name", "sequence", "batch", "mix"):
             if entry.get(wanted) is None:
                 raise CurriculumError(f"{key}.{wanted} is missing")
+        if str(entry["name"]) in {p.name for p in (*before, *phases)}:
+            raise CurriculumError(f"{key}.name: two phases are called '{entry['name']}'; a phase is known by its name")
         extra = entry["extra"] is not None
         if extra == (entry["until"] is not None):
             raise CurriculumError(f"{key}: `until` says where in the total it ends, `extra` how many tokens it has "

@@ -1,7 +1,7 @@
 """Measures everything besides the loss: speed, waits, hardware, norms of updates, the noise scale, and how the time is
 spent.
 
-All of it is read at log intervals, so that a step costs no more than the numbers that `MetricsBuffer` reads. The speed
+All values are read at log intervals, so that a step costs only the numbers that `MetricsBuffer` collects. The speed
 excludes evaluation, checkpoints, and the first step of a process or of a new shape, which compiles.
 """
 

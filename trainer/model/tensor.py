@@ -129,8 +129,8 @@ def _to_replicate(x: Tensor, weight: Tensor, how: Placement) -> Tensor:
 
 
 def share(x: Tensor, weight: Tensor) -> Tensor:
-    """This rank's consecutive share of the rows of `x` [N, ...], which is the same on all ranks. Backward gathers the
-    gradients of all shares."""
+    """Returns this rank's block of consecutive rows of `x` [N, ...]. `x` must be equal on all ranks. Backward gathers
+    the gradients of all blocks."""
     if not isinstance(weight, DTensor):
         return x
     placed = DTensor.from_local(x, weight.device_mesh, (Replicate(),), run_check=False)

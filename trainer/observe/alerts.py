@@ -84,8 +84,8 @@ class Alerts:
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
-        """Called at every log interval with tokens/s, the share of the time waited for data, and seconds since the last
-        checkpoint."""
+        """Checks the rules on throughput, waiting for data and checkpoints. Called at every log interval with tokens/s,
+        the share of the time waited for data, and seconds since the last checkpoint."""
         if phase != self.phase:                      # the speed depends on sequence length and batch
             self.phase = phase
             self.speeds.clear()

@@ -82,8 +82,8 @@ class Goodput:
         return self.flops / self.capacity if self.capacity else None
 
     def resume(self, lines: Sequence[dict[str, Any]], step: int) -> None:
-        """Continue the accounting of the processes that wrote `lines` (all of metrics.jsonl, void ones too); training
-        resumes after `step`."""
+        """Continue the accounting of the processes that wrote `lines`: all of metrics.jsonl, including lines of steps
+        that a resume or rewind has undone. Training resumes after `step`."""
         last = latest(lines)
         if last is None:
             return

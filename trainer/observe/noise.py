@@ -114,8 +114,9 @@ class NoiseScale:
         return self.trace / self.signal if self.signal > 0 and self.trace > 0 else None
 
     def measure(self, sums: Sequence[float], norm: float | None, targets: float) -> dict[str, Any] | None:
-        """Add one step: `sums` of `MicroNorms.take` over all ranks, its gradient norm (None: not finite) and counted
-        targets. Returns the part of a metrics line, or None when the step gives no estimate."""
+        """Add one step. `sums` are those of `MicroNorms.take`, added over all ranks; `norm` is the step's gradient norm
+        (None: not finite), `targets` its number of counted targets. Returns the noise fields of a metrics line, or None
+        when the step gives no estimate."""
         squares, inverses, count = sums
         if not count or not targets or norm is None or not math.isfinite(norm) or not math.isfinite(squares):
             return None

@@ -18,8 +18,9 @@ PREFIX = "tokenmill_train_"
 
 
 class Metric(NamedTuple):
-    """One family: `key` of the latest values (dotted), `kind` gauge or counter. A mapping under the key becomes one
-    sample per entry: its key is the value of `label`, and `field` names the number if the entry is a mapping itself."""
+    """A metric family. `key` is the dotted path of its value among the latest values, `kind` is gauge or counter. If
+    the value is a mapping, each entry becomes a sample: the entry's name is the value of the label `label`. If an entry
+    is itself a mapping, `field` names the number in it."""
 
     name: str
     kind: str

@@ -98,8 +98,9 @@ class Muon(AdamW):
     """Muon for the groups with the role "matrix", AdamW for the others. A matrix has state[p] = {"momentum"}, sharded
     like p.
 
-    Matrices are sent and iterated on `device`, also when parameters are offloaded: in bfloat16, which is enough because
-    the iteration corrects itself, or in float32 on CPUs, where half precision is slow.
+    Matrices are exchanged and orthogonalised on `device`, also when parameters are offloaded. On a GPU this uses
+    bfloat16, which is enough because the iteration corrects itself; on a CPU it uses float32, because half precision is
+    slow there.
     """
 
     #: the rule of the other groups

@@ -1,4 +1,5 @@
-"""The limits of a child, and how its use is measured. Linux (proc(5), cgroups v1 and v2).
+"""The limits of a child, and how its use is measured. `pipeline.engine.worker.child` sets the kernel's limits; the
+supervisor watches the others. Linux (proc(5), cgroups v1 and v2).
 
 Limits of CPU time and memory can put a document into quarantine, so they are generous and only ever lead to crash
 triage. The wall limit only ever leads to a repetition (docs/contracts.md: no clock decides about text).

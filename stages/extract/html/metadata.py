@@ -309,8 +309,8 @@ def _person(name: str) -> str:
 
 
 def _title(full: str, heading: str) -> str:
-    """The heading when its words occur in the title, as most do; else the title without the site's name after a bar or
-    dash."""
+    """Returns the heading if its words occur in the title, which they usually do. Otherwise returns the title without
+    the name of the site after a bar or dash."""
     if heading and " ".join(_WORD.findall(heading.lower())) in " ".join(_WORD.findall(full.lower())):
         return heading
     first = _SITE.split(full, maxsplit=1)[0].strip()

@@ -111,7 +111,7 @@ class Engine:
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
 
     def text(self, page: str) -> str | None:
-        """Main text of a page ("" when it has none), None when its elements nest too deep."""
+        """Main text of a page ("" when it has none), None when it nests too deep or would take too much work."""
         found = self._found(page, self.options)
         if not found:
             return None if found is None else ""
@@ -128,7 +128,8 @@ class Engine:
         return str(private.utils.normalize_unicode(stream_safe("\n\n".join(filter(None, map(write, found))))))
 
     def _found(self, page: str, options: Any) -> tuple[Any, ...] | None:
-        """(main text, comments) as trees, () when there is no text, None when elements nest too deep."""
+        """(main text, comments) as trees, () when there is no text, None when the page nests too deep or would take too
+        much work."""
         tree = private.utils.load_html(page)
         if tree is None:
             return ()
