@@ -20,9 +20,8 @@ from typing import BinaryIO, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.base.clock import SYSTEM
+from pipeline.base.files import replacing, sync
 from pipeline.base.files import sha256 as sha256_of
-from pipeline.base.files import sync
 from pipeline.base.parquet import open_parquet, read_table
 from pipeline.store import disk
 from pipeline.store.disk import make_folder, swap_folders
@@ -220,16 +219,15 @@ class Store:
             return True
         if not anew or os.path.samefile(self.local / path, self.local / to):
             return False
-        aside = self.local / f"{to}.{SYSTEM.new_id()}~"
-        os.link(self.local / path, aside)
-        os.replace(aside, self.local / to)
+        with replacing(self.local / to, durable=False) as part:
+            os.link(self.local / path, part)
         return True
 
     def relative(self, full: str) -> str:
         """The path below the root of a full path, as `at` or an error names it. A path outside the root is returned
         unchanged."""
         root = str(self.local) if self.local is not None else self.remote.at("").rstrip("/")
-        return full.removeprefix(root).lstrip("/") if full.startswith(root) else full
+        return full.removeprefix(root).lstrip("/") if full == root or full.startswith(f"{root}/") else full
 
     def copy_all(self, pairs: Iterable[tuple[str, str]]) -> int:
         """Copy on the server's side, many at a time, replacing existing files; returns the number of copies. Object

@@ -449,3 +449,19 @@ def test_object_store_manifest_is_right_wherever_a_publication_stops(tmp_path, m
         if finished:
             break
     assert 4 < n < 199
+
+
+def test_a_path_beside_the_store_is_not_below_it(tmp_path):
+    store = Store(str(tmp_path / "store"))
+    assert store.relative(f"{tmp_path}/store/log/1") == "log/1"
+    assert store.relative(f"{tmp_path}/store2/log/1") == f"{tmp_path}/store2/log/1"
+
+
+def test_a_link_that_replaces_leaves_no_name_beside_it(tmp_path):
+    store = Store(str(tmp_path))
+    for name in ("old", "new"):
+        store.write(name, name.encode())
+    assert store.link("old", "published") and not store.link("new", "published")
+    assert store.link("new", "published", anew=True) and store.read("published") == b"new"
+    assert not store.link("new", "published", anew=True), "the same file"
+    assert sorted(os.listdir(tmp_path)) == ["new", "old", "published"]
