@@ -102,31 +102,42 @@ def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
 
 
 def replay_differences(stage: Stage, case: dict[str, Any], others: Iterable[Stage]) -> list[str]:
-    """What a replay of thresholds would get wrong: `others` are the stage under other configs.
+    """What a replay of thresholds would get wrong: `others` are the stage under configs that differ in thresholds.
 
-    Where only thresholds differ and `verdict` gives the same answer on the stored signals, a replay keeps the earlier
-    result, so `process` must give the same one, too.
+    Where `verdict` gives the same answer on the stored signals, a replay keeps the earlier result, so `process` must
+    give the same one, too.
     """
     reason, doc = outcome(stage, case)
-    lines = []
+    before, lines = _left(reason, doc), []
     for other in others:
-        if other.key(("signal", "resource")) != stage.key(("signal", "resource")):
-            continue
         then, found = outcome(other, case)
-        changed = sorted(field for field in type(stage.config).model_fields
-                         if getattr(stage.config, field) != getattr(other.config, field))
-        under = ", ".join(f"{field} {getattr(other.config, field)!r}" for field in changed)
-        if found.signals != doc.signals:
-            lines.append(f"signals under {under}: {found.signals} instead of {doc.signals}")
-            continue
         try:
-            same = _stored(stage, doc) == _stored(other, doc)
+            if _stored(stage, doc) != _stored(other, doc):
+                continue
         except Exception:  # no `verdict` method, or it lacks a signal: a replay runs `process`
             continue
-        if same and (then, found.text) != (reason, doc.text):
-            lines.append(f"replay under {under}: verdict gives {_stored(other, doc)!r} as before, but process gives "
-                         f"{then!r} instead of {reason!r}")
+        fields = [field for field in type(stage.config).model_fields
+                  if getattr(stage.config, field) != getattr(other.config, field)]
+        under = ", ".join(f"{field} {getattr(other.config, field)!r}" for field in sorted(fields))
+        start = f"replay under {under}: verdict gives {_stored(other, doc)!r} as before"
+        lines += [f"{start}, but {what} is {now!r} instead of {was!r}"
+                  for what, was, now in zip(_LEFT, before, _left(then, found)) if repr(was) != repr(now)]
     return lines
+
+
+_LEFT = ("reason", "text", "language", "meta", "signals", "side table")
+
+
+def _left(reason: str | None, doc: Document) -> tuple[Any, ...]:
+    """What a stage leaves of a document, in the order of _LEFT."""
+    return reason, doc.text, doc.language, doc.meta, dict(sorted(doc.signals.items())), doc.side
+
+
+def by_thresholds(stages: Iterable[Stage]) -> dict[Stage, list[Stage]]:
+    """Stage → the others of the same step that differ from it in thresholds alone."""
+    keys = {stage: stage.key(("signal", "resource")) for stage in dict.fromkeys(stages)}
+    return {stage: [other for other in keys if other.config != stage.config and keys[other] == key]
+            for stage, key in keys.items()}
 
 
 def _stored(stage: Stage, doc: Document) -> str | None:
@@ -140,9 +151,10 @@ def failures(name: str, path: Path) -> list[str]:
     out = []
     cases = read_vectors(path)[1]
     stages = [stage_of(name, json.dumps(case.get("config", {}), sort_keys=True), path.parent) for case in cases]
+    others = by_thresholds(stages)
     for number, (case, stage) in enumerate(zip(cases, stages), 1):
         try:
-            lines = differences(stage, case) + replay_differences(stage, case, dict.fromkeys(stages))
+            lines = differences(stage, case) + replay_differences(stage, case, others[stage])
         except Exception as e:  # an error of the step, for which a run would quarantine the document
             lines = [f"raised {type(e).__name__}: {e}"]
         out += [f"{path.name}: {case.get('name') or f'case {number}'}: {line}" for line in lines]

@@ -41,9 +41,11 @@ def hold(name: str, value: Any) -> None:
             f.truncate()
         return
     frozen = json.loads(FILE.read_text(encoding="utf-8")).get(name)
-    differ = [key for key in sorted({*value, *(frozen or {})}) if value.get(key) != (frozen or {}).get(key)]
+    absent = object()
+    differ = [key for key in sorted({*value, *(frozen or {})})
+              if value.get(key, absent) != (frozen or {}).get(key, absent)]
     assert not differ, (f"{name}: {', '.join(differ)}: not as in {FILE.name}; if that is meant, say it in CHANGELOG.md "
-                        f"and run FREEZE=1 python -m pytest tests/test_frozen.py")
+                        f"and run FREEZE=1 python -m pytest {os.environ['PYTEST_CURRENT_TEST'].split()[0]}")
 
 
 def hold_run(name: str, store: Path | str, **programs: str) -> None:

@@ -61,15 +61,17 @@ def _export(paths: dict[str, Path]) -> None:
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])))
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"exporting spaCy's tokenizer rules to {next(iter(paths.values())).parent} failed:\n"
-                           f"{done.stderr[-2000:]}")
+        raise RuntimeError(f"exporting spaCy's tokenizer rules of {', '.join(paths)} to "
+                           f"{next(iter(paths.values())).parent} failed:\n{done.stderr[-2000:]}")
 
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold the lock file beside `path`. A file system without locks grants it to all: the last writer wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(f".{path.name}.lock"), "wb") as lock:
+    """Hold the lock file beside `path`, in a folder that is made. Where it cannot be had (a file system without locks,
+    another user's file, a read-only folder) nothing is held: the last writer wins, or writing raises the error."""
+    with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(open(path.with_name(f".{path.name}.lock"), "wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

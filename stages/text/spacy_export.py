@@ -143,5 +143,8 @@ def samples(rules: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for name, file in zip(sys.argv[1::2], sys.argv[2::2]):
-        export(name, Path(file))
+    for name, file in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        try:
+            export(name, Path(file))
+        except ValueError as e:
+            raise ValueError(f"{name}: {e}") from e

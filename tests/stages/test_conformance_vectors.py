@@ -52,8 +52,9 @@ def test_vector(stage, case):
 def test_other_thresholds_replay(path):
     head, cases = read_vectors(path)
     stages = [stage_of(head["stage"], json.dumps(case.get("config", {}), sort_keys=True)) for case in cases]
+    others = vectors.by_thresholds(stages)
     for case, stage in zip(cases, stages):
-        assert vectors.replay_differences(stage, case, dict.fromkeys(stages)) == [], case.get("name")
+        assert vectors.replay_differences(stage, case, others[stage]) == [], case.get("name")
 
 
 @pytest.mark.parametrize("content", ["", '{"stage": "c4"}\n', "not json\n", '["list"]\n', '{"text": "x"}\n',
@@ -90,12 +91,48 @@ class Torn(Stage):
         return "torn" if doc.signals["capitals"] > 0.95 else None
 
 
+class Early(Torn):
+    """Sound: it measures the second signal only of documents that the first one keeps."""
+
+    name, signals = "early", ("capitals", "spaces")
+
+    def process(self, doc: Document) -> str | None:
+        doc.signals["capitals"] = sum(map(str.isupper, doc.text)) / len(doc.text)
+        if (reason := self.verdict(doc)) is None:
+            doc.signals["spaces"] = float("nan")
+        return reason
+
+    def verdict(self, doc: Document) -> str | None:
+        return "early" if doc.signals["capitals"] > self.config.most else None
+
+
+class Noting(Early):
+    """Writes its threshold into the document, which a replay would not do."""
+
+    name = "noting"
+
+    def process(self, doc: Document) -> str | None:
+        doc.meta["most"] = self.config.most
+        return super().process(doc)
+
+
+def replayed(cls: type[Stage], *texts: str) -> list[str]:
+    stages = [cls(), cls(most=0.8), cls(most=0.8)]
+    others = vectors.by_thresholds(stages)
+    return [line for text in texts for stage in stages[:2]
+            for line in vectors.replay_differences(stage, {"text": text}, others[stage][:1])]
+
+
 def test_a_verdict_that_is_not_that_of_process_fails():
-    case = {"text": "ABCd", "reason": "torn"}
-    stages = [Torn(), Torn(most=0.8)]
-    assert [vectors.replay_differences(stage, case, stages) for stage in stages] == [
-        ["replay under most 0.8: verdict gives None as before, but process gives None instead of 'torn'"],
-        ["replay under most 0.5: verdict gives None as before, but process gives 'torn' instead of None"]]
+    assert replayed(Torn, "ABCd") == [
+        "replay under most 0.8: verdict gives None as before, but reason is None instead of 'torn'",
+        "replay under most 0.5: verdict gives None as before, but reason is 'torn' instead of None"]
+    assert [line.partition(", but ")[2] for line in replayed(Noting, "abcd")] == [
+        "meta is {'most': 0.8} instead of {'most': 0.5}", "meta is {'most': 0.5} instead of {'most': 0.8}"]
+
+
+def test_a_signal_that_only_kept_documents_have_is_sound():
+    assert replayed(Early, "abcd", "ABCd", "ABCD") == []
 
 
 def test_a_wrong_vector_fails():

@@ -18,8 +18,10 @@ EXITING = 0x4
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a derived file. Readers see the old or the new content, and a full disk leaves the old one."""
-    with replacing(path) as part:
+    """Write a derived file, whose folder is made. Readers see the old or the new content, and a full disk leaves the
+    old one. Not synced: a training must not wait for a busy disk at every line of metrics."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, durable=False) as part:
         part.write_text(text, encoding="utf-8")
 
 

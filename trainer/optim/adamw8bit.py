@@ -36,7 +36,7 @@ class AdamW8bitConfig(Moments):
         return (2 + 8 / BLOCK) * parameters                         # and a scale for each block of either moment
 
     def stored_bytes(self, parameters: int, matrices: int, width: int, half: bool) -> float:
-        return self.state_bytes(parameters, matrices, width)        # its bytes are not float32
+        return self.state_bytes(parameters, matrices, width)        # nearly all of it is bytes, which stay
 
     def build(self, groups: list[dict[str, Any]], device: torch.device) -> AdamW8bit:
         return AdamW8bit(groups, self)
