@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.processes import alive, children_of, kill_tree, named, stopped
+from tests.chaos.processes import alive, children_of, kill_tree, marked, named, signal_all, stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 #: a dead node or GCS is noticed after seconds, not after a minute
@@ -62,10 +62,18 @@ class Cluster:
     """A head without CPUs and `nodes` nodes with one each."""
 
     def __init__(self, env: dict[str, str], nodes: int = 2) -> None:
-        self._process = subprocess.Popen([sys.executable, "-m", "tests.chaos.cluster"], cwd=ROOT, env={**env, **FAST},
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                         start_new_session=True)
-        said = self._answer()
+        for left in (2, 1, 0):                           # Ray itself gives up after 30 s, which a busy machine may take
+            self._process = subprocess.Popen([sys.executable, "-m", "tests.chaos.cluster"], cwd=ROOT,
+                                             env={**env, **FAST}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                             text=True, start_new_session=True)
+            try:
+                said = self._answer()
+                break
+            except AssertionError:
+                self.close()
+                signal_all(marked(env["CHAOS"]), signal.SIGKILL)
+                if not left:
+                    raise
         self.address, self.gcs, self.head = said["address"], said["gcs"], Node(said["raylet"])
         self.nodes: list[Node] = []
         for _ in range(nodes):
