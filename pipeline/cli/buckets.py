@@ -32,7 +32,7 @@ def fit(data: Annotated[list[Path], typer.Argument(
                                                  help="The score, e.g. quality_score; again for another.")],
         out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The edges, for `buckets: {edges: …}`.")],
         by: Annotated[str | None, typer.Option(
-            "--by", metavar="NAME", help="Edges of their own for every language, source, or value of this signal "
+            "--by", metavar="NAME", help="Separate edges for every language, source, or value of this signal "
                                          "(a topic).")] = None,
         buckets: Annotated[int | None, typer.Option(
             "--buckets", min=2, max=1000, metavar="N", help="Buckets of equal weight [default: 20].")] = None,

@@ -55,15 +55,16 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
           seed: Annotated[int, typer.Option(min=0, help="Of the split, the order of lines and initial weights.")] = 0,
           held_out: Annotated[float, typer.Option(
               min=0.0, max=0.9, metavar="SHARE", help="Texts not trained on: half to calibrate, half to judge.")] = 0.2,
-          most: Annotated[int | None, typer.Option(min=2, metavar="N",
-                                                   help="Texts of a label at most, drawn by their content.")] = None,
-          dim: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="Numbers in a vector.")] = 32,
-          epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Times every text is seen.")] = 5,
+          most: Annotated[int | None, typer.Option(
+              min=2, metavar="N", help="At most this many texts of each label, drawn by their content.")] = None,
+          dim: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="Dimensions of a vector.")] = 32,
+          epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the texts.")] = 5,
           rate: Annotated[float, typer.Option(metavar="R", help="Learning rate, above 0.")] = 0.1,
           word_ngrams: Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Longest run of words.")] = 2,
-          buckets: Annotated[int, typer.Option(min=1, metavar="N", help="Vectors that runs of words share.")] = 1 << 18,
+          buckets: Annotated[int, typer.Option(
+              min=1, metavar="N", help="Buckets into which word n-grams are hashed.")] = 1 << 18,
           min_count: Annotated[int, typer.Option(min=1, metavar="N",
-                                                 help="Times a word must be seen to have a vector.")] = 1,
+                                                 help="Occurrences a word needs to get a vector.")] = 1,
           intended_use: Annotated[str | None, typer.Option(metavar="TEXT", help="For the model card.")] = None,
           license: Annotated[str | None, typer.Option(metavar="TEXT", help="For the model card.")] = None,
           json_lines: JsonOpt = False) -> None:
@@ -173,7 +174,7 @@ def check(model: ModelArg, data: DataArg,
               "--label-column", metavar="NAME", help="Column of labels (those of the model, or 1 and 0): it is "
                                                               "judged on them, too.")] = None,
           text_column: TextOpt = "text", limit: Annotated[int, typer.Option(
-              "-n", "--limit", min=0, metavar="N", help="First documents looked at; 0: all.")] = 0,
+              "-n", "--limit", min=0, metavar="N", help="Documents to read, from the first on; 0 reads all.")] = 0,
           json_lines: JsonOpt = False) -> None:
     """Check whether data has drifted away from the data that a model's threshold was chosen on.
 
@@ -268,7 +269,7 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
                                                                           "that of the card.")] = None,
           raw: Annotated[bool, typer.Option("--raw", help="Scores before calibration.")] = False,
           text_column: TextOpt = "text", limit: Annotated[int, typer.Option(
-              "-n", "--limit", min=0, metavar="N", help="First documents looked at; 0: all.")] = 0,
+              "-n", "--limit", min=0, metavar="N", help="Documents to read, from the first on; 0 reads all.")] = 0,
           json_lines: JsonOpt = False) -> None:
     """Score documents, and print the distribution of the scores.
 

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 def doctor(address: AddressOpt = None,
            store: Annotated[str | None, typer.Option("--store", envvar="TOKENMILL_STORE",
-                                                     help="Look at this store as well.")] = None,
+                                                     help="Check this store as well.")] = None,
            insecure_local: InsecureOpt = False, json_lines: JsonOpt = False) -> None:
     """Check this machine, or every node of a cluster, before a run.
 

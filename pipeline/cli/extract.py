@@ -62,15 +62,15 @@ def register(app: typer.Typer) -> None:
 
 def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help="Files, folders or globs; plain, "
                                                        "compressed or archives. - is stdin.")],
-            engine: Annotated[str, typer.Option("--engine", metavar="NAME[,NAME]", help="What finds the text of a web "
-                              "page; with two, what their texts differ in.")] = "mill",
+            engine: Annotated[str, typer.Option("--engine", metavar="NAME[,NAME]", help="Extractor of a web page's "
+                              "text; with two, their texts are compared.")] = "mill",
             format: Annotated[Format, typer.Option(help="Plain text, or Markdown of web pages, or JSON lines.")]
             = Format.text,
-            file_type: Annotated[str | None, typer.Option("--as", metavar="TYPE", help="What the files are, by default "
-                                                          "told by content and suffix: a reader (`tokenmill readers` "
-                                                          "lists them), or book.")] = None,
+            file_type: Annotated[str | None, typer.Option(
+                "--as", metavar="TYPE", help="Type of the files (default: detected from content and suffix): a reader "
+                                             "(`tokenmill readers` lists them), or book.")] = None,
             set: Annotated[list[str] | None, typer.Option("--set", metavar="NAME.KEY=VALUE", help="A setting of a "
-                           "reader or step, e.g. pdf.ocr=tesseract; can be given again.")] = None,
+                           "reader or step, e.g. pdf.ocr=tesseract; repeatable.")] = None,
             limit: Annotated[int, typer.Option("-n", "--limit", min=0, metavar="N", help="How many documents of each "
                              "file; 0 shows all.")] = 0,
             json_texts: JsonOpt = False) -> None:

@@ -15,7 +15,7 @@ from pipeline.cli.options import JsonOpt
 from pipeline.cli.texts import documents, files
 
 NormalizeOpt = Annotated[str, typer.Option(
-    "--normalize", metavar="DIALECT", help="What is done to a text before it is cut into pieces: ccnet, datatrove or "
+    "--normalize", metavar="DIALECT", help="Normalisation of a text before it is cut into pieces: ccnet, datatrove or "
                                            "none.")]
 PiecesOpt = Annotated[Path | None, typer.Option("--sentencepiece", metavar="FILE",
                                                 help="SentencePiece model that cuts texts.")]
@@ -42,7 +42,7 @@ def train(data: Annotated[list[Path], typer.Argument(
                                                        help="Take only documents of this language.")] = None,
           order: Annotated[int, typer.Option(min=1, max=10, metavar="N", help="Longest n-gram, pieces.")] = 5,
           tokens: Annotated[int, typer.Option(
-              min=1000, metavar="N", help="Pieces trained on at most; takes up to 250 bytes each.")] = 20_000_000,
+              min=1000, metavar="N", help="Most pieces trained on; each takes up to 250 bytes.")] = 20_000_000,
           normalize: NormalizeOpt = "ccnet",
           arpa: Annotated[Path | None, typer.Option("--arpa", metavar="FILE",
                                                     help="Write the model as ARPA, too, for other programs.")] = None,

@@ -25,17 +25,17 @@ class BackendName(StrEnum):
 
 
 StoreOpt = Annotated[str, typer.Option("--store", envvar="TOKENMILL_STORE", help="Folder or URL of the store.")]
-JsonOpt = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line, for scripts.")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object per line, for scripts.")]
 QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 RecipeArg = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a ready recipe.")]
 RunArg = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in the store, or its folder.")]
 NameOpt = Annotated[str | None, typer.Option(
     "--name", metavar="RUN", help="Name of the run (default: from the recipe).")]
 SetOpt = Annotated[list[str] | None, typer.Option(
-    "--set", metavar="KEY=VALUE", help="Override a key of the recipe; can be given again.")]
+    "--set", metavar="KEY=VALUE", help="Override a key of the recipe; repeatable.")]
 InputOpt = Annotated[list[str] | None, typer.Option(
-    "--input", metavar="FILES", help="Files or a glob for the recipe's input source; can be given again.")]
-CodeOpt = Annotated[bool, typer.Option("--allow-custom-stages", help="Let the recipe run code of its own.")]
+    "--input", metavar="FILES", help="Files or a glob for the recipe's input source; repeatable.")]
+CodeOpt = Annotated[bool, typer.Option("--allow-custom-stages", help="Let the recipe run its own code.")]
 VerifyOpt = Annotated[bool, typer.Option("--verify-inputs", help="Hash inputs instead of trusting size and time.")]
 BackendOpt = Annotated[BackendName, typer.Option(help="ray, process (no Ray) or inline (one process, to debug).")]
 WorkersOpt = Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes (default: all cores).")]

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 def verify(store: StoreOpt,
            repair: Annotated[bool, typer.Option("--repair", help="Retire records of damaged files and remove damaged "
-                                                                 "copies; the next run makes them anew.")] = False,
+                                                                 "copies; the next run recreates them.")] = False,
            takeover: TakeoverOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Read what a store holds and compare it with the store's records.
 
@@ -82,7 +82,7 @@ def verify(store: StoreOpt,
 
 
 def gc(store: StoreOpt,
-       dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+       dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
        takeover: TakeoverOpt = False, json_lines: JsonOpt = False) -> None:
     """Remove what no run names.
 

@@ -71,7 +71,7 @@ def job_of(current: Standing) -> Any:
 
 
 def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
-           watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until it ends.")] =
+           watch: Annotated[bool, typer.Option("--watch", help="Refresh every two seconds until the run ends.")] =
            False, json_lines: JsonOpt = False) -> None:
     """Show the state of a run.
 
@@ -104,7 +104,7 @@ def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
 
 
 def logs(run: RunArg, store: StoreOpt = "store",
-         follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False) -> None:
+         follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")] = False) -> None:
     """Print the log of a submitted run's driver.
 
     Reads the latest attempt's log from the store, a few seconds behind. Secrets are masked.
