@@ -17,7 +17,7 @@ SHOWN = 8
 SILENT_S = 30.0
 HINTS = {
     "submitted": "its driver has not begun yet",
-    "died": "its driver is gone without a word; tokenmill resume goes on from what it had committed",
+    "died": "its driver ended without a message; tokenmill resume continues from what it had committed",
     "stopping": "what runs may finish, then it stops",
     "cancelled": "before it began; tokenmill resume starts it",
     "unknown": "its run.json or progress.json cannot be read; tokenmill resume writes them anew",

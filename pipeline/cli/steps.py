@@ -82,7 +82,7 @@ def _check(name: str | None, path: Path, json_lines: bool) -> None:
     for line in problems:
         typer.echo(json.dumps({"failure": line}) if json_lines else visible(line))
     if problems:
-        raise UserError(f"{path}: {len(problems)} differences in {len(cases)} cases; mend the step or the vectors")
+        raise UserError(f"{path}: {len(problems)} differences in {len(cases)} cases; fix the step or the vectors")
     sound = f"{path}: {len(cases)} cases, all as they should be"
     typer.echo(json.dumps({"cases": len(cases)}) if json_lines else sound)
 

@@ -44,7 +44,7 @@ def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Ite
                 else:
                     missing += doc.reason == "missing_text"
         except ValueError as e:                                   # the Parquet file has no such column
-            raise BadUsage(str(e).replace("with `text:`, and mend `keep:`", "on the command line")) from None
+            raise BadUsage(str(e).replace("with `text:`, and fix `keep:`", "on the command line")) from None
     if missing and not count:
         raise BadUsage(f"{file}: no line of it has a text at '{column}'; say which key holds it")
 

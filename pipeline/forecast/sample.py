@@ -241,7 +241,7 @@ def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: list[
     wanted = max(share * out.grown, limits.least / max(out.records_read, 1))
     below = min([int(min(wanted, 1.0) * 2**64), *(c["complete"]["below"] for c in counters)])
     if below < int(min(1.0, share) * 2**64):
-        out.notes.append(f"source '{name}': the sample is smaller than asked for, for it would hold more than "
+        out.notes.append(f"source '{name}': the sample is smaller than asked for, because it would hold more than "
                          f"{limits.drawn_bytes >> 30} GB")
     by_file = len(chosen) < len(files)
     if by_file:

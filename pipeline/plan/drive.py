@@ -185,7 +185,7 @@ def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, 
         folder = stream_quarantine(node.name.removeprefix("shards:")) if node.kind == "shards" else node.dataset
         raise TooManyErrors(
             f"{node.name}: {lost} of {seen} documents failed ({lost / seen:.1%}, allowed {allowed:.1%}): "
-            f"{_listing(reasons)}. `tokenmill inspect {folder} --quarantined` shows them; mend the stage, or raise "
+            f"{_listing(reasons)}. `tokenmill inspect {folder} --quarantined` shows them; fix the stage, or raise "
             f"`run.max_error_rate`")
     warnings = [_reading(node, name, read, allowed, picks) for name, read in sources.items()]
     return [*filter(None, warnings), *(_lost(name, read["lost"]) for name, read in sources.items() if "lost" in read)]

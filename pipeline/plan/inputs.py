@@ -129,7 +129,7 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
             else:
                 paths = [pattern] if os.path.lexists(pattern) else []
                 if paths and not os.path.isfile(pattern):
-                    raise InputError(f"source '{name}': '{given}' is a link to nothing, or no regular file; mend "
+                    raise InputError(f"source '{name}': '{given}' is a link to nothing, or no regular file; fix "
                                      f"`path:`")
         except OSError as e:
             raise InputError(f"source '{name}': cannot read '{e.filename}': {e.strerror}; give this user permission, "
@@ -159,7 +159,7 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
                                 "check `path:` of the source, or pass --input"))
     if skipped:
         warnings.append(f"source '{name}': {len(skipped)} skipped for being links to nothing, or no regular "
-                        f"files: {_named(skipped, top)}; mend or remove them")
+                        f"files: {_named(skipped, top)}; fix or remove them")
     if links.leading_out:
         warnings.append(f"source '{name}': {len(links.leading_out)} skipped for being links that lead out of its "
                         f"folder: {_named(links.leading_out, top)}; `follow_symlinks: true` at the source follows them")

@@ -61,7 +61,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean '{near[0]}'?"
-    return f"known: {', '.join(known)}" if known else "there is none to choose from"
+    return f"known: {', '.join(known)}" if known else "none is known"
 
 
 def shown(value: object) -> str:

@@ -100,9 +100,9 @@ def _download(repository: str, revision: str | None, *, local: bool) -> HubToken
                              f"its page of the hub and set HF_TOKEN") from None
     except RepositoryNotFoundError:
         raise TokenizerError(f"tokenizer.load: there is no file '{repository}', and no repository of that name on the "
-                             f"Hugging Face hub; mend the name (a private one needs HF_TOKEN)") from None
+                             f"Hugging Face hub; fix the name (a private one needs HF_TOKEN)") from None
     except Exception as e:                               # for example a missing revision, or an invalid response
         message = (str(e).strip() or type(e).__name__).splitlines()[0]
         raise TokenizerError(f"tokenizer.load: '{repository}' cannot be fetched from the Hugging Face hub: {message}; "
-                             f"mend the name or its revision, or name a file") from e
+                             f"fix the name or its revision, or name a file") from e
     return None if path is None else HubTokenizer(path, f"{repository}@{path.parent.name}")

@@ -259,8 +259,8 @@ class Store:
             raise StoreError(f"{self.root}: the Hugging Face hub can be a source or where results are published, but "
                              f"not a store: it has no conditional writes; use a local disk or an object store")
         if self.remote.looks_first:
-            raise StoreError(f"{self.root}: this kind of storage cannot create a file only if there is none in one "
-                             f"step, so two drivers might both commit; use a local disk, NFS, S3 or Google Cloud "
+            raise StoreError(f"{self.root}: this kind of storage cannot create a file in one step only if it does not "
+                             f"exist, so two drivers might both commit; use a local disk, NFS, S3 or Google Cloud "
                              f"Storage")
         probe = f"log/probe/{self.remote.clock.new_id()}"
         try:

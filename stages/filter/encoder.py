@@ -208,7 +208,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             raise TypeError("it holds no object")
         longest = config.get("max_position_embeddings")
         if not isinstance(longest, int | None):
-            raise TypeError(f"max_position_embeddings is no number: {str(longest)[:40]!r}")
+            raise TypeError(f"max_position_embeddings is not a number: {str(longest)[:40]!r}")
         code = "auto_map" in config or "auto_map" in _json(folder / "tokenizer_config.json")
         heads = config.get("architectures") or []
     except (ValueError, RecursionError, AttributeError, TypeError) as e:
@@ -236,6 +236,6 @@ def _labels(config: dict[str, Any]) -> list[str]:
             raise _Unfit("model", f"config.json: id2label numbers its labels 0, 1, …; it has {', '.join(names)[:100]}")
         return [str(names[key]) for key in sorted(names, key=int)]
     if not isinstance(count, int):
-        raise _Unfit("model", f"config.json: num_labels is no number: {str(count)[:40]!r}")
+        raise _Unfit("model", f"config.json: num_labels is not a number: {str(count)[:40]!r}")
     # transformers writes no labels for its default of two outputs
     return [f"LABEL_{i}" for i in range(count)]

@@ -121,7 +121,7 @@ class Parquet(Reader):
         for column in self.required:
             if column not in names:
                 raise SettingsError(f"{path}: no column '{column}'; it has {', '.join(names)}. "
-                                 "Say which holds the text with `text:`, and mend `keep:`")
+                                 "Say which holds the text with `text:`, and fix `keep:`")
         kind = schema.field(self.config.text).type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type

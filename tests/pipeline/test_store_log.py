@@ -541,7 +541,7 @@ def test_storage_that_looks_before_it_writes_is_refused(moody, monkeypatch):
         m.setattr(Moody, "exists", look)
         with ThreadPoolExecutor(2) as pool:
             assert sum(pool.map(lambda data: moody.put_absent("two", data), (b"a", b"b"))) == 2
-    with pytest.raises(StoreError, match=r"cannot create a file only if there is none.*use a local disk.*S3"):
+    with pytest.raises(StoreError, match=r"cannot create a file in one step only if.*use a local disk.*S3"):
         Log.open(moody)
     assert not list(moody.list("log"))
 

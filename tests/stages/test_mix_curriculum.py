@@ -94,12 +94,12 @@ def _phase(**change):
 
 @pytest.mark.parametrize(("change", "message"), [
     (_phase(mix={"wbe": 1}), r"phases\[0\].mix: unknown stream 'wbe': did you mean 'web'"),
-    (_phase(mix={"web": -1}), r"mix.web: weight -1 is no number >= 0"),
+    (_phase(mix={"web": -1}), r"mix.web: weight -1 is not a number >= 0"),
     (_phase(mix={"web": "x"}), r"mix.web: weight 'x'"),
     (_phase(mix={"web": 0}), r"needs a weight above 0"),
-    (_phase(until="140%"), r"until: '140%' is no share"),
+    (_phase(until="140%"), r"until: '140%' is not a share"),
     (_phase(sequence=1000), r"longest = 2048 is no multiple of sequence = 1000"),
-    (_phase(batch="many"), r"phases\[0\].batch: 'many' is no number of tokens"),
+    (_phase(batch="many"), r"phases\[0\].batch: 'many' is not a number of tokens"),
     (_phase(on_exhausted="stop"), r"on_exhausted must be"),
     (_phase(until=None), r"until is missing"),
     (_phase(extra="1M"), r"`until` says where .* give one of them"),
@@ -180,7 +180,7 @@ def test_counts_as_people_write_them():
     assert [parse_count(x, "k") for x in (16384, "0.5M", "20B", "1.5k", "16_384", 1e6)] == \
         [16384, 500_000, 20 * 10**9, 1500, 16384, 10**6]
     for bad in (0, -3, "x", None, True, "1/0", "1.5", "1,5M", "1e999999999"):
-        with pytest.raises(CurriculumError, match="is no number of tokens"):
+        with pytest.raises(CurriculumError, match="is not a number of tokens"):
             parse_count(bad, "k")
 
 
@@ -251,7 +251,7 @@ def test_what_happens_once_is_not_inherited():
     with pytest.raises(CurriculumError, match=r"phases\[3\].name is missing"):
         resolve(given, SETS, TOKENIZER)
     more["name"], given["curriculum"]["phases"][0]["name"] = name, name
-    with pytest.raises(CurriculumError, match=r"phases\[3\].name: two phases are called 'more'"):
+    with pytest.raises(CurriculumError, match=r"phases\[3\].name: two phases would be called 'more'"):
         resolve(given, SETS, TOKENIZER)
 
 

@@ -92,7 +92,7 @@ IMAGE[20:30] = 0
 def test_an_engine_that_is_not_at_hand_is_named_with_its_remedy_before_anything_runs(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     for ask in (Pdf.key, Pdf.resource_files, Pdf.setup):         # the driver plans with keys, a worker sets up
-        with pytest.raises(MissingEngine, match=r"`ocr: tesseract` is not at hand: apt install tesseract-ocr"):
+        with pytest.raises(MissingEngine, match=r"`ocr: tesseract` is not installed: apt install tesseract-ocr"):
             ask(Pdf(ocr="tesseract"))
     monkeypatch.setattr(ocr.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingEngine, match=r"`ocr: rapidocr` is not installed: pip install 'tokenmill\[ocr\]'"):

@@ -196,7 +196,7 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(store, alone, capsy
             ("99", more, "give a step from 1 to 10"),
             ("soon", more, "or now"),
             ("5", "- {name: more, untl: 100%}", "phases[0].untl: unknown key"),
-            ("5", "- {name: more, until: 100%, mix: {wbe: 1}}", "stream wbe is none of the run's (code, web)"),
+            ("5", "- {name: more, until: 100%, mix: {wbe: 1}}", "stream wbe is not one of the run's (code, web)"),
             ("5", "- {name: more, until: 20%, mix: {web: 1}}", "is not after the phase before it"),
             ("5", "- {name: more, extra: 1M, mix: {web: 1}}", "exhausts stream 'web'"),
             ("5", "more", "expected a list of phases"),

@@ -35,7 +35,7 @@ def parse_count(value: Any, key: str) -> int:
     try:
         return quantities.parse_count(value)
     except ValueError as e:
-        raise CurriculumError(f"{key}: {value!r} is no number of tokens: {e}") from None
+        raise CurriculumError(f"{key}: {value!r} is not a number of tokens: {e}") from None
 
 
 def _weights(mix: Mapping[str, Any], key: str, names: list[str], warnings: list[str]) -> dict[str, int]:
@@ -50,7 +50,7 @@ def _weights(mix: Mapping[str, Any], key: str, names: list[str], warnings: list[
         except (ValueError, ZeroDivisionError):
             given[name] = Fraction(-1)
         if isinstance(value, bool) or given[name] < 0:
-            raise CurriculumError(f"{key}.{name}: weight {value!r} is no number >= 0")
+            raise CurriculumError(f"{key}.{name}: weight {value!r} is not a number >= 0")
     total = sum(given.values())
     if total <= 0:
         raise CurriculumError(f"{key}: at least one stream needs a weight above 0")
@@ -133,7 +133,7 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
             if entry.get(wanted) is None:
                 raise CurriculumError(f"{key}.{wanted} is missing")
         if str(entry["name"]) in {p.name for p in (*before, *phases)}:
-            raise CurriculumError(f"{key}.name: two phases are called '{entry['name']}'; a phase is known by its name")
+            raise CurriculumError(f"{key}.name: two phases would be called '{entry['name']}'; give it another name")
         extra = entry["extra"] is not None
         if extra == (entry["until"] is not None):
             raise CurriculumError(f"{key}: `until` says where in the total it ends, `extra` how many tokens it has "
@@ -245,7 +245,7 @@ def _until(value: Any, total: int, key: str) -> int:
     except (ValueError, ZeroDivisionError):
         share = Fraction(-1)
     if not 0 < share <= 1:
-        raise CurriculumError(f"{key}: {value!r} is no share of the total; write for example 70% or 14B")
+        raise CurriculumError(f"{key}: {value!r} is not a share of the total; write for example 70% or 14B")
     return round(share * total)
 
 

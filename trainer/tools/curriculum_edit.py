@@ -66,10 +66,6 @@ def run(options: argparse.Namespace) -> int:
         streams = new_streams(given["phases"], old.curriculum, old.store)
         names = [s.name for s in (*old.curriculum.streams, *streams)]
         phases = place(given["phases"], total, names, warnings, kept, f"{options.phases}: phases")
-        called = [p.name for p in (*kept, *phases)]
-        if twice := next((n for i, n in enumerate(called) if n in called[:i]), None):
-            raise CurriculumError(f"{options.phases}: two phases would be called '{twice}'; give them names of their "
-                                  f"own")
         made = edit(old.curriculum, old.sample_at(step), phases, streams)
     except CurriculumError as error:
         raise ConfigError(str(error)) from None
@@ -166,7 +162,7 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
             held = (store / folder / "split=val").exists()
             val = ShardSet(store / folder / "split=val").manifest if held else None
         except ShardError as error:
-            raise ConfigError(f"stream {name} is none of the run's ({', '.join(sorted(known))}): {error}") from None
+            raise ConfigError(f"stream {name} is not one of the run's ({', '.join(sorted(known))}): {error}") from None
         if train.tokenizer != curriculum.tokenizer.sha256:
             raise ConfigError(f"stream {name} was encoded with another tokenizer ({train.tokenizer[:12]}…, not "
                               f"{curriculum.tokenizer.sha256[:12]}…): encode it again")

@@ -55,7 +55,7 @@ class BadFiles:
             named = ", ".join(_first([*self.listed(), *self._dying.values()]))
             raise TooManyBadFiles(
                 f"{count} input files could not be read, whole or in part: {named}. `run.max_bad_files` allows "
-                f"{self.allowed}: mend these files, or leave them out of `path:`, or raise run.max_bad_files")
+                f"{self.allowed}: fix these files, or leave them out of `path:`, or raise run.max_bad_files")
 
     def listed(self, source: str | None = None) -> Iterator[str]:
         """Yield 'SOURCE: FILE (reasons)' for each bad file."""

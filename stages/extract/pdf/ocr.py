@@ -95,7 +95,7 @@ def languages_of_tesseract() -> tuple[str, str, set[str]]:
     """(the program, the folder of its models, the names of the languages in it). Raises MissingEngine."""
     binary = shutil.which("tesseract")
     if binary is None:
-        raise MissingEngine("pdf: `ocr: tesseract` is not at hand: apt install tesseract-ocr on every node, or use "
+        raise MissingEngine("pdf: `ocr: tesseract` is not installed: apt install tesseract-ocr on every node, or use "
                             "`ocr: rapidocr` (pip install 'tokenmill[ocr]')")
     told = subprocess.run([binary, "--list-langs"], capture_output=True, text=True, errors="replace")
     listed = told.stdout or told.stderr
