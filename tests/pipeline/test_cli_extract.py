@@ -299,7 +299,7 @@ def test_a_scan_says_how_it_can_be_read(tmp_path, tokenmill, monkeypatch):
     assert "both.pdf: 1 of 2 pages without text (2): read them with --set pdf.ocr=tesseract" in said.err
     monkeypatch.setenv("PATH", str(tmp_path))
     said = tokenmill("extract", tmp_path / "scan.pdf", "--set", "pdf.ocr=tesseract", "--set", "pdf.ocr_languages=deu")
-    assert "is not at hand: apt install tesseract-ocr" in said.err and "cannot read" not in said.err
+    assert "is not installed: apt install tesseract-ocr" in said.err and "cannot read" not in said.err
 
 
 @pytest.mark.skipif(shutil.which("tesseract") is None, reason="tesseract is not at hand: apt install tesseract-ocr")
