@@ -26,8 +26,8 @@ MEMBER = np.dtype([("part", "<u4"), ("row", "<u4"), ("root", "<u8")])
 
 
 class Clusters:
-    """args: links [$ref], firsts [what to add to the part of its places, one each], groups [first part of each group];
-    $volatile: folded (edges held before they are folded into the forest).
+    """args: links [$ref of EDGE files], firsts [number to add to the parts in the places of each file], groups [first
+    part of each group]; $volatile: folded (edges held before they are folded into the forest).
 
     Writes segments `members` (MEMBER, bucket = number of the group). Counts candidates, clusters, the largest cluster
     and a histogram of cluster sizes (bin b: 2**b <= documents < 2**(b + 1)).
@@ -50,7 +50,8 @@ class Clusters:
 
 
 def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], most: int) -> Iterator[NDArray[Any]]:
-    """EDGE records of the files with global places, in arrays of `most` edges and at most one block of a file more."""
+    """EDGE records of the files, with global places, in arrays. An array ends with the block of a file that brings it
+    above `most` edges."""
     held: list[NDArray[Any]] = []
     size = 0
     for ref, first in zip(links, firsts, strict=True):

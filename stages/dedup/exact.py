@@ -1,12 +1,18 @@
 """Exact duplicates, by text or by URL: the recipe step `exact`, and the stage that hashes.
 
     - exact                        # the same text
-    - {exact: {by: both}}          # one document a URL first, then one document a text
+    - {exact: {by: both}}          # first one document per URL, then one document per text
 
-Of equal documents, the one from the first dataset in `priority:` stays; among those the longest, then the one with the
-smallest id. Waves, once for each key: map (a group of parts: one record a hash, its best document) → reduce (a range of
-hashes: the survivors of hashes that occur twice, sent to the groups that have them) → removal slices. A hash that a
-million documents share costs one record a group.
+Of equal documents, the one from the first dataset in `priority:` stays. Of several from that dataset the longest stays,
+and of equally long ones the one with the smallest id. The waves, of which the first two run once for the URL and once
+for the text if both are compared:
+
+    map     a group of parts     → one record per hash: the group's best document with that hash
+    reduce  a range of hashes    → survivors: the document that stays for each hash that occurs more than once, sent to
+                                   the groups that have such documents
+    slices  survivors by group   → one removal slice for each part
+
+A hash that a million documents share costs one record per group.
 """
 
 from __future__ import annotations
@@ -203,7 +209,7 @@ class ExactMap:
 
 
 class ExactReduce:
-    """args: maps [$ref of `hashes.seg`, one a group], ranks [priority of each group], bucket.
+    """args: maps [$ref of `hashes.seg`, one per group], ranks [priority of each group], bucket.
 
     Writes segments `survivors.seg` (SURVIVOR, bucket = number of the group). Counts hashes, those that occur twice, the
     documents that go, and the most frequent hash. Memory: a block of records, however many there are in the bucket.
@@ -330,8 +336,8 @@ def _no_twins(rows: NDArray[Any]) -> None:
 
 def _losers(inputs: Inputs, refs: list[FileRef],
             group: int) -> Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
-    """A function: rows → (rows that a survivor replaces, the survivor's record for each), from the survivors of one
-    column."""
+    """Returns a function that takes rows and returns (those that a survivor replaces, the survivor's record for each).
+    The survivors are those of one column."""
     found = read_segments(inputs, refs, group, SURVIVOR)
     survivors = np.concatenate(found) if found else np.zeros(0, SURVIVOR)
     survivors = survivors[np.lexsort((survivors["lo"], survivors["hi"]))]

@@ -1,9 +1,10 @@
 """Waves 1 and 2 of near-duplicate detection: documents that share a band key, as the edges of a forest.
 
-Map (a group of parts): sort the band keys of its documents, link documents with equal keys to the first of them, and
-send on one record a key whatever its frequency (map-side combine): a key that a million pages share costs a reducer one
-record a group. Reduce (a range of keys): the same over the groups' representatives. Stars, never pairs: n documents
-under one key give n - 1 edges, and a file keeps only a spanning forest, at most one edge a document.
+A map task (a group of parts) sorts the band keys of its documents and links documents with equal keys to the first of
+them. It sends one record per key to the reduce tasks, however often the key occurs (map-side combine), so a key that a
+million pages share costs a reduce task one record per group. A reduce task (a range of keys) does the same with the
+first documents of the groups. Links are stars, not pairs: n documents under one key give n - 1 edges. A file keeps only
+a spanning forest, which has at most one edge per document.
 """
 
 from __future__ import annotations

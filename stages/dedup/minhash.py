@@ -4,7 +4,8 @@
     - {minhash: {dialect: datatrove, verify: null}}      # FineWeb's: all but one document of every LSH cluster go
     - {minhash: {dialect: datatrove, hash: xxhash, words: language, verify: null}}            # FineWeb-2's
 
-Signatures ride in the pass before the barrier; then, as waves of tasks over groups of parts (see `fragment`):
+Signatures are computed in the pass before the barrier. The barrier itself consists of waves of tasks over groups of
+parts (see `fragment`):
 
     bands     side tables          → band keys by range, combined within the group    stages.dedup.lsh:BandMap
     links     ranges of band keys  → edges between the documents under one key        stages.dedup.lsh:BandReduce
@@ -78,7 +79,7 @@ class SignatureConfig(StageConfig):
 
 
 class MinHashSignature(Stage):
-    """Band keys of a document (Broder 1997; one 64-bit key a band), for the side table of `minhash`.
+    """Band keys of a document (Broder 1997; one 64-bit key per band), for the side table of `minhash`.
 
     `bands` holds the keys as little-endian uint64; it is empty for a text of fewer than `ngram` words, which has no
     near-duplicates (`exact` finds its duplicates). `chars` counts the characters of the whole text, `words` the words
@@ -149,14 +150,15 @@ def _rules(language: str) -> str | None:
 class MinHash(Barrier):
     """Remove near-duplicates, within and across the datasets of `from:`, keeping those of the first in `priority:`.
 
-    Of a cluster the document of the best dataset stays, among them the longest, then the smallest id; every other goes
-    only when its word n-gram Jaccard similarity with a kept document that shares a band with it is at least `verify`
-    (see `stages.dedup.verify`). `verify: 0` or null removes all others unseen, as datatrove does for FineWeb; there the
-    survivor of a cluster is arbitrary, the number removed is the same.
+    Of a cluster, the document of the best dataset stays; of several, the longest, and of equally long ones the one with
+    the smallest id. Any other document is removed only when its word n-gram Jaccard similarity with a kept document
+    that shares a band with it is at least `verify` (see `stages.dedup.verify`). `verify: 0` or null removes all others
+    without a comparison, as datatrove does for FineWeb. In datatrove the survivor of a cluster is arbitrary; the number
+    of removed documents is the same.
 
-    Words are the same in all languages (runs without white space, and single characters where a script has none), or,
-    in dialect datatrove, English ones; with `words: language` those of the document's language, as FineWeb-2 has it,
-    as far as spaCy has rules for it, else those of dialect tokenmill.
+    In dialect tokenmill, words are the same in all languages: runs without white space, and single characters in
+    scripts without spaces. In dialect datatrove they are English words. With `words: language`, as in FineWeb-2, they
+    are those of the document's language if spaCy has rules for it, and otherwise those of dialect tokenmill.
 
     Counters for the report, by wave: bands {documents, signed}; links {collisions, max_bucket, bucket_sizes}; clusters
     {candidates, clusters, max_cluster, cluster_sizes}; verify {comparisons, removed, kept, capped}; slices {removed:

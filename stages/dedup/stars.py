@@ -33,8 +33,8 @@ ARC = np.dtype([("u", "<u8"), ("v", "<u8")])
 
 
 class Spread:
-    """args: links [$ref of EDGE files], firsts [what to add to the part of each file's places], folded (edges reduced
-    to a forest at a time), buckets.
+    """args: links [$ref of EDGE files], firsts [number to add to the parts in the places of each file], folded (edges
+    reduced to a forest at a time), buckets.
 
     Writes segments `edges.seg` (ARC, by place).
     """

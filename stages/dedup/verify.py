@@ -1,19 +1,19 @@
 """Waves 4 and 5 of near-duplicate detection: which documents of a cluster are really duplicates.
 
-LSH clusters are candidates, not verdicts: closing over shared bands chains A~B~C into one cluster, and a template that
-thousands of pages share makes them one, whatever they say (Marin's audit of July 2026: 859,092 documents became 2).
-Here the documents of a cluster are taken in order (priority of their dataset, longest first, id), and one is removed
-only when its Jaccard similarity with a document *kept before it*, one that shares a band key with it, is at least
-`verify`. The rest of the cluster is kept.
+The documents of an LSH cluster are candidates for removal, no more. If A shares a band with B, and B one with C, all
+three are in one cluster, even if A and C differ. A template that thousands of pages share also puts them into one
+cluster, whatever they say (Marin's audit of July 2026: 859,092 documents became 2). Here the documents are taken in
+order (priority of their dataset, longest first, id). A document is removed only when its Jaccard similarity with a
+document *kept before it*, one that shares a band key with it, is at least `verify`. The rest of the cluster is kept.
 
 The similarity is |A and B| / |A or B| of the sets of word n-grams of the two texts as stored (capped, simplified), by
 64-bit hash. Anyone can recompute it from the kept and the dropped text: `stages.dedup.explain` does. Texts are stored
 after scrubbing and band keys are taken before it, so the two may see a different e-mail address, never another page.
 
-Text stays out of the exchange: one task a group reads the texts of its candidates once and leaves their shingle sets
-in one file, ordered by cluster; a judging task reads a bucket of clusters from these files, holding a bounded cache.
-Clusters of any size cost at most `max_comparisons` comparisons a document (a count, not a clock): a document that has
-not been found equal by then is kept.
+Text stays out of the exchange. One task per group reads the texts of its candidates once and writes their shingle sets
+to one file, ordered by cluster. A judging task reads a bucket of clusters from these files, through a bounded cache. In
+a cluster of any size, a document is compared with at most `max_comparisons` others (a count, not a clock). A document
+that has not been found equal by then is kept.
 """
 
 from __future__ import annotations
@@ -186,12 +186,12 @@ class _SetReader:
 
 
 class Verify:
-    """args: candidates [$ref, one a group], shingles [$ref | null], ranks [priority of each group], bucket, bands,
+    """args: candidates [$ref, one per group], shingles [$ref | null], ranks [priority of each group], bucket, bands,
     verify (0: no check), max_comparisons; $volatile: cache (bytes of shingles that are held).
 
-    Writes segments `verdicts` (VERDICT, bucket = number of the group), every document of every cluster one record, and
-    `near` (NEAR, the same buckets): each of two kept documents beside the other, where they were compared and are
-    RESEMBLING.
+    Writes segments `verdicts` (VERDICT, bucket = number of the group) with one record for every document of every
+    cluster. Writes segments `near` (NEAR, the same buckets) with two records, one for each of the two, for every pair
+    of kept documents that were compared and whose similarity is at least RESEMBLING.
     Memory: a block of candidates, the largest cluster, and the cache of shingles.
     """
 

@@ -43,7 +43,7 @@ class FineWeb2(Stage):
 
     Dialect: `fineweb-2-pipeline.py` at its release, run by datatrove 0.10.1: Gopher's repetition without paragraphs and
     without characters of lines, FineWeb's lines without short ones and with 0.1 for copied characters, Gopher's quality
-    with 50 to 100,000 words and two stop words; then C4's rules are *not* applied. Reasons are those of the steps
+    with 50 to 100,000 words and two stop words. C4's rules are *not* applied. Reasons are those of the steps
     `gopher_repetition`, `fineweb` and `gopher_quality`, in this order; all signals are computed whichever rule drops
     the document. Words are datatrove's for the language (`stages.text.languages`).
 

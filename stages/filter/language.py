@@ -224,8 +224,8 @@ class Language(Stage):
         return wanted, self.least(language, script), not declared or any(fits(script, one) for one in declared)
 
     def least(self, language: str, script: str) -> float:
-        """The score a document must exceed. Of the settings' names that fit its label, one with a script is preferred,
-        then the label itself; without any the default counts."""
+        """The score a document must exceed. If several names in the settings fit its label, a name with a script is
+        preferred, then the label itself. If none fits, the default counts."""
         least = self.config.min
         if not isinstance(least, dict):
             return least

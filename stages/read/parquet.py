@@ -188,8 +188,8 @@ class Parquet(Reader):
     def _plain(self, texts: pa.Array, others: dict[str, Any], kept: list[str], slice: Slice, group: int,
                ordinal: int) -> list[Document] | None:
         """The documents of a batch whose rows need no separate checks, at a third of the cost; None for any other
-        batch. Its columns hold only strings and numbers, no text is missing, blank, too large or not UTF-8, and there
-        is not much in all."""
+        batch. The columns of such a batch hold only strings and numbers. None of its texts is missing, blank, too large
+        or not UTF-8, and together they are small."""
         c = self.config
         if self.columns.taken(kept) or texts.null_count or texts.nbytes > min(_PLAIN_BYTES, c.max_bytes) \
                 or c.text in others or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):

@@ -196,8 +196,8 @@ def _gaps(text: str, words: list[re.Match[str]]) -> tuple[str, ...]:
 
 
 def _everywhere(entry: str) -> bool:
-    """Whether an entry is too short to mean anything where words are not set apart, or has neither a letter nor a
-    symbol."""
+    """Whether an entry would be found in nearly every text: because it is too short to mean anything in a script
+    without spaces between words, or because it has neither a letter nor a symbol."""
     if len(entry) == 1 and not _KATAKANA.fullmatch(entry):
         return unicodedata.category(entry) != "So"
     return (len(entry) <= 2 and _HIRAGANA.fullmatch(entry) is not None) or not any(

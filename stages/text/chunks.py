@@ -57,7 +57,7 @@ class Chunks:
     def extend(self, chunks: Sequence[bytes], words: Sequence[int], counts: Sequence[int],
                steps: Sequence[tuple[int, int, int, int]], unsure: Sequence[bool]) -> None:
         """Add chunks that the table does not hold. `words` has the word numbers of all of them, `counts` how many each
-        chunk has, `steps` (begun, open, begun after an end mark, open after an end mark)."""
+        chunk has, `steps` the fields of its STEP in the order begun, open, begun_after, open_after."""
         new, data = len(chunks), b"".join(chunks)
         first, last = self.count, self.count + new
         self.rows, self.steps = room(self.rows, last), room(self.steps, last)

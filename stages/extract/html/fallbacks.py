@@ -140,11 +140,11 @@ _RAW_TEXT = ("title", "textarea", "iframe", "xmp", "noembed", "noframes", "plain
 
 
 def longest_summary(tree: Any) -> int | None:
-    """Upper bound for the length of what readability can find in a tree, None when there is none.
+    """Upper bound for the length of the text that readability can find in a tree; None when no bound is known.
 
-    Its summary consists of pieces of the page in their order, without scripts and styles, each used once; leaving
-    pieces out never makes trimmed text longer. The exceptions are elements whose empty form (`<title/>`) HTML reads as
-    an opening tag. "VIDEO" is what it writes into a frame that holds one.
+    readability's summary consists of pieces of the page in their order, without scripts and styles, each used once.
+    Leaving pieces out never makes trimmed text longer. No bound is known if the tree holds an element whose empty form
+    (`<title/>`) HTML reads as an opening tag. readability writes "VIDEO" into frames that hold one.
     """
     extra = 0
     for element in tree.iter(*_RAW_TEXT):
@@ -157,7 +157,8 @@ def longest_summary(tree: Any) -> int | None:
 
 
 def cannot_win(tree: Any, body: Any, text: str, options: Any) -> bool:
-    """Whether `_prefer_readability` says no to any summary of this tree (its conditions, for the longest possible)."""
+    """Whether `_prefer_readability` rejects every summary of this tree: its conditions are tested for the longest
+    possible one."""
     if options.focus != "balanced" or not text:
         return False
     longest = longest_summary(tree)

@@ -3,9 +3,9 @@
 A page is cut into paragraphs at block elements. Length, share of text in links and share of stop words make each of
 them good, bad or undecided; the neighbours decide about undecided ones. The thresholds are the paper's.
 
-The package wants to be told the language of a page. Here it is the one whose stop words the page uses most (the first
-by name of equals); a paragraph in a script that does not separate words counts as full of stop words, so that length
-and links decide about it.
+The package must be told the language of a page. Here the language is the one whose stop words the page uses most; of
+several with equal counts, the first by name. A paragraph in a script that does not separate words counts as full of
+stop words, so that length and links decide about it.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Engine:
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
 
     def _good(self, page: str) -> tuple[Any, list[Paragraph], list[Paragraph]] | None:
-        """(tree, all paragraphs, the good ones), None when it nests too deep."""
+        """(tree, all paragraphs, the good ones), or None when the page nests too deep."""
         tree = private.utils.load_html(page)
         if tree is None:
             return None, [], []

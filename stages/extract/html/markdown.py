@@ -39,10 +39,10 @@ _BREAK = "\x00"
 
 
 def write(root: Any, *, markup: bool = True, lines: bool = False) -> str:
-    """Text of a tree: blocks apart by an empty line, or without `markup` one below the other. `lines`: a line feed in
-    the text is a line break, as it is not in HTML.
+    """Text of a tree. An empty line separates blocks; without `markup`, a line break does. `lines`: a line feed in the
+    text counts as a line break, while HTML treats it as a space.
 
-    Recursive, as deep as the tree: libxml2 builds none of more than 255 levels.
+    The function recurses as deep as the tree, and libxml2 builds no tree of more than 255 levels.
     """
     writer = _Writer(markup, 0, lines)
     writer.walk(root)

@@ -18,8 +18,8 @@ _LOOKS = 6_000_000
 
 
 class Engine:
-    """An engine of `stages.extract.html.step`. Markdown has its headings, lists and code; rows of tables are lines of
-    it."""
+    """An engine of `stages.extract.html.step`. Its Markdown has headings, lists and code; each row of a table is a
+    line."""
 
     def __init__(self, *, comments: bool = False, max_depth: int = 255, **_: Any) -> None:
         self.comments, self.max_depth = comments, max_depth

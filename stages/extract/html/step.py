@@ -73,30 +73,34 @@ VERSIONS = {"mill": 5}
 class Html(Stage):
     """The main text of a web page, by the engine you choose.
 
-    Takes `raw` (or `text`, when there is no `raw`: then it is kept as it is) and makes `text`. Reasons: `not_html`,
-    `html_too_many_nodes` (as a parser would make them: `stages.extract.html.limits`), `html_too_deep` (elements nest
-    too deep, or so that an engine would look at them too often), `no_text`. No page is too large: of those above
-    `max_bytes` what holds text is read, up to there, and `html_cut_bytes` says how much is not (of the 1 % of real
-    pages above 2 MB nearly always scripts and styles alone). All caps are counts, so the verdict is the same on any
-    machine; there is no timeout, and nothing is remembered from page to page (trafilatura's `deduplicate` is a cache
-    over pages: it would make the text of one depend on those before it). Same bytes → same text, for one set of library
-    versions.
+    Takes `raw` and makes `text`; a document without `raw` keeps its `text`. Reasons: `not_html`, `html_too_many_nodes`
+    (counted as a parser would make them: `stages.extract.html.limits`), `html_too_deep` (elements nest too deep, or in
+    a way that would make an engine visit them too often), `no_text`.
 
-    Measured on 1,182 pages of seven kinds with gold text (benchmarks/html_extraction.py, where mill's models never saw
-    the sites; mean word F1, CPU milliseconds a page of text to main text, on a busy machine: to be read as ratios):
+    No page is too large. A page above `max_bytes` is read without its scripts, styles, comments and drawings; if it is
+    still longer, its end is cut. `html_cut_bytes` says how many bytes were not read. About 1 % of real pages are above
+    2 MB, and nearly all of these lose only scripts and styles. All caps are counts, so the verdict is the same on any
+    machine. There is no timeout, and nothing is remembered from page to page. (trafilatura's `deduplicate` is a cache
+    over pages, which would make the text of a page depend on those before it.) With one set of library versions, the
+    same bytes give the same text.
+
+    Measured on 1,182 pages of seven kinds with gold text, from sites that mill's models never saw
+    (benchmarks/html_extraction.py). The columns are the mean word F1 and CPU milliseconds per page, from decoded page
+    to main text. The machine was busy, so read the times as ratios:
 
         mill (default)                 0.922   3.2      resiliparse                    0.844   2.5
         trafilatura 2.3.1 balanced     0.889  16.8      justext                        0.753   7.7
         … precision                    0.841  19.6      readability                    0.694   7.7
 
-    Other modes of trafilatura (benchmarks/html_engines.py): fast 0.858, recall 0.875, in 0.6 of the time of balanced;
-    called as its documentation says, without our rules in place of its XPath, in 1.7 of it. On news pages:
-    docs/texts.md. jusText and readability are for articles (0.80 and 0.90 there). `metadata` takes about 0.4 ms a page.
-    Markdown 2 to 3 ms more, most of it to look for formulas.
+    Other modes of trafilatura (benchmarks/html_engines.py): `fast` has 0.858 and `favor: recall` 0.875. Both take 0.6
+    of the time of balanced. Called as its documentation says, with its XPath instead of our rules, trafilatura takes
+    1.7 times as long. docs/texts.md has the numbers for news pages. jusText and readability are for articles (0.80 and
+    0.90 there). `metadata` takes about 0.4 ms per page. Markdown takes 2 to 3 ms more than text, most of it to look for
+    formulas.
 
-    Into `meta`, when the page says it: `title`, `author`, `date` (published, YYYY-MM-DD), `lang` (a hint, often wrong),
-    `canonical` (when not the URL itself), `license` (a URL; of something on the page), and what the step `rights`
-    reads: `robots`, `tdm`, `tdm_policy`, `rights`; `encoding` when it is not UTF-8.
+    `meta` gets what the page says of itself: `title`, `author`, `date` (published, YYYY-MM-DD), `lang` (a hint, often
+    wrong), `canonical` (when not the URL itself), `license` (a URL; of something on the page), and what the step
+    `rights` reads (`robots`, `tdm`, `tdm_policy`, `rights`). It also gets `encoding` when that is not UTF-8.
     """
 
     name = "html"

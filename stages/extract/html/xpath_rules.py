@@ -208,7 +208,8 @@ _FRAMES = ("article", "div", "main", "section")
 
 def _frame(index: int, exact: dict[str, frozenset[str]], *, ignoring_case: str = "",
            more: Callable[[str], bool] | None = None) -> Rule:
-    """A BODY_XPATH that tests attributes for equality (`exact`), id and class by patterns, and either by `more`."""
+    """A rule for a BODY_XPATH that tests attributes for equality (`exact`), and id and class by patterns. `more` is one
+    more test for id and class."""
     path = xpaths.BODY_XPATH[index].path
     by_id = _searcher(_tests(path, "@id")[0])
     patterns = [p for p in _tests(path, "@class") if p != ignoring_case]
@@ -255,8 +256,9 @@ class _InvalidChars:
 
 
 class _Forum:
-    """trafilatura.core's search for the JSON-LD of a forum's thread, linear in the script: where that reads on to the
-    next bracket from every `"@type": [`, this one reads 500 characters, and none in a script without the word."""
+    """trafilatura.core's search for the JSON-LD of a forum's thread, in time linear in the script. From every
+    `"@type": [` the original reads on to the next bracket. This search reads at most 500 characters there, and skips a
+    script without the word."""
 
     _WORD = "DiscussionForumPosting"
     _LISTED = re.compile(rf'"@type"\s*:\s*(?:"{_WORD}"|\[[^\]]{{0,500}}"{_WORD}")')

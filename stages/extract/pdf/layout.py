@@ -151,8 +151,9 @@ def _columns(rows: list[list[Piece]], at: int) -> bool:
 def _gutters(boxes, row, rows, wide, lines):
     """White strips at least `wide` wide, best first: (g, 3) int64 of x, first row, last row. At most 8.
 
-    A strip is tried at the right edge of every piece. Of the runs of rows that no piece crosses, the one with most
-    lines counts, where a run has as many lines as the side with fewer of them.
+    A strip is tried at the right edge of every piece. It is as long as a run of rows that no piece crosses. The lines
+    of a run are its rows with a piece on the left, or those with a piece on the right, whichever are fewer. Of the runs
+    at one edge, the one with most lines counts.
     """
     n = boxes.shape[0]
     found = np.zeros((n, 4), np.int64)

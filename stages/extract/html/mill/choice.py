@@ -24,14 +24,16 @@ COMMENT = 25
 
 
 def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: int = 1000) -> tuple[np.ndarray, int]:
-    """Which blocks to keep (bool), and the F1 of their words (1/1000) expected by the chances as they are.
+    """Which blocks to keep (bool), and the F1 of their words (1/1000) that the unshifted chances predict.
 
     With words w and chances p, F_β of a choice S is about (1 + β²) Σ_S wp / (Σ_S w + β² Σ wp), and the best S holds the
-    blocks above some chance (Lipton et al. 2014, arXiv 1402.1892). The errors of a page go together: where a template
-    misleads the model, all chances are too high or too low. So the mean of F_β over several shifts of all of them is
-    made largest: a page the model is sure of is cut as its chances say, an uncertain one keeps more, since losing the
-    text costs more than some words around it. `shifts` (int[shifts, 1001]): chance → shifted chance, in 1/1000.
-    `recall`: β² in 1/1000. The title is never chosen.
+    blocks above some chance (Lipton et al. 2014, arXiv 1402.1892). The errors on one page are alike: where a template
+    misleads the model, all chances are too high, or all are too low. The choice therefore has the largest mean of F_β
+    over several shifts of all chances. A page that the model is sure of is cut as its chances say. An uncertain page
+    keeps more, since losing the text costs more than some words around it.
+
+    `shifts` (int[shifts, 1001]) maps a chance to a shifted chance, in 1/1000. `recall` is β² in 1/1000. The title is
+    never chosen.
     """
     chosen = np.zeros(len(blocks), np.bool_)
     which = np.flatnonzero(blocks[:, B_FLAGS] & IN_TITLE == 0)
@@ -65,9 +67,9 @@ def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = 
 
 
 def level(page: Page, chances: np.ndarray) -> np.ndarray:
-    """The chances, alike for the paragraphs of a book: their mean where more than MANY have the same tags and classes.
+    """The chances. Where more than MANY paragraphs have the same tags and classes, as in a book, each gets their mean.
 
-    No page that the model learned from is so long, and its trees tell such paragraphs apart by their place alone, which
+    No page that the model learned from is so long. Its trees tell such paragraphs apart by their place alone, which
     would cut a book in the middle."""
     b = page.blocks
     if len(b) <= MANY:

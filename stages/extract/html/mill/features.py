@@ -328,7 +328,7 @@ SECOND = ["own", "before1", "before2", "before3", "after1", "after2", "after3", 
 
 def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     """A number for the structure of each block (int64[blocks]). It is equal for blocks whose boxes, and the elements
-    around them, have equal tags and classes. Outside the kernels, since numba compiles a sort for three seconds."""
+    around them, have equal tags and classes. This is no kernel, since numba takes three seconds to compile a sort."""
     signature = elements[:, E_SIGNATURE].astype(np.int64)
     box = blocks[:, B_BOX]
     keys = signature[elements[box, E_PARENT]] << 32 ^ signature[box] & 0xFFFFFFFF
@@ -339,8 +339,8 @@ def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
 def look_again(elements, n_el, blocks, n_bl, make, first, out):
     """Fill `out` (int32[blocks, len(SECOND)]) from the probabilities of the first pass (int32[blocks], 0..1000).
 
-    Means are weighted by units; those of an element are over all blocks inside it. `make` is the number of each block's
-    structure (`makes`).
+    Means are weighted by the lengths of the blocks. The mean of an element is over all blocks inside it. `make[k]` is
+    the number that `makes` gave to the structure of block k.
     """
     total = np.zeros(n_el, np.int64)
     weight = np.zeros(n_el, np.int64)

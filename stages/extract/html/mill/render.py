@@ -45,10 +45,11 @@ _Block = tuple[int, list[int], list[int]]
 def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool = True) -> str:
     """The text of the chosen blocks (bool[blocks]) in their order. Without `tables`: no rows of tables.
 
-    Plain: a block a line (code and what has line breaks: several), cells of a row joined by ` | `, items of lists begun
-    with `- `. Markdown: headings, nested lists, tables with their first row as head, fenced code with its language,
-    quotes, emphasis, code in the line, raised and lowered signs, formulas (`stages.extract.html.math` marks them);
-    blocks apart by an empty line. What `structure` takes for layout are blocks in both.
+    In plain text a block is one line (several for code, and for a block with line breaks), the cells of a row are
+    joined by ` | `, and items of lists begin with `- `. Markdown has headings, nested lists, tables with their first
+    row as head, fenced code with its language, quotes, emphasis, code within lines, raised and lowered signs, and
+    formulas (`stages.extract.html.math` marks them); an empty line separates its blocks. In both, a table or list that
+    `structure` takes for layout is written as plain blocks.
     """
     which = np.flatnonzero(chosen)
     body = page.text.tobytes()

@@ -169,8 +169,9 @@ def whole(page, start, stop):
 
 @njit(cache=True, nogil=True)
 def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_word, hidden_word, found, hashes):
-    """Read the attributes of a start tag whose name ends at `j` into `found` (int64[FOUND], its signature begun with
-    the hash of the tag) and `hashes`. Returns (where it ends, number of class words)."""
+    """Read the attributes of a start tag whose name ends at `j` into `found` (int64[FOUND]), and their class words into
+    `hashes`. On entry, the signature in `found` is the hash of the tag; the classes are hashed into it. Returns (where
+    the start tag ends, number of class words)."""
     n = len(page)
     n_hash = np.int64(0)
     flags = np.int32(0)
@@ -221,8 +222,8 @@ def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_wor
 @njit(cache=True, nogil=True)
 def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values, seen, seen_of,
           n_seen):
-    """Weights of an element's class words, each once, into its row, and whether one means comments of readers; the
-    words into `seen`. Returns the new `n_seen`."""
+    """Write the weights of an element's class words to its row, counting each word once. Set a flag there if a word
+    means readers' comments. Append the words to `seen`. Returns the new `n_seen`."""
     above = elements[el, E_PARENT]
     own = best = worst = np.int32(0)
     for k in range(n_hash):

@@ -1,8 +1,9 @@
 """The structure around the chosen blocks of a page, read from the arrays: table cells, list items, quotes and code.
 
-Pages, above all older ones, use tables and lists for layout as often as for data. A table is one of data when it has
-two rows and two columns of short cells and neither tables, lists, headings nor code inside; a list is one of items when
-it has two items and they are short and hold no headings. Blocks in any other table or list count as plain blocks.
+Pages, above all older ones, use tables and lists for layout as often as for data. A table counts as data when at least
+two of its rows have at least two cells, all its cells are short, and it holds neither tables, lists, headings nor code.
+A list counts as a list when it has at least two items, and all are short and without headings. Blocks in any other
+table or list count as plain blocks.
 """
 
 from __future__ import annotations

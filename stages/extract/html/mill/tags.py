@@ -91,8 +91,8 @@ OTHER, LETTER, UPPER, DIGIT, STOP, COMMA, PUNCTUATION, CURRENCY, SPACE, WIDE = r
 
 
 def _classes() -> np.ndarray:
-    """Class of each character of the BMP by Unicode category; sentence ends by the property Sentence_Terminal, which
-    `unicodedata` lacks: its members in living scripts."""
+    """Class of each character of the BMP, by its Unicode category. Sentence ends are listed by hand, because
+    `unicodedata` lacks the property Sentence_Terminal: the main ones of living scripts, and the ellipsis."""
     by_category = {"Lu": UPPER, "Lt": UPPER, "Nd": DIGIT, "Nl": DIGIT, "No": DIGIT, "Sc": CURRENCY, "Zs": SPACE,
                    "Zl": SPACE, "Zp": SPACE}
     table = np.zeros(65536, np.uint8)
