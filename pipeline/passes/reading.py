@@ -193,8 +193,8 @@ class SourceFiles:
         return record
 
     def _stored(self, together: list[Piece], offset: int, *, look: bool = True, rest: Slice | None = None) -> int:
-        """The bytes of the stored file from `offset` to `rest`. In a group, where the format cannot tell, or without
-        `look`: the size of all its files."""
+        """How many bytes of the stored file lie between `offset` and `rest`. It is the size of all files of the unit if
+        the unit has several, if the format cannot tell, or without `look` (the file must not be read)."""
         arg, slice = together[0]
         if len(together) == 1 and look:
             lost = Slice(slice.source, slice.path, max(offset, slice.start), rest.start if rest else slice.stop)

@@ -185,7 +185,7 @@ def _kept(step: Step) -> list[str]:
 
 
 def _superfluous(way: list[Step], step: Step) -> str | None:
-    """Why a step drops nothing that the steps before it have kept, as words; None when it may drop documents."""
+    """Explains why a step would change nothing after the steps before it. None when it may drop or change documents."""
     stage = stage_class(step.name)
     if not (stage.drops or stage.edits or _is_barrier(step)):
         return None

@@ -236,7 +236,8 @@ class Planner:
 
     def _apart(self, one: str, other: str) -> bool:
         """Whether the selections of two inputs (their `where`, and leading `where` steps) exclude each other. Two
-        datasets may hold different values for one document (language, signals): between those only sources count.
+        different datasets made from one source may hold different values (language, signals) for the same document. For
+        inputs that read such datasets, only selections by source count.
         """
         pairs = [(a, b) for a in self._taken(one) for b in self._taken(other)]
         if any(a != b and self._sources_of(a) & self._sources_of(b)

@@ -226,7 +226,8 @@ class Phase(Model):
 
 
 class Curriculum(Model):
-    """The mixture and sequence lengths of training. Token counts are n × L targets. Resolved by `tokenizer.mixture`."""
+    """The mixture and sequence lengths of training. A number of tokens counts targets: n samples of length L are n × L
+    tokens. Resolved by `tokenizer.mixture`."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     total: Count
@@ -239,10 +240,11 @@ def _files(value: Any) -> int | float:
 
 
 class Run(Model):
-    """How a recipe is run: the uncompressed bytes per partition, which signals are computed, and how much may be
-    quarantined before the run fails: a share of the documents of a pass (but always ten), and a number of input files,
-    whole or in part (or a share of them, but always ten). The outcome of a document does not depend on these
-    settings."""
+    """How a recipe is run. The outcome of a document does not depend on these settings.
+
+    `partition`: uncompressed bytes per partition. `signals`: which signals are computed. `max_error_rate`: the share of
+    a pass's documents that may fail before the run does (ten may always fail). `max_bad_files`: how many input files
+    may be unreadable, whole or in part, before the run fails: a number, or a share of them (but at least ten)."""
 
     partition: Bytes = 32_000_000
     signals: Literal["until-drop", "all"] = "until-drop"

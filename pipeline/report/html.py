@@ -135,9 +135,9 @@ def similarity_charts(document: dict[str, Any]) -> dict[str, Markup]:
 
 
 def score_charts(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The distribution of each score of a dataset over the documents that have one, and thresholds. `reached` holds
-    (share, lower edge of the bin that the best documents of that share reach). Of several shares with the same edge it
-    holds the largest."""
+    """The distribution of each score of every dataset, over the documents that have the score, and thresholds.
+    `reached` lists (share, score): the best documents, this share of all, have at least this score, which is the lower
+    edge of a bin. Of several shares with the same score only the largest is listed."""
     out = []
     for dataset in document["names"]["datasets"]:
         for signal, bins in sorted(document["datasets"][dataset]["scores"].items()):

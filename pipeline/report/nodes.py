@@ -1,4 +1,4 @@
-"""Makes a node of plan.json with the records of its tasks, from which every section of the report is collected.
+"""Joins a node of plan.json with the records of its tasks. Every section of the report is collected from such nodes.
 
 The report reads the files that the run's own records name, not the published folders, which may by now belong to
 another run. Published parts are the same files under other names (`store.dataset.publish`), so a query over them can

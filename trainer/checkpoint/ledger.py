@@ -150,8 +150,8 @@ class Ledger:
         self._find()
 
     def _find(self) -> None:
-        """Derive from the lines `manual`, the ranges of train.skip, and `passed`, all skipped ranges with their
-        reasons."""
+        """Set `manual` (the ranges of train.skip) and `passed` (all skipped ranges with their reasons) from the
+        lines."""
         self.manual: list[Range] = []
         for line in self.lines:
             if line["event"] == "manual":

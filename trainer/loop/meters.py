@@ -69,8 +69,8 @@ class Meters:
         metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
-        """Read the lines of metrics.jsonl that former processes wrote, in order; of step lines only the last RECENT
-        with a goodput record. [] on all ranks but the first."""
+        """Read the lines of metrics.jsonl that former processes wrote, in order. Of the lines of steps, only the last
+        RECENT that have a goodput record are returned. Returns [] on all ranks but the first."""
         self.metrics.flush()
         rest: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)

@@ -86,8 +86,8 @@ class Metrics:
                 say("train.metrics.wandb: the package wandb is not installed: left out (pip install wandb)")
 
     def write(self, event: str, step: int, **values: Any) -> None:
-        """Write one line. Numbers (also in nested mappings) of step and eval events go to the views under
-        'event/key'."""
+        """Write one line. Numbers of step and eval events, also those in nested mappings, go to TensorBoard and W&B
+        too, under names such as 'train/loss' and 'heldout/loss'."""
         if not self.enabled:
             return
         line = {"v": VERSION, "event": event, "step": step, "time": round(time.time(), 3), **values}

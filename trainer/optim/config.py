@@ -66,11 +66,12 @@ class OptimizerConfig:
     """Settings that every optimiser has, and facts that each declares. The settings of an optimiser derive from this
     class (or from `Moments`), give `kind` the name of its file, and define `build`.
 
-    `lr` is the peak; the schedule multiplies it. `embedding_lr`: peak of the embedding (null: that of the other
-    vectors). A row moves only when its token occurs, so a short run needs far more here (nanochat: 10 to 100 times): on
-    0.3 M tokens of a mixed corpus 0.02 with an `lr` of 0.001 gave a held-out loss of 5.97 nats, 0.002 for both 7.02.
-    `weight_decay` is for matrices: embeddings (also when tied to the output), norms and biases have none (SmolLM3,
-    OLMo 2: there it does not help). `groups` overrides rates and decay by name; the first entry that matches counts.
+    `lr` is the peak; the schedule multiplies it. `embedding_lr` is the peak of the embedding (null: that of the other
+    vectors). A row of the embedding moves only when its token occurs, so a short run needs a far higher rate here
+    (nanochat: 10 to 100 times higher). On 0.3 M tokens of a mixed corpus, `embedding_lr` 0.02 with `lr` 0.001 gave a
+    held-out loss of 5.97 nats; 0.002 for both gave 7.02. `weight_decay` is for matrices. Embeddings (also when tied to
+    the output), norms and biases have none, since it does not help there (SmolLM3, OLMo 2). `groups` overrides rates
+    and decay by name; the first entry that matches counts.
     """
 
     DEFAULT: ClassVar[str] = "adamw"

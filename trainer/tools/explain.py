@@ -205,7 +205,7 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
 def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | None]:
     """Return (metrics, the reason why they are left out or None). `around` holds metrics of neighbouring steps. `loss`
     and `norm` hold the step's value, mean and standard deviation of the accepted steps before it, and its distance in
-    deviations. For a step that was rewound, they are those before its last rewind. Metrics are left out when the step
+    deviations. For a step that was rewound, all are from before its last rewind. Metrics are left out when the step
     was performed with other samples than the present curriculum gives it."""
     from trainer.observe.metrics import TURNS, scan, standing
 

@@ -210,9 +210,10 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
 
 def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, capacity: float | None,
           rows: int) -> tuple[list[str], str]:
-    """GB by micro-batch and checkpointing for each way to divide the state, and the largest micro-batch that fits into
-    FILL of `capacity` (bytes) in the run's own way. `rows`: windows of `length` tokens that a rank has in a step, the
-    upper limit of a micro-batch."""
+    """Returns (lines, advice). The lines show GB by micro-batch and checkpointing, for each way to divide the state.
+    The advice names settings that fit into FILL of `capacity` (bytes) with the run's own way: the least recomputation,
+    and with it the largest micro-batch. `rows`: windows of `length` tokens that a rank has in a step, the upper limit
+    of a micro-batch."""
     own, data = config.parallel.shard, ranks // config.parallel.tensor
     ways: dict[Sharding, tuple[str, int]] = {"full": ("full", 0)}
     node = config.parallel.shard_size or 8

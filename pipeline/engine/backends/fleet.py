@@ -45,9 +45,10 @@ log = logging.getLogger("tokenmill")
 
 @dataclass(frozen=True)
 class Host:
-    """A node: its resources, and those that other programs have reserved (`others`). `largest_mb`: on a node where
-    memory is not reserved, what a task that runs alone may declare; None where memory is reserved (the memory less our
-    own)."""
+    """A node: its resources, and those that other programs have reserved (`others`).
+
+    `largest_mb` is the most memory that a task may declare if it runs alone, on a node where memory is measured and not
+    reserved. It is None where memory is reserved: such a task may then declare `memory_mb` less OWN_MB."""
 
     id: str
     name: str
@@ -63,7 +64,8 @@ class Host:
         return self.memory_mb - OWN_MB if self.largest_mb is None else self.largest_mb
 
     def clamp(self, kind: ResourceRequest) -> ResourceRequest:
-        """The kind, with its memory lowered if a task that runs alone need not fit the memory that is free now."""
+        """Returns `kind`. Where memory is not reserved, a task that fits `largest_mb` may run alone even if it declares
+        more than `memory_mb` allows; its kind is then returned with as much memory as `memory_mb` allows."""
         if kind.memory_mb > self.largest or self.largest_mb is None:
             return kind
         return kind._replace(memory_mb=max(1, min(kind.memory_mb, self.memory_mb - OWN_MB)))
@@ -304,7 +306,7 @@ class Fleet:
 
     @staticmethod
     def _places(hosts: Iterable[Host]) -> str:
-        """Nodes and what other programs use of them, in words: ten at most."""
+        """Returns text that names at most ten nodes, and what other programs use of each."""
         result = [f"{h.name}: others use {h.others.cpus} of {h.cpus} CPUs, {h.others.memory_mb:,} of {h.memory_mb:,} MB"
                  + (f", {h.others.gpus} of {h.gpus} GPUs" if h.gpus else "") for h in hosts]
         more = f" and {len(result) - 10} more" if len(result) > 10 else ""

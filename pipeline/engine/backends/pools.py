@@ -137,8 +137,8 @@ def most_room(workers: Sequence[B], kind: ResourceRequest) -> list[B]:
 
 
 class StarvationGuard:
-    """Gives large tasks their turn, which would find no room while small tasks take all that becomes free. When no task
-    of a waiting kind has run for PATIENCE_S, a worker is kept free for that kind."""
+    """Gives large tasks their turn. Otherwise small tasks would take all room that becomes free, and a large task would
+    never fit. When no task of a waiting kind has run for PATIENCE_S, a worker is kept free for that kind."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s

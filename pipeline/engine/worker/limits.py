@@ -45,9 +45,10 @@ class Limits:
     idle_s: float = 20.0           # the same for a child that uses no CPU time either: it is stopped or waits
 
     def batch_cpu_s(self, rows: int) -> float:
-        """CPU seconds a batch may take in one stage. `cpu_s` is ten times what all but one document in a thousand take,
-        so an eighth of it per document is plenty for a batch, and an endless document does not hold the child for
-        hours. A batch that takes more is repeated one by one, and no document is blamed for the batch."""
+        """CPU seconds that a batch of `rows` documents may take in one stage. All but one document in a thousand take
+        at most a tenth of `cpu_s`, so an eighth of it per document is plenty. The limit keeps an endless document from
+        holding the child for hours. The documents of a batch that exceeds it are run again one by one, and none of them
+        is blamed for the batch."""
         return self.cpu_s * min(rows, max(16, rows / 8))
 
     def hangs(self, still: float, idle: float, told: int) -> bool:
