@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,8 +17,16 @@ from hypothesis import HealthCheck, settings
 UNTIMED = (HealthCheck.too_slow,)
 settings.register_profile("fuzz", max_examples=3000, deadline=None, suppress_health_check=UNTIMED)      # make fuzz
 # the same examples every time: looking for others is what `make fuzz` is for, not for whoever changes something else
-settings.register_profile("steady", derandomize=True, deadline=None, database=None, suppress_health_check=UNTIMED)
+settings.register_profile("steady", max_examples=30, derandomize=True, deadline=None, database=None,
+                          suppress_health_check=UNTIMED)
 settings.load_profile("steady")
+# hundreds of processes would compile all they import; images of containers often forbid to keep it
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# no test cuts the power, and waiting for the disk takes a third of a small run's time
+os.fsync = lambda fd: None
+# all processes of all tests share compiled kernels, which numba keys by their source
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "numba"))
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Ray neither kills for memory that something else on this machine has filled, nor gives up a worker that starts slowly
