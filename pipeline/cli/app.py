@@ -8,9 +8,11 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from pipeline.base.redact import mask_record
 from pipeline.cli import buckets, classifier, cluster, data, doctor, extract, inspect, lm, runs, steps, store, tokens
@@ -22,7 +24,8 @@ ClickException: type[typer.BadParameter] = next(c for c in typer.BadParameter.__
 STOPPED = 130                      # the exit code that Typer gives a KeyboardInterrupt
 
 
-def build() -> typer.Typer:
+@cache
+def command_group() -> TyperGroup:
     """The command with all its subcommands."""
     app = typer.Typer(name="tokenmill", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                       rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
@@ -32,7 +35,9 @@ def build() -> typer.Typer:
         module.register(app)
     app.command("train", add_help_option=False,
                 context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
-    return app
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return group
 
 
 def settings(ctx: typer.Context,
@@ -60,7 +65,7 @@ def run_command(arguments: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the terminal cannot print are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = typer.main.get_command(build()).main(arguments, prog_name="tokenmill", standalone_mode=False)
+        code = command_group().main(arguments, prog_name="tokenmill", standalone_mode=False)
         sys.stdout.flush()
         if code == STOPPED:
             typer.echo("stopped", err=True)

@@ -12,8 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import typer
-
 SECTION = re.compile(r"^#{2,3} `(tokenmill [a-z ]+)`$", re.M)
 TABLE = re.compile(r"^\| \| \|\n\|---\|---\|\n(?:\|.*\n)*", re.M)
 #: commands whose options another program parses
@@ -22,9 +20,9 @@ FOREIGN = ("tokenmill train",)
 
 def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
     """Returns {full name: command} for every command that does something itself."""
-    from pipeline.cli.app import build
+    from pipeline.cli.app import command_group
 
-    inside: dict[str, Any] = getattr(group or typer.main.get_command(build()), "commands", {})
+    inside: dict[str, Any] = getattr(group or command_group(), "commands", {})
     out: dict[str, Any] = {}
     for name, command in inside.items():
         full = f"{prefix} {name}"

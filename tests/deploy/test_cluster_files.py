@@ -277,11 +277,9 @@ def test_the_job_runs_our_command_and_has_time_to_stop():
     spec = job["spec"]
     command = shlex.split(spec["entrypoint"])
     assert command[:2] == ["tokenmill", "run"]
-    import typer
+    from pipeline.cli.app import command_group
 
-    from pipeline.cli.app import build
-
-    run = typer.main.get_command(build()).commands["run"]      # type: ignore[attr-defined]
+    run = command_group().commands["run"]
     context = run.make_context("run", command[2:])
     assert context.params["address"] == "auto"
     [mount] = [m for m in spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]

@@ -56,16 +56,15 @@ def test_every_command_has_help_with_an_example():
             assert said, f"{name} {how}"
 
 
-@pytest.mark.parametrize("line", examples())
-def test_examples_use_options_that_exist(line):
-    words = shlex.split(line.partition(" | ")[0].partition("  #")[0])
+def test_examples_use_options_that_exist():
     known = commands()
-    name = next((n for n in (" ".join(words[:k]) for k in (3, 2)) if n in known), None)
-    assert name or words[1:] == ["--help"], "no such command"
-    if name in (None, "tokenmill train"):
-        return
-    flags = {o for p in known[name].params for o in p.opts} | {"--help", "-h"}
-    assert {w.partition("=")[0] for w in words if re.match(r"--?[a-z]", w)} <= flags
+    for line in examples():
+        words = shlex.split(line.partition(" | ")[0].partition("  #")[0])
+        name = next((n for n in (" ".join(words[:k]) for k in (3, 2)) if n in known), None)
+        assert name or words[1:] == ["--help"], f"no such command: {line}"
+        if name not in (None, "tokenmill train"):
+            flags = {o for p in known[name].params for o in p.opts} | {"--help", "-h"}
+            assert {w.partition("=")[0] for w in words if re.match(r"--?[a-z]", w)} <= flags, line
 
 
 @pytest.mark.parametrize("block", re.findall(r"^```yaml\n(.*?)^```", TEXTS.read_text(), flags=re.M | re.S))
