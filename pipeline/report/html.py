@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 from difflib import SequenceMatcher
+from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 from markupsafe import Markup, escape
 
 from pipeline.base import humanize
@@ -30,14 +31,9 @@ def render(document: dict[str, Any]) -> str:
     """The report as HTML. `document` is what `pipeline.report.collect.collect` returned (or report.json holds).
 
     The order of keys has no meaning: ordered things are in lists, or listed in `names`."""
-    env = Environment(loader=PackageLoader("pipeline.report", "templates"), undefined=StrictUndefined,
-                      autoescape=select_autoescape(default=True, default_for_string=True), trim_blocks=True,
-                      lstrip_blocks=True)
-    env.filters |= {"number": humanize.count, "size": humanize.size, "seconds": humanize.duration,
-                    "percent": humanize.percent, "exact": lambda n: f"{n:,}", "words": lambda s: s.replace("_", " ")}
     document = visible_json(json.loads(json.dumps(document, sort_keys=True)))
     color = colors(document)
-    return env.get_template("report.html.j2").render(
+    return _template().render(
         d=document, color=color, names=document["names"], head=headline(document), phases=phases(document),
         cost=cost_bar(document), lengths=length_charts(document, color), languages=language_rows(document),
         similarity_charts=similarity_charts(document), scores=score_charts(document),
@@ -45,6 +41,16 @@ def render(document: dict[str, Any]) -> str:
         plural=humanize.plural, marked=marked,
         stacked=lambda *a, **k: Markup(charts.stacked(*a, **k)), meter=lambda *a, **k: Markup(charts.meter(*a, **k)),
         curve=Markup((document["training"] or {}).get("curve") or ""))
+
+
+@cache
+def _template() -> Template:
+    env = Environment(loader=PackageLoader("pipeline.report", "templates"), undefined=StrictUndefined,
+                      autoescape=select_autoescape(default=True, default_for_string=True), trim_blocks=True,
+                      lstrip_blocks=True)
+    env.filters |= {"number": humanize.count, "size": humanize.size, "seconds": humanize.duration,
+                    "percent": humanize.percent, "exact": lambda n: f"{n:,}", "words": lambda s: s.replace("_", " ")}
+    return env.get_template("report.html.j2")
 
 
 def colors(document: dict[str, Any]) -> dict[str, int]:
