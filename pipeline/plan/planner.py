@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline.engine.task import TaskSpec
 from pipeline.passes.replay import replay_arg
-from pipeline.plan.inputs import InputError, Listings, SourceFile, list_source
+from pipeline.plan.inputs import Listings, SourceFile, list_source
 from pipeline.plan.nodes import (
     DOCUMENTS,
     INDEX,
@@ -34,6 +34,7 @@ from pipeline.plan.nodes import (
     result,
     spilled_parts,
 )
+from pipeline.plan.overlap import check_overlaps
 from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.code import own_source
 from pipeline.recipe.model import Recipe, Step
@@ -43,7 +44,6 @@ from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
 from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
 from stages.catalog import load, reader_class, reader_target, step_target
-from stages.filter.where import Where
 from stages.read.reader import Reader
 from stages.stage import cpu_tag, file_sha256
 
@@ -100,7 +100,7 @@ class Planner:
     # -- the plan ------------------------------------------------------------------------------------------------
     def nodes(self) -> list[Node]:
         """All nodes, each after those it depends on."""
-        self.check_inputs()
+        check_overlaps(self.recipe)
         order = self.recipe.dataset_order()
         for name in order:
             self._dataset(name)
@@ -220,46 +220,6 @@ class Planner:
         return ChainStep(name.rpartition(":")[2], key, replay_key, target, resolved, stage, resources)
 
     # -- work ----------------------------------------------------------------------------------------------------
-    def check_inputs(self) -> None:
-        """Refuse a dataset whose inputs share a source: it would hold the source's documents twice, under one id.
-
-        Inputs whose `where` keep them apart, by language or by signals, are allowed.
-        """
-        for name, dataset in self.recipe.datasets.items():
-            for i, one in enumerate(dataset.inputs):
-                for other in dataset.inputs[:i]:
-                    shared = self._sources_of(one) & self._sources_of(other)
-                    if shared and not self._apart(one, other):
-                        raise InputError(
-                            f"dataset '{name}': '{other}' and '{one}' both hold documents of '{sorted(shared)[0]}', "
-                            f"which would be in it twice; take one out of `from:`, or pick documents with `where:`")
-
-    def _apart(self, one: str, other: str) -> bool:
-        """Whether the selections of two inputs (their `where`, and leading `where` steps) exclude each other. Two
-        different datasets made from one source may hold different values (language, signals) for the same document. For
-        inputs that read such datasets, only selections by source count.
-        """
-        pairs = [(a, b) for a in self._taken(one) for b in self._taken(other)]
-        if any(a != b and self._sources_of(a) & self._sources_of(b)
-               for a in self._read(one) for b in self._read(other)):
-            return any(a.source and b.source and set(a.source).isdisjoint(b.source) for a, b in pairs)
-        return any(Where.apart(a, b) for a, b in pairs)
-
-    def _read(self, name: str) -> list[str]:
-        return self.recipe.datasets[name].inputs if name in self.recipe.datasets else [name]
-
-    def _taken(self, name: str) -> Iterator[Where.Config]:
-        dataset = self.recipe.datasets.get(name)
-        if dataset is not None and dataset.where:
-            yield Where.Config.model_validate(dataset.where)
-        for step in dataset.steps if dataset is not None else ():
-            if step.name != "where":
-                return
-            yield Where.Config.model_validate(step.config)
-
-    def _sources_of(self, name: str) -> set[str]:
-        return {name} if name in self.recipe.sources else set(self.recipe.sources_of(name))
-
     def source_files(self, name: str) -> list[SourceFile]:
         if name not in self.files:
             source = self.recipe.sources[name]
