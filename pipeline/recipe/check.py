@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from fractions import Fraction
 from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.base.quantities import parse_share, percent
 from pipeline.recipe.checker import Checker
+from pipeline.recipe.curriculum import check_curriculum
 from pipeline.recipe.errors import KeyPath, key_path, nearest
 from pipeline.recipe.hub import is_hub_name
 from pipeline.recipe.model import Recipe, Where
@@ -54,7 +53,7 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
     _signals(recipe, checker)
     _tokens(recipe, checker)
     if recipe.curriculum is not None:
-        _curriculum(recipe, checker)
+        check_curriculum(recipe.curriculum, recipe, checker)
     check_train(recipe.train, checker)
     checker.stop_if_failed()
 
@@ -236,95 +235,3 @@ def _tokens(recipe: Recipe, checker: Checker) -> None:
         _inputs(checker, [n for n in inputs if n not in recipe.sources], recipe.datasets, (*path, "from"), "dataset")
         if all(name in recipe.datasets for name in inputs):
             _where(recipe, checker, inputs, where, path)
-
-
-def _curriculum(recipe: Recipe, checker: Checker) -> None:
-    """Check names, order and completeness of the phases; `tokenizer.mixture.curriculum` checks whether the tokens
-    suffice."""
-    curriculum = recipe.curriculum
-    assert curriculum is not None
-    if not recipe.shards:
-        checker.fail(("curriculum",), "a curriculum mixes shards; add `shards:`")
-        return
-    longest = {name: shards.longest for name, shards in recipe.shards.items()}
-    for name, length in longest.items():
-        if length != next(iter(longest.values())):
-            checker.fail(("shards", name, "longest"), f"{length:,} differs from {next(iter(longest.values())):,} of "
-                         f"'{next(iter(longest))}'; all shards of a curriculum have the same `longest`")
-    val = {name: shards.val for name, shards in recipe.shards.items()}
-    for name, share in val.items():
-        if share != next(iter(val.values())):
-            checker.fail(("shards", name, "val"), f"{percent(share)} differs from {percent(next(iter(val.values())))} "
-                         f"of '{next(iter(val))}': near-duplicates of what one holds out would be trained on in the "
-                         "other; give all shards of a curriculum the same `val`")
-    held: dict[str, Any] = {}
-    before, beyond, seen, fallen, own = Fraction(0), False, set(), False, False
-    ends = len(curriculum.phases) - 1
-    schedule = recipe.train.get("schedule") if recipe.train else {"floor": 1}
-    schedule = schedule if isinstance(schedule, dict) else {}
-    for i, phase in enumerate(curriculum.phases):
-        at: KeyPath = ("curriculum", "phases", i)
-        if phase.name in seen:
-            checker.fail((*at, "name"), f"two phases are called '{phase.name}'; a phase is known by its name")
-        seen.add(phase.name)
-        for key in ("sequence", "batch", "mix"):
-            value = getattr(phase, key)
-            if value is None and key not in held:
-                checker.fail(at, f"missing key '{key}': the first phase has none to inherit it from")
-            held.setdefault(key, value)
-            held[key] = value if value is not None else held[key]
-        if (phase.until is None) == (phase.extra is None):
-            checker.fail(at, "`until` says where in the total a phase ends, `extra` how many tokens it has beyond the "
-                             "total: give one of them")
-        elif phase.until is not None:
-            end = _end(phase.until, curriculum.total)
-            if end <= before:
-                checker.fail((*at, "until"), f"'{phase.until}' is not after the phase before it; `until` counts from "
-                                             "the start of the run")
-            if beyond:
-                checker.fail((*at, "until"), "a phase before it lies beyond the total: let `extra` come last")
-            before, ends = end, i
-        beyond = beyond or phase.extra is not None
-        # trainer.optim.schedule refuses this too; here it is found before the data is made
-        if phase.lr == "decay" and schedule.get("kind", "wsd") != "wsd":
-            checker.fail((*at, "lr"), f"train.schedule.kind {schedule['kind']} has no stretch of decay; use kind: wsd, "
-                                      "or lr: stable")
-        if own and phase.lr is None:
-            checker.fail(at, "missing key 'lr': the phase before it has a rate of its own, which is not inherited")
-        own = isinstance(phase.lr, dict)
-        fallen = fallen or phase.lr == "decay"
-        if fallen and phase.lr in ("stable", "constant") and not schedule.get("floor"):
-            checker.fail((*at, "lr"), "the learning rate has fallen to 0 before this phase, which would learn nothing: "
-                                      "let only the last phases say lr: decay, give this one a rate of its own, or "
-                                      "train.schedule.floor")
-        for key in ("mix", "max_epochs"):
-            for name in getattr(phase, key) or ():
-                checker.known(name, recipe.shards, (*at, key, name), "shards")
-        if phase.sequence is not None:
-            for name, length in longest.items():
-                if length % phase.sequence:
-                    checker.fail((*at, "sequence"),
-                                 f"{phase.sequence:,} does not divide {length:,}, the `longest` of shards '{name}'")
-        batch = min(phase.batch.values()) if isinstance(phase.batch, dict) else phase.batch
-        if phase.sequence and batch and batch < phase.sequence:
-            checker.fail((*at, "batch"), f"a batch of {batch:,} tokens holds no sequence of {phase.sequence:,}")
-        if phase.mix is not None:
-            total = sum(Fraction(str(w)) for w in phase.mix.values())
-            if total == 0:
-                checker.fail((*at, "mix"), "all weights are 0; give at least one source a weight")
-            elif total not in (1, 100):
-                checker.warnings.append(f"{key_path((*at, 'mix'))}: weights sum to {float(total):g}, not to 100; they "
-                                        "were normalised")
-    if before != curriculum.total:
-        checker.fail(("curriculum", "phases", ends, "until"),
-                     f"the last phase ends at {int(before):,} of {curriculum.total:,} tokens; write `until: 100%`")
-
-
-def _end(until: str | int, total: int) -> Fraction:
-    if isinstance(until, int):
-        return Fraction(until)
-    parse_share(until)
-    return Fraction(until.rstrip("% ")) / 100 * total
-
-
-# -- pydantic's errors in our words ----------------------------------------------------------------------------------

@@ -1,0 +1,128 @@
+"""Checks the curriculum of a recipe: names, order and completeness of its phases, and that the shards fit them.
+`tokenizer.mixture.curriculum` checks whether the tokens suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from pipeline.base.quantities import parse_share, percent
+from pipeline.recipe.checker import Checker
+from pipeline.recipe.errors import KeyPath, key_path
+from pipeline.recipe.model import Curriculum, Phase, Recipe
+
+
+def check_curriculum(curriculum: Curriculum, recipe: Recipe, checker: Checker) -> None:
+    if not recipe.shards:
+        checker.fail(("curriculum",), "a curriculum mixes shards; add `shards:`")
+        return
+    _shards(recipe, checker)
+    _inheritance(curriculum, checker)
+    _ends(curriculum, checker)
+    schedule = recipe.train.get("schedule") if recipe.train else {"floor": 1}
+    _rates(curriculum, schedule if isinstance(schedule, dict) else {}, checker)
+    for at, phase in _phases(curriculum):
+        _sizes(phase, at, recipe, checker)
+        _weights(phase, at, recipe, checker)
+
+
+def _phases(curriculum: Curriculum) -> Iterator[tuple[KeyPath, Phase]]:
+    for i, phase in enumerate(curriculum.phases):
+        yield ("curriculum", "phases", i), phase
+
+
+def _shards(recipe: Recipe, checker: Checker) -> None:
+    """All shards have the same `longest` and `val`."""
+    first, shards = next(iter(recipe.shards.items()))
+    for name, other in recipe.shards.items():
+        if other.longest != shards.longest:
+            checker.fail(("shards", name, "longest"), f"{other.longest:,} differs from {shards.longest:,} of '{first}';"
+                         f" all shards of a curriculum have the same `longest`")
+        if other.val != shards.val:
+            checker.fail(("shards", name, "val"), f"{percent(other.val)} differs from {percent(shards.val)} of "
+                         f"'{first}': near-duplicates of what one holds out would be trained on in the other; give all "
+                         f"shards of a curriculum the same `val`")
+
+
+def _inheritance(curriculum: Curriculum, checker: Checker) -> None:
+    """Names are unique, and the first phase has what later ones inherit."""
+    names: set[str] = set()
+    for i, (at, phase) in enumerate(_phases(curriculum)):
+        if phase.name in names:
+            checker.fail((*at, "name"), f"two phases are called '{phase.name}'; a phase is known by its name")
+        names.add(phase.name)
+        for key in ("sequence", "batch", "mix"):
+            if i == 0 and getattr(phase, key) is None:
+                checker.fail(at, f"missing key '{key}': the first phase has none to inherit it from")
+
+
+def _ends(curriculum: Curriculum, checker: Checker) -> None:
+    """The phases follow each other up to the total; those beyond it come last."""
+    before, beyond, last = Fraction(0), False, len(curriculum.phases) - 1
+    for i, (at, phase) in enumerate(_phases(curriculum)):
+        if (phase.until is None) == (phase.extra is None):
+            checker.fail(at, "`until` says where in the total a phase ends, `extra` how many tokens it has beyond the "
+                             "total: give one of them")
+        elif phase.until is not None:
+            end = _end(phase.until, curriculum.total)
+            if end <= before:
+                checker.fail((*at, "until"), f"'{phase.until}' is not after the phase before it; `until` counts from "
+                                             "the start of the run")
+            if beyond:
+                checker.fail((*at, "until"), "a phase before it lies beyond the total: let `extra` come last")
+            before, last = end, i
+        beyond = beyond or phase.extra is not None
+    if before != curriculum.total:
+        checker.fail(("curriculum", "phases", last, "until"),
+                     f"the last phase ends at {int(before):,} of {curriculum.total:,} tokens; write `until: 100%`")
+
+
+def _end(until: str | int, total: int) -> Fraction:
+    if isinstance(until, int):
+        return Fraction(until)
+    parse_share(until)
+    return Fraction(until.rstrip("% ")) / 100 * total
+
+
+def _rates(curriculum: Curriculum, schedule: dict[str, Any], checker: Checker) -> None:
+    """`trainer.optim.schedule` refuses these too; here they are found before the data is made."""
+    fallen = own = False
+    for at, phase in _phases(curriculum):
+        if phase.lr == "decay" and schedule.get("kind", "wsd") != "wsd":
+            checker.fail((*at, "lr"), f"train.schedule.kind {schedule['kind']} has no stretch of decay; use kind: wsd, "
+                                      "or lr: stable")
+        if own and phase.lr is None:
+            checker.fail(at, "missing key 'lr': the phase before it has a rate of its own, which is not inherited")
+        own = isinstance(phase.lr, dict)
+        fallen = fallen or phase.lr == "decay"
+        if fallen and phase.lr in ("stable", "constant") and not schedule.get("floor"):
+            checker.fail((*at, "lr"), "the learning rate has fallen to 0 before this phase, which would learn nothing: "
+                                      "let only the last phases say lr: decay, give this one a rate of its own, or "
+                                      "train.schedule.floor")
+
+
+def _sizes(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
+    if phase.sequence is None:
+        return
+    for name, shards in recipe.shards.items():
+        if shards.longest % phase.sequence:
+            checker.fail((*at, "sequence"), f"{phase.sequence:,} does not divide {shards.longest:,}, the `longest` of "
+                                            f"shards '{name}'")
+    batch = min(phase.batch.values()) if isinstance(phase.batch, dict) else phase.batch
+    if phase.sequence and batch and batch < phase.sequence:
+        checker.fail((*at, "batch"), f"a batch of {batch:,} tokens holds no sequence of {phase.sequence:,}")
+
+
+def _weights(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
+    for key in ("mix", "max_epochs"):
+        for name in getattr(phase, key) or ():
+            checker.known(name, recipe.shards, (*at, key, name), "shards")
+    if phase.mix is None:
+        return
+    total = sum(Fraction(str(w)) for w in phase.mix.values())
+    if total == 0:
+        checker.fail((*at, "mix"), "all weights are 0; give at least one source a weight")
+    elif total not in (1, 100):
+        checker.warnings.append(f"{key_path((*at, 'mix'))}: weights sum to {float(total):g}, not to 100; they were "
+                                "normalised")
