@@ -73,48 +73,56 @@ class Marks:
 def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
     """The data and places of a YAML text. Raises RecipeError for bad syntax, a tag, a duplicate key, or excessive
     size."""
-    marks = Marks(file)
-
-    def fail(node_mark: Any, path: KeyPath, message: str) -> RecipeError:
-        mark = Mark(file, node_mark.line + 1, node_mark.column + 1) if node_mark is not None else Mark(file)
-        return RecipeError([Problem(mark, path, message)])
-
+    builder = _Builder(file)
     if len(text) > MAX_BYTES:
-        raise fail(None, (), f"{len(text):,} characters; a recipe has at most {MAX_BYTES:,}")
+        raise builder.error(None, (), f"{len(text):,} characters; a recipe has at most {MAX_BYTES:,}")
     loader = None
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
+        return (builder.build(root, ()) if root is not None else None), builder.marks
     except yaml.MarkedYAMLError as e:
         problem = " ".join(filter(None, [e.context, e.problem])) + _syntax_remedy(e.problem or "")
-        raise fail(e.problem_mark or e.context_mark, (), f"not YAML: {problem}") from None
+        raise builder.error(e.problem_mark or e.context_mark, (), f"not YAML: {problem}") from None
     except yaml.YAMLError as e:
-        raise fail(None, (), f"not YAML: {e}") from None
-    except RecursionError:
-        raise fail(None, (), f"nested deeper than {MAX_DEPTH} levels") from None
+        raise builder.error(None, (), f"not YAML: {e}") from None
+    except RecursionError:                              # in the syntax, or of a mapping that is merged into itself
+        raise builder.error(None, (), f"nested deeper than {MAX_DEPTH} levels") from None
     finally:
         if loader is not None:
             loader.dispose()
-    count = 0
 
-    def build(node: yaml.Node, path: KeyPath) -> Any:
-        nonlocal count
-        count += 1
-        if count > MAX_NODES:
-            raise fail(node.start_mark, path, f"more than {MAX_NODES:,} values once aliases are expanded")
+
+class _Builder:
+    """Makes plain data of YAML nodes, and notes the place of every key path."""
+
+    def __init__(self, file: str) -> None:
+        self.marks = Marks(file)
+        self.count = 0
+
+    def error(self, node_mark: Any, path: KeyPath, message: str) -> RecipeError:
+        file = self.marks.file
+        mark = Mark(file, node_mark.line + 1, node_mark.column + 1) if node_mark is not None else Mark(file)
+        return RecipeError([Problem(mark, path, message)])
+
+    def build(self, node: yaml.Node, path: KeyPath) -> Any:
+        self.count += 1
+        if self.count > MAX_NODES:
+            raise self.error(node.start_mark, path, f"more than {MAX_NODES:,} values once aliases are expanded")
         if len(path) > MAX_DEPTH:
-            raise fail(node.start_mark, path, f"nested deeper than {MAX_DEPTH} levels")
-        marks.places.setdefault(path, Mark(file, node.start_mark.line + 1, node.start_mark.column + 1))
+            raise self.error(node.start_mark, path, f"nested deeper than {MAX_DEPTH} levels")
+        self.marks.places.setdefault(path, Mark(self.marks.file, node.start_mark.line + 1, node.start_mark.column + 1))
         kind = node.tag.removeprefix("tag:yaml.org,2002:")
         if isinstance(node, yaml.ScalarNode) and kind in _SCALARS:
-            return _scalar(kind, node, fail, path)
+            return self._scalar(kind, node, path)
         if isinstance(node, yaml.SequenceNode) and kind == "seq":
-            return [build(item, (*path, i)) for i, item in enumerate(node.value)]
+            return [self.build(item, (*path, i)) for i, item in enumerate(node.value)]
         if isinstance(node, yaml.MappingNode) and kind == "map":
-            return mapping(node, path)
-        raise fail(node.start_mark, path, f"the tag '{node.tag}' is refused; write plain values without '!' tags")
+            return self._mapping(node, path)
+        raise self.error(node.start_mark, path, f"the tag '{node.tag}' is refused; write plain values without '!' tags")
 
-    def mapping(node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        places = self.marks.places
         out: dict[str, Any] = {}
         merged: list[tuple[yaml.Node, Any]] = []
         for key, value in node.value:
@@ -122,43 +130,37 @@ def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
                 merged += [(n, key) for n in (value.value if isinstance(value, yaml.SequenceNode) else [value])]
                 continue
             if not isinstance(key, yaml.ScalarNode):
-                raise fail(key.start_mark, path, "a key must be a single word")
+                raise self.error(key.start_mark, path, "a key must be a single word")
             name = key.value
             if name in out:
-                first = marks.at((*path, name))
-                raise fail(key.start_mark, (*path, name), f"the key '{name}' stands here twice (first on line "
-                                                          f"{first.line}); remove one")
-            marks.places[(*path, name)] = Mark(file, key.start_mark.line + 1, key.start_mark.column + 1)
-            out[name] = build(value, (*path, name))
+                first = self.marks.at((*path, name))
+                raise self.error(key.start_mark, (*path, name), f"the key '{name}' stands here twice (first on line "
+                                                                f"{first.line}); remove one")
+            places[(*path, name)] = Mark(self.marks.file, key.start_mark.line + 1, key.start_mark.column + 1)
+            out[name] = self.build(value, (*path, name))
         for value, key in merged:
             if not isinstance(value, yaml.MappingNode):
-                raise fail(key.start_mark, path, "'<<' takes an alias of a mapping, e.g. '<<: *defaults'")
-            saved = dict(marks.places)
-            for name, item in mapping(value, path).items():
+                raise self.error(key.start_mark, path, "'<<' takes an alias of a mapping, e.g. '<<: *defaults'")
+            saved = dict(places)
+            for name, item in self._mapping(value, path).items():
                 out.setdefault(name, item)
-            marks.places.update(saved)
+            places.update(saved)
         return out
 
-    try:
-        return (build(root, ()) if root is not None else None), marks
-    except RecursionError:                                          # reached when a mapping is merged into itself
-        raise fail(None, (), f"nested deeper than {MAX_DEPTH} levels") from None
-
-
-def _scalar(kind: str, node: yaml.ScalarNode, fail: Any, path: KeyPath) -> Any:
-    text = node.value
-    try:
-        if kind == "null":
-            return None
-        if kind == "bool":
-            return text.lower() == "true"
-        if kind == "int":
-            return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-        if kind == "float":
-            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    except ValueError:
-        raise fail(node.start_mark, path, f"'{text[:80]}' is not a {kind}") from None
-    return text
+    def _scalar(self, kind: str, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        text = node.value
+        try:
+            if kind == "null":
+                return None
+            if kind == "bool":
+                return text.lower() == "true"
+            if kind == "int":
+                return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+            if kind == "float":
+                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        except ValueError:
+            raise self.error(node.start_mark, path, f"'{text[:80]}' is not a {kind}") from None
+        return text
 
 
 def _syntax_remedy(problem: str) -> str:
