@@ -356,8 +356,7 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
 
 
 def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], parts: Sequence[PartRef],
-                   tokenizer: Mapping[str, Any], source: Mapping[str, Any] | None = None,
-                   verify: Callable[[], None] = lambda: None) -> dict[str, Any]:
+                   tokenizer: Mapping[str, Any], verify: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Link finished shards under shards/NAME/split=…/ and write their manifests, the pinned one before the current.
     `verify` (`Log.verify`) is called first: a driver whose lease was taken over must not replace its successor's
     manifests.
@@ -391,8 +390,7 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
         tokens, documents = sum(s.tokens for s in members), sum(s.documents for s in members)
         text_bytes = sum(s.text_bytes for s in members)
         manifest = Manifest(name, split, info["dtype"], tokenizer["sha256"], tokenizer["vocab_size"], tokenizer["eos"],
-                            tokens, documents, text_bytes, members, tuple(p.key for p in parts),
-                            source=dict(source or {}))
+                            tokens, documents, text_bytes, members, tuple(p.key for p in parts))
         manifest = replace(manifest, sha256=manifest.identity())
         folder = f"shards/{name}/split={split}"
         verify()

@@ -15,9 +15,9 @@ COLOR = {"fresh": "green", "stale": "yellow", "partly": "yellow", "waits": "cyan
 WIDTH = 100
 
 
-def print_plan(document: dict[str, Any], console: Console | None = None) -> None:
+def print_plan(document: dict[str, Any]) -> None:
     """Print what `pipeline.plan.estimate.survey_recipe` returned."""
-    out = console or Console(highlight=False, soft_wrap=True)
+    out = Console(highlight=False, soft_wrap=True)
     for line in lines(document):
         out.print(line)
 
