@@ -1,9 +1,9 @@
 """Barrier stages: steps that must see the whole dataset (deduplication). They are plan fragments, not code that runs.
 
-A barrier says (a) which per-document stage computes its side table in the pass before it, (b) in which waves of tasks
-the side tables become a removal slice for every part, and the engine does the rest: runs the waves, then starts the
-next pass, which reads each part together with its slice. Text never enters the exchange; the driver sees only part
-references and counters, never a document.
+A barrier names the per-document stage that computes its side table in the pass before it. It also makes the waves of
+tasks that turn the side tables into a removal slice for every part. The engine runs the waves and then the next pass,
+which reads each part together with its slice. Text never enters the exchange. The driver sees only references to parts
+and counters, never a document.
 """
 
 from __future__ import annotations

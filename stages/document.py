@@ -73,7 +73,7 @@ class Document:
 
     @property
     def text_bytes(self) -> int:
-        """UTF-8 bytes of the text (a lone surrogate counts three)."""
+        """Number of UTF-8 bytes of the text (a lone surrogate counts three)."""
         if self._size < 0:
             text = self._text
             self._size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -240,7 +240,8 @@ def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: b
 
 @contextlib.contextmanager
 def kept_recipe(store: Store, run: str, allow_custom_stages: bool) -> Iterator[Recipe]:
-    """Loads the recipe that a run keeps in the store, with its code, if it has any and that is allowed."""
+    """Loads the recipe that a run keeps in the store. The user's own code that it names is loaded with it if
+    `allow_custom_stages` is set."""
     import yaml
 
     from pipeline.base.scratch import Scratch

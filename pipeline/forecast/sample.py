@@ -271,7 +271,8 @@ def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: list[
 
 
 def unit_of(key: str) -> int:
-    """The unit of a record (or of all records of a file). Every fourth unit gets three times as many records."""
+    """The number of the unit that a record (or all records of a file) belongs to. Every fourth unit gets three times as
+    many records."""
     block, place = divmod(prf(SEED, "sample-unit", key) % (UNITS // 4 * 6), 6)
     return block * 4 + min(place, 3)
 

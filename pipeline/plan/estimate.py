@@ -41,8 +41,9 @@ LEAST_BYTES, LEAST_CPU = 1e6, 0.05
 
 @dataclass
 class Speeds:
-    """Bytes per CPU-second, and bytes left per byte, of steps and nodes, by name: as measured in a store, otherwise as
-    the steps declare. `compressed` is the measured counterpart of COMPRESSED."""
+    """Measured speeds: bytes per CPU-second (`stages`), and bytes left per byte read (`left`), by name of step or node.
+    For a name that was not measured, `of` takes what the step declares. `compressed` is the measured counterpart of
+    COMPRESSED."""
 
     stages: dict[str, float] = field(default_factory=dict)
     left: dict[str, float] = field(default_factory=dict)

@@ -18,8 +18,9 @@ from pipeline.plan.inputs import SourceFile
 OVERFULL = 2.0
 #: more files than this in one partition would make its argument list, and its record, too long
 MAX_FILES = 512
-#: probability of each file to be the last of a partition that has half of MAX_FILES. Nearly every partition is then cut
-#: by a file name before it is full, so that an added file moves only the next few cuts.
+#: Least probability that a file is the last of its partition, once the partition has more than half of MAX_FILES.
+#: Nearly every partition is then cut by a file name before it is full, so that an added file moves only the next few
+#: cuts.
 LAST = 4 / MAX_FILES
 
 

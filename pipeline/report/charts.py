@@ -85,7 +85,8 @@ def lengths(bins: dict[str, int], color: int, *, low: int, high: int, label: str
 
 
 def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> Element:
-    """Removed documents by similarity to the kept one, from the lowest bin used to 1; `of` bins over [0, 1]."""
+    """Removed documents by similarity to the kept one. `of` is the number of bins over [0, 1]; the chart begins at the
+    lowest bin with documents."""
     low = min(map(int, bins), default=of - 1)
     values = [(f"{b / of:.2f}", bins.get(str(b), 0),
                f"similarity {b / of:.2f} to {(b + 1) / of:.2f}: {plural(bins.get(str(b), 0), 'document')}")

@@ -141,6 +141,6 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
 
 
 def star_buckets(edges: int, sizes: Sizes) -> int:
-    """Buckets of a round: every task reads a segment of every task of the round before."""
+    """Number of buckets of a round, in which every task reads a segment from every task of the round before."""
     size = 32 * edges                              # each edge is stored in the buckets of both its ends
     return max(1, min(-(-size // sizes.bucket_bytes), int((size / sizes.segment_bytes) ** 0.5)))

@@ -168,7 +168,7 @@ class Encoder(Stage):
         return found["input_ids"] or [self._pad]
 
     def _forward(self, rows: list[list[int]]) -> list[float]:
-        """Scores of tokenized texts, given the longest first, which are padded to its length."""
+        """Scores of tokenized texts. The first of `rows` is the longest; the others are padded to its length."""
         import torch
 
         longest = len(rows[0])

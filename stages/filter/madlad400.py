@@ -41,10 +41,11 @@ class Madlad400(Stage):
     * `cursed`: it holds one of 32 strings and patterns that the audit found on pages without proper text.
 
     Where paper and card say nothing, allenai/datamap-rs is followed (`madlad400_sentence_annotator`, used for OLMo 3):
-    sentences end at a run of . ! ? before white space; both are cut off, and blank sentences do not count; words are
-    those of Unicode. Two things differ. datamap-rs measures lengths in bytes of UTF-8, this step in characters, so that
-    all scripts have the same limits; and its later filter also drops a share of exactly a fifth. In scripts with other
-    full stops a document is one sentence: the rules are not meant for them, as the card says of its lengths.
+    sentences end at a run of . ! ? before white space; the run and the white space are cut off, and blank sentences do
+    not count; words are those of Unicode. Two things differ. datamap-rs measures lengths in bytes of UTF-8, this step
+    in characters, so that all scripts have the same limits. The later filter of datamap-rs also drops documents with a
+    share of exactly a fifth. In a script with other full stops, a document is one sentence. The rules are not meant for
+    such scripts; the card says this of its lengths.
 
     `consistency` needs a model, so it is off unless `rules` names it; it reads `doc.language` of an earlier step.
     """

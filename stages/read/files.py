@@ -29,7 +29,7 @@ class Files(Reader):
 
     @property
     def most(self) -> int:
-        """Largest file, bytes inflated; larger ones are counted as too large."""
+        """Number of bytes, inflated, of the largest file that is read; larger files are counted as too large."""
         return self.config.max_bytes
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:

@@ -96,9 +96,9 @@ class Parquet(Reader):
             yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0], fatal=True)
 
     def _repeated(self, info: Any, local: str, group: int) -> int:
-        """Bytes of the texts of a row group whose text column is mostly a dictionary (a million rows may name one text
-        of 10 MB). The bytes are counted before any text is made, and only until they exceed `max_group`. 0 for other
-        row groups."""
+        """Number of bytes of the texts of a row group whose text column is mostly a dictionary (a million rows may name
+        one text of 10 MB); 0 for other row groups. The bytes are counted before any text is made, and only until they
+        exceed `max_group`."""
         chunk = next((c for i in range(info.num_columns) if (c := info.column(i)).path_in_schema == self.config.text),
                      None)
         if chunk is None or not chunk.has_dictionary_page:
@@ -355,8 +355,8 @@ def too_large(info: Any, size: int, slice: Slice, group: int, ordinal: int) -> B
 
 
 def per_batch(group: Any, columns: list[str], local: str | None = None) -> int:
-    """Rows of a row group to read at a time, by the sizes that its metadata states and, if `local` is given, by those
-    of its dictionary pages."""
+    """How many rows of a row group to read at a time. It follows from the sizes that the metadata states and, if
+    `local` is given, from those of the dictionary pages."""
     chunks = [group.column(i) for i in range(group.num_columns)]
     chunks = [c for c in chunks if c.path_in_schema in columns or c.path_in_schema.partition(".")[0] in columns]
     size = sum(c.total_uncompressed_size for c in chunks)

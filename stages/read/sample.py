@@ -26,7 +26,7 @@ _FACTS = ("source", "url", "language", "date", "mime", "charset")
 
 
 def payload(record: Document | BadRecord) -> int:
-    """Bytes of a record as the next stage reads them; 0 if it is no document."""
+    """Number of bytes of a record as the next stage reads it; 0 if it is no document."""
     if isinstance(record, BadRecord):
         return 0
     return len(record.raw) if record.raw is not None else len(record.text.encode("utf-8", "surrogatepass"))

@@ -115,7 +115,7 @@ def _end(text: str, start: int, most: int, prefix: int) -> int:
 
 
 def _brackets(text: str, start: int, end: int) -> int:
-    """Opening brackets minus closing ones."""
+    """Number of opening brackets minus number of closing ones in text[start:end]."""
     return text.count("(", start, end) - text.count(")", start, end)
 
 

@@ -101,7 +101,7 @@ class Chunks:
         return fold(data, _CLASSES, chunks, spans, self.rows, self.steps, self.parts)
 
     def sentences(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> int:
-        """Sentences of all of `data`, taken as one line."""
+        """Number of sentences in `data`, taken as one line."""
         return int(sentences(data, chunks, spans, self.steps, 0, len(chunks), len(data)))
 
 
@@ -178,7 +178,7 @@ def remove(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
 
 @njit(cache=True, nogil=True)
 def space_at(data: np.ndarray, i: int, classes: np.ndarray) -> int:
-    """Bytes of the white-space character at i, negative if it ends a line; 0 if there is none."""
+    """Number of bytes of the white-space character at i, negative if it ends a line; 0 if there is none."""
     kind = classes[data[i]]
     if kind == 0:
         return 0
@@ -262,7 +262,7 @@ def scan(data: np.ndarray, classes: np.ndarray, slots: np.ndarray, rows: np.ndar
 @njit(cache=True, nogil=True)
 def sentences(data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, steps: np.ndarray, first: int, last: int,
               stop: int) -> int:
-    """Sentences of the chunks first to last, with the white space between them, and after them up to `stop`.
+    """Number of sentences in the chunks first to last, the white space between them and the white space up to `stop`.
 
     White space is neither punctuation nor the end of a sentence; a single space is no token at all.
     """

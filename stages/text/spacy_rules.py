@@ -55,7 +55,8 @@ class SpacyRules:
                 self.pairs.update(itertools.pairwise(sequence))
 
     def quiet(self, letter: str) -> bool:
-        """Whether no affix rule applies to `letter` among letters, so that words of such letters are single tokens."""
+        """Whether no affix rule applies to `letter` when letters stand around it. Words of such letters are single
+        tokens."""
         return not (self._prefix(letter) or self._suffix(letter) or self._suffix("a" + letter)
                     or next(self._infixes(f"a{letter}a"), None))
 

@@ -55,7 +55,7 @@ class Vocabulary:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all words and chunks; a chunk counts eight more, and so does each of its words."""
+        """Number of bytes of all words and chunks; a chunk counts eight more, and so does each of its words."""
         return self._filled + self.chunks.bytes + 8 * (self.chunks.count + self.chunks.words)
 
     def number(self, word: str) -> int:
@@ -141,11 +141,11 @@ class Vocabulary:
         return begun, ended
 
     def _contested(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> list[tuple[int, int]]:
-        """Runs of chunks, as (first, one past the last), in which a special case inside a chunk may be forbidden by one
-        that extends to a neighbour.
+        """Runs of chunks, as (first, one past the last). In such a run, a special case that extends over two chunks may
+        keep a special case inside one of them from being applied.
 
-        A special case across a gap contains the two tokens beside the gap, with no token of white space between them.
-        Where no special case has these two in a row, the chunks on either side do not affect each other.
+        A special case that crosses the gap between two chunks contains the two tokens beside the gap, with no token of
+        white space between them. Where no special case has these two in a row, the chunks do not affect each other.
         """
         runs, last = [], len(chunks) - 1
         behind = 0
@@ -230,8 +230,8 @@ class Vocabulary:
         return ids, lines
 
     def count_sentences(self, line: str) -> int:
-        """Sentences of a line as spaCy's sentencizer splits it. An empty line is one. After an end mark, white space
-        other than a single space begins one, too."""
+        """Number of sentences of a line, as spaCy's sentencizer splits it. An empty line is one. After an end mark,
+        white space other than a single space begins one, too."""
         data = utf8(line)
         chunks, spans, before = self._looked_up(data)
         if (any(special in line for special in self.language.spaced)
@@ -282,7 +282,7 @@ class Words:
 
     @property
     def plain(self) -> int:
-        """Words that are not made of symbols alone (Gopher's word count)."""
+        """Number of words that are not made of symbols alone (Gopher's word count)."""
         return self._count()[0]
 
     @property
@@ -293,7 +293,7 @@ class Words:
 
     @property
     def with_letter(self) -> int:
-        """Words that hold a letter."""
+        """Number of words that hold a letter."""
         return self._count()[2]
 
     def distinct(self, words: Iterable[str]) -> int:
@@ -342,7 +342,7 @@ def words_of(text: str, language: str = "en", vocabularies: Vocabularies = VOCAB
 
 
 def count_sentences(line: str) -> int:
-    """Sentences of a line, as datatrove's C4 filter counts them: `len(split_into_sentences(line))`."""
+    """Number of sentences of a line, as datatrove's C4 filter counts them: `len(split_into_sentences(line))`."""
     return VOCABULARIES.of().count_sentences(line)
 
 

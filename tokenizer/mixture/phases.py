@@ -73,7 +73,7 @@ class Phase:
         return all((stop - first) % batch == 0 for first, stop, batch in self.stretches)
 
     def batch_at(self, sample: float) -> int:
-        """Batch of the step that holds sample number `sample` of the phase."""
+        """Number of samples in the step that holds sample number `sample` of the phase."""
         return next((batch for _, stop, batch in self.stretches if sample < stop), self.batch)
 
     @property

@@ -158,7 +158,8 @@ class ModelConfig:
         return asdict(self)
 
     def matmul_parameters(self, vocab: int) -> int:
-        """Parameters that are multiplied with every token: all matrices and the output, not the embedding look-up."""
+        """Number of parameters that are multiplied with every token: those of all matrices and of the output, not those
+        of the embedding look-up."""
         attention = self.width * self.dim * (2 * self.heads + 2 * self.kv_heads)
         mlp = (2 if self.activation == "relu2" else 3) * self.width * self.ffn
         return self.layers * (attention + mlp) + vocab * self.width

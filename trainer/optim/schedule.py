@@ -123,7 +123,7 @@ class Schedule:
         return level
 
     def inside(self, p: int, tokens: float) -> float:
-        """The curve that applies in phase `p`."""
+        """The factor at `tokens` by the curve that applies in phase `p`, before `batch_rate`."""
         rate = self.phases[p].lr
         if not isinstance(rate, Mapping):
             return self.base(tokens)
@@ -138,7 +138,7 @@ class Schedule:
         return floor + (peak - floor) * SHAPES[rate["shape"]](min(1.0, (since - rate["warmup"]) / max(1, length)))
 
     def base(self, tokens: float) -> float:
-        """The curve of the whole run, for phases without a rate of their own."""
+        """The factor at `tokens` by the curve of the whole run, for phases without a rate of their own."""
         config = self.config
         level = min(1.0, tokens / self.warmup) if self.warmup else 1.0
         if config.kind == "inverse-sqrt":

@@ -256,8 +256,9 @@ class Fleet:
         self._crashed(slot, now)
 
     def _crashed(self, slot: WorkerSlot, now: float) -> None:
-        """Let the node of a supervisor that died or did not start rest. Its first crash does not count. Nor does it
-        rest while no other node works, so that a hopeless run ends soon."""
+        """Note that a supervisor died or did not start. From the second such crash in a row on, its node rests: it gets
+        no supervisor for a while. It does not rest while no other supervisor works, so that a hopeless run ends soon.
+        """
         before = 0 if slot.ready and now - slot.started > STEADY_S else self._crashes.get(slot.host, (0, 0.0))[0]
         alone = not slot.ready and not self._well()
         rest = min(LONGEST_REST_S, REST_S * 2 ** before) if before and not alone else 0.0

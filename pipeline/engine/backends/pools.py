@@ -23,7 +23,7 @@ PATIENCE_S = 10.0        # seconds that a kind which finds no room waits before 
 
 
 def share(gpus: float) -> float:
-    """The devices that a task really occupies: 0.3 takes a third of one (three tasks fit), 1.5 takes two."""
+    """Number of devices that a task really occupies: 0.3 takes a third of one (three tasks fit), 1.5 takes two."""
     return 1 / int(1 / gpus + 1e-9) if 0 < gpus < 1 else float(math.ceil(gpus))
 
 
@@ -182,9 +182,9 @@ class Available:
         return Available(self.cpus - shape.cpus, self.memory_mb - shape.memory_mb, self.gpus - shape.gpus)
 
     def shape_for(self, kind: ResourceRequest, most: int = CPUS_A_WORKER) -> ResourceShape | None:
-        """The supervisor to start here for tasks of this kind: its CPUs (at most `most`) and their part of the memory,
-        or more when one task needs more. For GPU tasks: all devices, and a CPU for each child, as far as one CPU
-        remains. None when not a single task fits."""
+        """The supervisor to start here for tasks of this kind; None when not a single task fits. It has the CPUs (at
+        most `most`) and their part of the memory, or more memory when one task needs more. For GPU tasks it has all
+        devices and a CPU per child, but leaves one CPU to tasks without a GPU."""
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:
             return None

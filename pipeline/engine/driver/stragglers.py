@@ -2,10 +2,10 @@
 the attempts.
 
 The attempt that commits first counts, so a wrong guess only costs a slot for a while. On an idle slot a second attempt
-is free. On a slot that other tasks wait for it must be worth its cost: the straggler's node has handed out all its
-tasks, later nodes cannot begin before it ends, and it runs far longer than other tasks of its node. At most a tenth of
-the slots, but at least one, hold such attempts, similar to the bound on backup tasks in MapReduce (Dean and Ghemawat,
-OSDI 2004, §3.6, which starts them when an operation is nearly complete).
+is free. If other tasks wait for the slot, the attempt must be worth its cost: the straggler's node has handed out all
+its tasks, later nodes cannot begin before that node ends, and the straggler runs far longer than other tasks of the
+node. At most a tenth of the slots, but at least one, hold such attempts. MapReduce bounds its backup tasks similarly,
+and starts them when an operation is nearly complete (Dean and Ghemawat, OSDI 2004, §3.6).
 """
 
 from __future__ import annotations

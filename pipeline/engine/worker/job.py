@@ -38,8 +38,9 @@ class Job:
         return share(self.spec.gpus) if self.spec.gpus else 0.0
 
     def allows(self, answer: Answer) -> bool:
-        """Whether an answer concerns this task: a record of it, with files of this attempt, or a damaged file inside
-        the store. A document that took the child over must not commit, retire or remove anything else."""
+        """Whether the child may give this answer. A record must be of this task and name only files of this attempt. A
+        damaged file must be inside the store. Otherwise a document that took the child over could commit, retire or
+        remove the results of other tasks."""
         match answer:
             case Finished(record):
                 attempt = f"{self.assignment.attempt}-"

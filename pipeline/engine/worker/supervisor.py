@@ -201,8 +201,9 @@ class Supervisor:
         return next((c for c in self._children if not c.job and self._suits(c, job)), None)
 
     def _suits(self, child: ChildProcess, job: Job) -> bool:
-        """Whether the child holds the devices that the job needs, and what it still keeps in memory (models of another
-        node) leaves enough of the memory that the job declared."""
+        """Whether the child can take the job. It must be confined alike, its broker must serve what the job reads, and
+        it must hold the share of devices that the job needs. A child that ran tasks of another node of the plan may
+        still hold their models: it must hold no devices, and at most half of the memory that the job declared."""
         if child.confined != job.spec.confined:
             return False
         if child.broker is not None and child.broker.roots not in (None, job.spec.roots):
