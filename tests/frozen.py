@@ -4,7 +4,9 @@ Of whole runs: the content hashes of datasets, shards and order, and the section
 product: commands with their options, and metric names. `FREEZE=1 make test` (and `make slow`) writes anew what differs;
 each entry that changes is a change that users see and belongs into CHANGELOG.
 
-Figures of a run that uses numeric libraries hold on one kind of CPU and one Python only; on others they are skipped.
+Figures of a run hold on one Python only, and those of a run with numeric steps on the kinds of CPU named with them:
+scores may differ on others, as the keys of such steps say. Elsewhere they are skipped. On a new kind of CPU FREEZE=1
+adds it where nothing else differs.
 """
 
 from __future__ import annotations
@@ -51,11 +53,23 @@ def hold(name: str, value: Any) -> None:
 def hold_run(name: str, store: Path | str, **programs: str) -> None:
     """Compare what the only run of a store made with the frozen figures of this name. `programs`: versions of programs
     that had a part in it."""
-    frozen = json.loads(FILE.read_text(encoding="utf-8")).get(f"run {name}", {})
-    here = {"python": python_version(), "cpu": cpu_tag(), **programs}
-    if os.environ.get("FREEZE") != "1" and frozen and frozen["on"] != here:
-        pytest.skip(f"frozen on {frozen['on']}, this is {here}")
-    hold(f"run {name}", {"on": here, **figures(store)})
+    frozen = json.loads(FILE.read_text(encoding="utf-8")).get(f"run {name}", {"on": {}})
+    cpus = {cpu_tag()} if numeric(store) else set()
+    here: dict[str, Any] = {"on": {"python": python_version(), **programs}, **figures(store)}
+    known = set(frozen["on"].pop("cpus", []))
+    if os.environ.get("FREEZE") == "1":
+        cpus |= known if cpus and here == frozen else set()
+    elif frozen["on"] and (frozen["on"] != here["on"] or not cpus <= known):
+        pytest.skip(f"frozen on {frozen['on']} {sorted(known)}, this is {here['on']} {sorted(cpus)}")
+    else:
+        cpus = known
+    hold(f"run {name}", {**here, "on": {**here["on"], "cpus": sorted(cpus)}})
+
+
+def numeric(store: Path | str) -> bool:
+    """Whether a step's output may depend on the CPU."""
+    [provenance] = Path(store).glob("runs/*/provenance.json")
+    return any(key.endswith(" CPU") for node in json.loads(provenance.read_text())["nodes"].values() for key in node)
 
 
 def figures(store: Path | str) -> dict[str, Any]:
