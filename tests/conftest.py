@@ -49,6 +49,8 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
+            if file.startswith("tests/e2e/test_report_"):           # they share a run of a minute
+                return "report"
             return "ray" if file in RAY_FILES else file
 
     return ByFile(config, log)

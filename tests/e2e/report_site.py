@@ -135,9 +135,8 @@ def build(top: Path) -> Site:
     lines += ['{"text": "broken ' + SECRETS[5], json.dumps({"body": SECRETS[5]}), ""]
     (top / "notes").mkdir()
     (top / "notes" / f"{SECRETS[6]}.jsonl").write_text("\n".join(lines) + "\n")
-    module = f"report_stages_{top.name.replace('-', '_')}"            # one process may build several sites
-    (top / f"{module}.py").write_text(STAGES)
-    (top / "recipe.yaml").write_text(RECIPE.replace("report_stages", module))
+    (top / "report_stages.py").write_text(STAGES)
+    (top / "recipe.yaml").write_text(RECIPE)
     recipe = load_recipe(top / "recipe.yaml", [], allow_custom=True)
     summary = run_recipe(recipe, str(top / "store"), make_backend=make_backend("inline", 1, None))
     return Site(top, top / "store", summary.run, sorted((top / "crawl").iterdir()), [*found, *planted, *whole[:-1]],

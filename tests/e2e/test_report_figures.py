@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from pipeline.report.html import headline
-from tests.e2e.report_site import Site, build
+from tests.e2e.report_site import Site
 from tests.frozen import hold_run
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
@@ -29,14 +29,17 @@ WAY = {"web": ("extracted", "clean", "deduped"), "docs": ("deduped",), "notes": 
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Site:
-    return build(tmp_path_factory.mktemp("figures"))
+def site(report_site) -> Site:
+    return report_site
 
 
 @pytest.fixture(scope="module")
 def report(site) -> dict:
-    hold_run("report", site.store)
     return site.report
+
+
+def test_the_figures_are_the_frozen_ones(site):
+    hold_run("report", site.store)
 
 
 def nested(rows: list[tuple]) -> dict:

@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.cli.training import forward
 from pipeline.report.html import render
-from tests.e2e.report_site import EVIL_URL, SECRETS, Site, build
+from tests.e2e.report_site import EVIL_URL, SECRETS, Site
 
 ROOT = Path(__file__).resolve().parents[2]
 #: elements the page is made of; nothing a document says may add one
@@ -27,8 +27,8 @@ ELEMENTS = {"html", "head", "meta", "title", "style", "body", "main", "header", 
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Site:
-    return build(tmp_path_factory.mktemp("page"))
+def site(report_site) -> Site:
+    return report_site
 
 
 class Elements(HTMLParser):
@@ -131,16 +131,15 @@ def test_names_and_reasons_from_documents_are_escaped(site):
     check_page(render(document))
 
 
-def test_a_run_without_anything(tmp_path):
+def test_a_run_without_anything(tmp_path, tokenmill):
     """A recipe that only reads, over an empty folder's worth of documents: sections without content are left out."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.txt").write_text("")
     (tmp_path / "r.yaml").write_text("version: 1\nsources: {docs: {read: text, path: docs}}\n"
                                      "datasets: {all: {from: docs, steps: []}}\n")
-    done = subprocess.run([sys.executable, "-m", "pipeline.cli", "run", str(tmp_path / "r.yaml"), "--store",
-                           str(tmp_path / "store"), "--backend", "inline", "--quiet", "--name", "none"], cwd=ROOT,
-                          capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = tokenmill("run", tmp_path / "r.yaml", "--store", tmp_path / "store", "--backend", "inline", "--quiet",
+                     "--name", "none")
+    assert done.code == 0, done.err
     html = (tmp_path / "store" / "runs" / "none" / "report.html").read_text()
     check_page(html)
     assert not re.search(r'id="(mixture|training|duplicates|tokens|shape)"', html)
