@@ -40,20 +40,14 @@ def expected(recipe, tmp_path_factory) -> dict[str, str]:
 
 
 def test_same_bytes_however_it_runs(recipe, expected, tmp_path):
-    """Backend, workers, order, partitions, hash seed and threads, all at once: test_every_kind.py has them apart."""
-    done = command("-m", "pipeline.cli", *args(recipe, tmp_path, "--backend", "ray", "--workers", "2",
-                                               "--dispatch-seed", "1", "--set", "run.partition=3MB"),
-                   PYTHONHASHSEED="1", OMP_NUM_THREADS="2")
-    assert done.returncode == 0, done.stderr
-    assert result(tmp_path) == expected
-
-
-def test_same_bytes_after_kills(recipe, expected, tmp_path):
-    """Killed in a partition, between data and commit, in map and in reduce of the exchange, one after another."""
-    for point, nth in (("partition", 400), ("commit", 20), ("map", 1), ("reduce", 1)):
-        died = command("-m", "tests.e2e.kill", point, str(nth), *args(recipe, tmp_path, "--backend", "inline"))
+    """Backend, workers, order, partitions, hash seed and threads, all at once, and after two kills."""
+    cut, env = ("--set", "run.partition=3MB"), {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "2"}
+    for point, nth in (("partition", 400), ("reduce", 1)):
+        died = command("-m", "tests.e2e.kill", point, str(nth), *args(recipe, tmp_path, "--backend", "inline", *cut),
+                       **env)
         assert died.returncode == -signal.SIGKILL, f"{point}: was not killed: {died.stdout}{died.stderr}"
-    done = command("-m", "pipeline.cli", *args(recipe, tmp_path, "--backend", "process", "--workers", "2"))
+    done = command("-m", "pipeline.cli", *args(recipe, tmp_path, "--backend", "ray", "--workers", "2",
+                                               "--dispatch-seed", "1", *cut), **env)
     assert done.returncode == 0, done.stderr
     assert result(tmp_path) == expected
     assert set(commits(tmp_path).values()) == {1}

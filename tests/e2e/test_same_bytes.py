@@ -73,31 +73,23 @@ def result(store: Path | str) -> dict[str, str]:
             "order": curriculum["order"], "tokenizer": curriculum["tokenizer"]["sha256"]}
 
 
-def in_process(site: Path, store: Path, *, backend: str = "inline", workers: int = 1, seed: int | None = None,
-               overrides: tuple[str, ...] = ()) -> dict[str, str]:
-    recipe = load_recipe(site / "recipe.yaml", list(overrides))
-    run_recipe(recipe, str(store), make_backend=make_backend(backend, workers, None), dispatch_seed=seed)
-    return result(store)
+@pytest.fixture(scope="module")
+def whole(site, tmp_path_factory) -> Path:
+    """The store of an undisturbed run in this process."""
+    store = tmp_path_factory.mktemp("whole")
+    run_recipe(load_recipe(site / "recipe.yaml"), str(store), make_backend=make_backend("inline", 1, None))
+    return store
 
 
 @pytest.fixture(scope="module")
-def expected(site, tmp_path_factory) -> dict[str, str]:
-    store = tmp_path_factory.mktemp("expected")
-    found = in_process(site, store)
-    assert len(set(found.values())) == len(found)
-    hold_run("same bytes", store)
-    return found
+def expected(whole) -> dict[str, str]:
+    hashes = result(whole)
+    assert len(set(hashes.values())) == len(hashes)
+    return hashes
 
 
-@pytest.mark.parametrize(("workers", "seed"), [
-    pytest.param(1, None, marks=pytest.mark.slow), (2, 1), pytest.param(3, 2, marks=pytest.mark.slow)])
-def test_any_number_of_workers_in_any_order(site, expected, tmp_path, workers, seed):
-    assert in_process(site, tmp_path, backend="process", workers=workers, seed=seed) == expected
-
-
-@pytest.mark.parametrize("size", ["40KB", "10MB"])
-def test_another_partition_size(site, expected, tmp_path, size):
-    assert in_process(site, tmp_path, overrides=(f"run.partition={size}",)) == expected
+def test_the_bytes_are_the_frozen_ones(whole):
+    hold_run("same bytes", whole)
 
 
 def command(*args: str, **env: str) -> subprocess.CompletedProcess:
@@ -105,11 +97,14 @@ def command(*args: str, **env: str) -> subprocess.CompletedProcess:
                           timeout=1800)
 
 
-@pytest.mark.parametrize("env", [
-    {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "2"}, pytest.param({"PYTHONHASHSEED": "0"}, marks=pytest.mark.slow)])
-def test_any_hash_seed_and_thread_count(site, expected, tmp_path, env):
-    done = command("-m", "pipeline.cli", "run", str(site / "recipe.yaml"), "--store", str(tmp_path),
-                   "--backend", "inline", "--quiet", **env)
+@pytest.mark.parametrize(("workers", "seed", "partition", "env"), [
+    (2, 1, "40KB", {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "2"}),
+    pytest.param(3, 2, "10MB", {"PYTHONHASHSEED": "0"}, marks=pytest.mark.slow)])
+def test_same_bytes_however_it_runs(site, expected, tmp_path, workers, seed, partition, env):
+    """Workers, order of dispatch, partition size, hash seed and threads differ all at once."""
+    done = command("-m", "pipeline.cli", "run", str(site / "recipe.yaml"), "--store", str(tmp_path), "--quiet",
+                   "--backend", "process", "--workers", str(workers), "--dispatch-seed", str(seed),
+                   "--set", f"run.partition={partition}", **env)
     assert done.returncode == 0, done.stderr
     assert result(tmp_path) == expected
 
@@ -122,14 +117,16 @@ def commits(store: Path) -> Counter:
     return found
 
 
-@pytest.mark.parametrize(("point", "nth"), [
-    ("partition", 130), pytest.param("commit", 3, marks=pytest.mark.slow), ("commit", 9),
-    pytest.param("map", 1, marks=pytest.mark.slow), ("reduce", 1), pytest.param("publish", 2, marks=pytest.mark.slow)])
-def test_killed_at_any_point_and_run_again(site, expected, tmp_path, point, nth):
+def test_same_bytes_after_kills(site, expected, tmp_path):
+    """Killed at four points one after another, each time further on; then finished by the command."""
     args = ["run", str(site / "recipe.yaml"), "--store", str(tmp_path), "--backend", "inline", "--quiet"]
-    died = command("-m", "tests.e2e.kill", point, str(nth), *args)
-    assert died.returncode == -signal.SIGKILL, f"was not killed: {died.stdout}{died.stderr}"
-    before = commits(tmp_path)
+    before: Counter = Counter()
+    for point, nth in (("partition", 130), ("commit", 3), ("reduce", 1), ("publish", 2)):
+        died = command("-m", "tests.e2e.kill", point, str(nth), *args)
+        assert died.returncode == -signal.SIGKILL, f"{point}: was not killed: {died.stdout}{died.stderr}"
+        now = commits(tmp_path)
+        assert before.keys() <= now.keys(), f"{point}: something committed was lost"
+        before = now
     again = command("-m", "pipeline.cli", *args)
     assert again.returncode == 0, again.stderr
     assert result(tmp_path) == expected
@@ -149,9 +146,7 @@ def test_killed_at_any_point_and_run_again(site, expected, tmp_path, point, nth)
     assert left == referenced, "files of dead attempts were not collected"
 
 
-def test_nothing_is_done_twice(site, expected, tmp_path):
-    in_process(site, tmp_path)
-    recipe = load_recipe(site / "recipe.yaml", [])
-    summary = run_recipe(recipe, str(tmp_path), make_backend=make_backend("inline", 1, None))
+def test_nothing_is_done_twice(site, whole, expected):
+    summary = run_recipe(load_recipe(site / "recipe.yaml"), str(whole), make_backend=make_backend("inline", 1, None))
     assert summary.executed == 0 and summary.reused > 10
-    assert result(tmp_path) == expected
+    assert result(whole) == expected
