@@ -152,7 +152,7 @@ def test_a_killed_driver_does_not_cost_another_child(tmp_path):
 # -- a tokenizer dies, or fails --------------------------------------------------------------------------------------
 @pytest.fixture
 def stream(tmp_path, monkeypatch):
-    """Runs a recipe with one token stream; `hooked`: children's tokenizers die of some texts."""
+    """Runs a recipe with one token stream; `hooked`: in children, whose tokenizers die of some texts."""
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(textwrap.dedent(HOOK.format(deaths=str(tmp_path / "deaths"))))
     for i in range(600):                                                      # six files of a hundred
@@ -170,7 +170,8 @@ def stream(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             if hooked:
                 patch.syspath_prepend(str(tmp_path / "hook"))
-            return run_recipe(recipe, str(tmp_path / store), make_backend=make_backend("process", 1, None))
+            backend = make_backend("process" if hooked else "inline", 1, None)
+            return run_recipe(recipe, str(tmp_path / store), make_backend=backend)
 
     return run
 
