@@ -97,19 +97,16 @@ def test_archives_and_places_that_a_source_would_pass_over(tmp_path, tokenmill):
     assert "return first + second" in tokenmill("extract", tmp_path / "node_modules" / "a.js").out
 
 
-def run_process(*arguments, **kw):
-    return subprocess.run([sys.executable, "-m", "pipeline.cli", "extract", *map(str, arguments)], capture_output=True,
-                          check=False, **kw)
-
-
-def test_stdin_and_a_pipe(page):
-    said = run_process("-", "--engine", "resiliparse,readability", input=PAGE.encode())
-    out = said.stdout.decode().splitlines()
-    assert said.returncode == 0 and out[0].startswith("--- -  resiliparse  ")
+def test_stdin_and_a_pipe(page, tokenmill, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PAGE.encode())))
+    said = tokenmill("extract", "-", "--engine", "resiliparse,readability")
+    out = said.out.splitlines()
+    assert said.code == 0 and out[0].startswith("--- -  resiliparse  ")
     assert out[1].startswith("+++ -  readability  ") and out[0].endswith("only here")
     assert {line[0] for line in out[2:]} <= set("-+~ ")
-    assert b"\x1b" not in said.stdout
-    assert run_process("-", input=b"").stderr.startswith(b"-: no text: empty")
+    assert "\x1b" not in said.out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    assert tokenmill("extract", "-").err.startswith("-: no text: empty")
 
 
 def test_two_engines_on_what_is_no_page(tmp_path, page, tokenmill):
@@ -155,9 +152,9 @@ def test_one_under_the_other():
 
 
 def test_texts_that_are_long_and_alike_are_compared_soon():
-    alike = "\n".join(f"the same words again and again {i % 7}" for i in range(40_000))
+    alike = "\n".join(f"the same words again and again {i % 7}" for i in range(20_000))
     found = rows(alike, alike.replace("again 3", "once 3"))
-    assert "".join(r.left for r in found).count("again 3") == "".join(r.right for r in found).count("once 3") > 5_000
+    assert "".join(r.left for r in found).count("again 3") == "".join(r.right for r in found).count("once 3") > 2_500
 
 
 def test_mistakes_are_named_with_what_to_do(tmp_path, page, tokenmill):
@@ -173,6 +170,9 @@ def test_mistakes_are_named_with_what_to_do(tmp_path, page, tokenmill):
     (tmp_path / "feed.html").write_text("<rss version='2'><p>x</p></rss>")
     said = tokenmill("extract", tmp_path / "feed.html")
     assert said.code == 0 and "feed.html: no text: not_html (it does not begin like a web page)" in said.err
+    (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.7\n" + b"rubbish" * 50)
+    [found] = tokenmill("extract", "--json", tmp_path / "broken.pdf").json()
+    assert (found["kind"], found["reason"], found["text"]) == ("pdf", "pdf_damaged", None)
     (tmp_path / "cut.html.gz").write_bytes(gzip.compress(PAGE.encode())[:100])
     said = tokenmill("extract", tmp_path / "cut.html.gz")
     assert "no text: truncated (the compressed file ends too early" in said.err
@@ -248,13 +248,16 @@ FILES = {                                         # name → (bytes, kind, what 
 }
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_every_kind_is_told(tmp_path, tokenmill, name):
-    data, kind, text = FILES[name]
-    (tmp_path / name).write_bytes(data)
-    [row] = tokenmill("extract", "--json", tmp_path / name).json()
-    assert (row["kind"], row["reason"]) == (kind, None) and text in row["text"] and "secret" not in row["text"]
-    assert row["loss_spans"] if kind in ("sft", "preference") else row["loss_spans"] is None
+def test_every_kind_is_told(tmp_path, tokenmill):
+    for name, (data, _, _) in FILES.items():
+        (tmp_path / name).write_bytes(data)
+    rows = {os.path.basename(row["file"]): row for row in tokenmill("extract", "--json", tmp_path).json()}
+    assert rows.keys() == FILES.keys()
+    for name, (_, kind, text) in FILES.items():
+        row = rows[name]
+        assert (row["kind"], row["reason"]) == (kind, None) and text in row["text"], name
+        assert "secret" not in row["text"]
+        assert row["loss_spans"] if kind in ("sft", "preference") else row["loss_spans"] is None
 
 
 def test_what_it_is_can_be_said(tmp_path, tokenmill):
@@ -380,7 +383,8 @@ def test_nothing_that_a_terminal_obeys_gets_through(tmp_path, tokenmill):
 
 def test_a_terminal_that_knows_few_characters(tmp_path):
     (tmp_path / "a.txt").write_text("Grüße, 世界")
-    said = run_process(tmp_path / "a.txt", env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    said = subprocess.run([sys.executable, "-m", "pipeline.cli", "extract", tmp_path / "a.txt"], capture_output=True,
+                          check=False, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
     assert said.returncode == 0 and said.stdout == b"Gr\xfc\xdfe, \\u4e16\\u754c\n" and said.stderr == b""
 
 

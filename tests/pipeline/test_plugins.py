@@ -129,9 +129,9 @@ def test_every_step_and_reader_of_ours_is_listed(capsys):
 
 
 def test_it_runs_and_counts_by_its_source(package, capsys):
-    run = ["run", str(package / "recipe.yaml"), "--store", str(package / "store"), "--backend", "process",
-           "--workers", "1", "--quiet", "--set", "datasets.d.steps=[{shouting: {most: 0.6}}]"]
-    assert run_command(run) == 0
+    run = ["run", str(package / "recipe.yaml"), "--store", str(package / "store"), "--quiet",
+           "--set", "datasets.d.steps=[{shouting: {most: 0.6}}]", "--backend", "inline"]
+    assert run_command([*run[:-1], "process", "--workers", "1"]) == 0
     [dataset] = json.loads((package / "store" / "report.json").read_text())["datasets"].values()
     assert {row["reason"]: row["docs"] for row in dataset["reasons"]} == {"shouting": 1}
     keys = {r.key for r in Log.read(Store(package / "store")).records()}
