@@ -11,9 +11,11 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pipeline.heal import until_sound
 from pipeline.materialize import copy_rows, materialize
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
@@ -197,15 +199,17 @@ def test_a_damaged_list_of_tasks_is_one_line(finished, tmp_path, tokenmill):
                         done.err)
 
 
-def test_a_store_that_keeps_losing_files_is_given_up(finished, tmp_path, monkeypatch):
-    """A failing disk must not keep a driver busy for ever."""
-    top, store, _ = finished
-    harmed = copy(store, tmp_path / "harmed")
-    monkeypatch.setattr("pipeline.heal.MOST_MENDED", 0)
-    for record in outputs(harmed, "documents", "kept.parquet"):
-        flip(harmed / record.files["kept.parquet"].path)
-    with pytest.raises(StoreError, match="its disk, or somebody who writes there, is at fault"):
-        run(top, harmed, CHANGED)
+@pytest.mark.parametrize(("mended", "said"), [
+    ([f"objects/{i:032x}/1.parquet" for i in range(10_000)], "10001 files of .* were damaged or gone: its disk"),
+    ([f"objects/0/{i}.parquet" for i in range(12)], "objects/0/x.parquet was damaged again each time it was made")])
+def test_a_store_that_keeps_losing_files_is_given_up(tmp_path, mended, said):
+    """A failing disk must not keep a driver busy for ever: in all, and of one task."""
+    def fails() -> None:
+        raise DamagedFile("objects/0/x.parquet", "is gone")
+
+    log = SimpleNamespace(verify=lambda: None, retire_files=lambda paths: pytest.fail("made once more"))
+    with pytest.raises(StoreError, match=f"{said}.*or somebody who writes there, is at fault"):
+        until_sound(Store(tmp_path), log, SimpleNamespace(), fails, dict.fromkeys(mended, "gone"))
 
 
 def harm(path: Path, how: str, rng: random.Random) -> None:
