@@ -34,12 +34,13 @@ import json
 import sys
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.base.files import sha256
+from pipeline.base.files import file_sha256
+from pipeline.base.machine import cpu_tag
+from pipeline.base.process import ProcessDied as ProcessDied
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,16 +86,6 @@ class SettingsError(ValueError):
     it, too."""
 
     permanent = True
-
-
-class ProcessDied(Exception):
-    """A process that a stage started for a document was killed by the signal `-returncode` (the convention of
-    subprocess). The engine treats this like the death of its own worker: the document is run again alone before it is
-    quarantined, and it is not quarantined if the signal came from outside."""
-
-    def __init__(self, message: str, returncode: int) -> None:
-        super().__init__(message)
-        self.returncode = returncode
 
 
 class Stage:
@@ -254,18 +245,6 @@ class Stage:
         return round(round(score / self.grid) * self.grid, 10)
 
 
-def file_sha256(path: str | Path) -> str:
-    """sha256 of a file, 64 hex characters. For a folder, that of the names and hashes of all files below it, except
-    files and folders whose names begin with a dot."""
-    if Path(path).is_dir():
-        h = hashlib.sha256()
-        inside = ((p.relative_to(path).as_posix(), p) for p in Path(path).rglob("*") if p.is_file())
-        for name, file in sorted((name, p) for name, p in inside if not f"/{name}".count("/.")):
-            h.update(f"{name}\0{file_sha256(file)}\n".encode("utf-8", "surrogateescape"))
-        return h.hexdigest()
-    return sha256(path)
-
-
 def library_versions(names: tuple[str, ...]) -> dict[str, str]:
     return {name: metadata.version(name) for name in sorted(names)}
 
@@ -273,19 +252,3 @@ def library_versions(names: tuple[str, ...]) -> dict[str, str]:
 def python_version() -> str:
     """Major and minor version, e.g. '3.11': its Unicode tables decide what is a letter, a digit or a space."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-def cpu_tag() -> str:
-    """Instruction-set family of this machine, on which numeric results may depend, e.g. 'x86_64-avx512'."""
-    import platform
-
-    machine, flags = platform.machine(), ""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith(("flags", "Features")):
-                flags = line
-                break
-    except OSError:
-        pass
-    level = "avx512" if " avx512f" in flags else "avx2" if " avx2" in flags else "base"
-    return f"{machine}-{level}"

@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.base.machine import cpu_tag
 from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
-from stages.stage import cpu_tag, python_version
+from stages.stage import python_version
 
 FILE = Path(__file__).with_name("frozen.json")
 #: keys of the report whose values differ between two runs of one recipe

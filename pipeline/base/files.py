@@ -20,6 +20,18 @@ def sha256(path: str | Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
+def file_sha256(path: str | Path) -> str:
+    """sha256 of a file, 64 hex characters. For a folder, that of the names and hashes of all files below it, except
+    files and folders whose names begin with a dot."""
+    if Path(path).is_dir():
+        h = hashlib.sha256()
+        inside = ((p.relative_to(path).as_posix(), p) for p in Path(path).rglob("*") if p.is_file())
+        for name, file in sorted((name, p) for name, p in inside if not f"/{name}".count("/.")):
+            h.update(f"{name}\0{file_sha256(file)}\n".encode("utf-8", "surrogateescape"))
+        return h.hexdigest()
+    return sha256(path)
+
+
 def sync(path: Path) -> None:
     """Make the contents of a file, or the names in a folder, survive a power cut (fsync)."""
     fd = os.open(path, os.O_RDONLY)

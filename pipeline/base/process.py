@@ -9,6 +9,16 @@ import resource
 from pipeline.base import kernel
 
 
+class ProcessDied(Exception):
+    """A process that a stage started for a document was killed by the signal `-returncode` (the convention of
+    subprocess). The engine treats this like the death of its own worker: the document is run again alone before it is
+    quarantined, and it is not quarantined if the signal came from outside."""
+
+    def __init__(self, message: str, returncode: int) -> None:
+        super().__init__(message)
+        self.returncode = returncode
+
+
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill us the moment the thread that spawned us ends (prctl PR_SET_PDEATHSIG), however it ends."""
     kernel.signal_on_death_of_parent()

@@ -47,7 +47,7 @@ class ResourceRequest(NamedTuple):
 
     memory_mb: int
     gpus: float = 0.0                  # below 1 a share of one device, else whole devices
-    cpu: str = ""                      # CPU tag its numbers depend on (`stages.stage.cpu_tag`); "": any CPU
+    cpu: str = ""                      # CPU tag its numbers depend on (`base.machine.cpu_tag`); "": any CPU
 
 
 class Skip(NamedTuple):

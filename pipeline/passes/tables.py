@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from pipeline.base import confinement
 from pipeline.base.parquet import parquet_writer
+from pipeline.base.process import ProcessDied
 from pipeline.base.redact import redact
 from stages.read.jsonl import clean
 from stages.scrub.pii import scrub_text
-from stages.stage import ProcessDied
 
 #: a row of `quarantine/NAME/`: the document and its source, the place of the record in the source, the stage, the
 #: reason, and the error's message if there is one, scrubbed and without secrets of the node. `bytes`: for a record that

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.errors import TokenmillError
+from pipeline.base.files import file_sha256
 from pipeline.store.remote import Remote, connect, version_of
 from pipeline.store.retry import patiently
-from stages.stage import file_sha256
 
 
 class InputError(TokenmillError):

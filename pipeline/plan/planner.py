@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipeline.base.files import file_sha256
+from pipeline.base.machine import cpu_tag
 from pipeline.engine.task import TaskSpec
 from pipeline.passes.replay import replay_arg
 from pipeline.plan.inputs import Listings, SourceFile, list_source
@@ -45,7 +47,6 @@ from pipeline.store.temp import Spilled
 from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
 from stages.catalog import load, reader_class, reader_target, step_target
 from stages.read.reader import Reader
-from stages.stage import cpu_tag, file_sha256
 
 #: memory for the row groups of the earlier parts
 REPLAY_MB = 150

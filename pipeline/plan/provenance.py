@@ -24,6 +24,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.base.files import file_sha256
+from pipeline.base.machine import cpu_tag
 from pipeline.base.parquet import parquet_writer
 from pipeline.base.redact import redact_json
 from pipeline.passes.encode import ENCODE, libraries
@@ -36,7 +38,7 @@ from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from stages.barrier import Barrier
 from stages.catalog import load, reader_class, reader_target
-from stages.stage import Stage, cpu_tag, file_sha256, library_versions, python_version, role_of
+from stages.stage import Stage, library_versions, python_version, role_of
 
 VERSION = 1
 #: suffix of an ingredient's name that marks a threshold: when it changes, verdicts are replayed

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import confinement
-from pipeline.base.files import replacing
+from pipeline.base.files import file_sha256, replacing
 from pipeline.base.scratch import user_folder
 from pipeline.engine.task import ChangedInput
 from pipeline.store.fs import Store
 from stages.catalog import load, reader_class
 from stages.read.reader import Reader
-from stages.stage import file_sha256
 
 _imported: set[tuple[str, str]] = set()          # (name, sha256) of the files that this process has imported as planned
 

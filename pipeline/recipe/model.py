@@ -21,10 +21,10 @@ from pydantic import (
     field_validator,
 )
 
+from pipeline.base.files import file_sha256
 from pipeline.base.quantities import parse_bytes, parse_count, parse_share, parse_weight, percent
 from pipeline.recipe.errors import KeyPath, Mark, nearest
 from pipeline.recipe.marks import Marks, dump_yaml
-from stages.stage import file_sha256
 from tokenizer.mixture.curriculum import RATES, CurriculumError
 from tokenizer.mixture.resolve import own_rate
 from trainer.base.config import names

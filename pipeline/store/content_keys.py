@@ -17,8 +17,8 @@ import importlib
 import json
 from typing import Any
 
+from pipeline.base.files import file_sha256
 from stages.catalog import load
-from stages.stage import file_sha256
 
 #: packages whose tasks are identified by name and version alone; a test ensures that names are unique
 OURS = frozenset({"pipeline", "stages"})

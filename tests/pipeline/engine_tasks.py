@@ -20,7 +20,6 @@ from typing import Any
 from pipeline.engine.task import Cursor, Inputs, Out, TaskSpec
 from pipeline.store.content_keys import content_key
 from pipeline.store.records import READING, Counters, PartRecord
-from stages.stage import cpu_tag as cpu_tag
 
 
 class MemoryLog:

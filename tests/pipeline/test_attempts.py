@@ -15,6 +15,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from pipeline.base.files import file_sha256
 from pipeline.cli.status import text as status_text
 from pipeline.cluster import attempts
 from pipeline.cluster.attempts import LogReader, ask_to_stop, asked_to_stop, note_attempt, note_refusal, standing
@@ -29,7 +30,6 @@ from pipeline.recipe import code
 from pipeline.store.fs import Store
 from pipeline.store.lease import identity
 from pipeline.store.log import Log
-from stages.stage import file_sha256
 from tests.pipeline import engine_tasks as t
 from tests.pipeline.test_engine_processes import until
 from tests.simulate.clock import VirtualClock

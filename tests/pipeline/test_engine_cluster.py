@@ -99,6 +99,7 @@ def held(parts: int, tmp_path: Path) -> list[TaskSpec]:
 
 POOLS = """
 import logging
+from pipeline.base.machine import cpu_tag
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
 said = []
@@ -117,7 +118,7 @@ def as_other(slot, ready):                     # the small node says it has anot
 backend._greet = as_other
 
 kinds = {"cpu": (8, 300, 0.0, ""), "gpu": (4, 500, 0.5, ""), "big": (2, 3000, 0.0, ""),
-         "num": (4, 300, 0.0, t.cpu_tag())}
+         "num": (4, 300, 0.0, cpu_tag())}
 ends = {"cpu": {"mark": MARK}}
 specs = [dataclasses.replace(t.spec(t.Devices, node=name, order=i, n=i, name=name, memory_mb=m,
                                     **ends.get(name, {"s": 0.5})), gpus=g, cpu=c)

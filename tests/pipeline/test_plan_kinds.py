@@ -10,11 +10,11 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.base.machine import cpu_tag
 from pipeline.engine.backends.local import ProcessBackend
 from pipeline.engine.task import ResourceRequest
 from pipeline.recipe import load_recipe
 from pipeline.run import run_recipe
-from stages.stage import cpu_tag
 
 STAGES = """
     import os

@@ -15,11 +15,11 @@ from functools import partial
 import pytest
 
 from pipeline import fetch as registry
+from pipeline.base.files import file_sha256
 from pipeline.fetch import FetchError, Model, Package
 from stages.document import Document
 from stages.filter.badwords import LISTS, Badwords
 from stages.scoring.models import MissingModel
-from stages.stage import file_sha256
 from stages.text.badwords import EVERYDAY, BadWords, count_lists, language_of, normal
 from stages.text.wordlists import ANY, read_lists
 from tests.conftest import shared_data

@@ -9,9 +9,9 @@ from functools import lru_cache
 
 import pytest
 
+from pipeline.base.files import file_sha256
 from stages.document import Document
 from stages.filter.encoder import Encoder
-from stages.stage import file_sha256
 from tests.conftest import shared_data
 
 torch = pytest.importorskip("torch")

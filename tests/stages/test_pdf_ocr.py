@@ -20,6 +20,7 @@ import numpy as np
 import pypdfium2 as pdfium
 import pytest
 
+from pipeline.base.process import ProcessDied
 from stages.document import Document
 from stages.extract.pdf import ocr
 from stages.extract.pdf.chars import PageChars, Piece
@@ -27,7 +28,6 @@ from stages.extract.pdf.ocr import Engine, MissingEngine, Word, engine, glyphs, 
 from stages.extract.pdf.picture import ALONG, PIXELS, dots, draw, pictures, size
 from stages.extract.pdf.quality import DEGRADED, quality_of
 from stages.extract.pdf.step import Pdf
-from stages.stage import ProcessDied
 from tests.conftest import shared_data
 from tests.stages.test_extract_pdf import lines, pdf
 

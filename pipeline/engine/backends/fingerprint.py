@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.machine import cpu_tag
 from stages.catalog import GROUPS
-from stages.stage import cpu_tag
 
 PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
@@ -58,7 +58,7 @@ def code_hash(places: dict[str, str]) -> str:
 @dataclass(frozen=True)
 class Fingerprint:
     """What a process runs. `code` is a hash of the four packages, `roots` are their folders, `libraries` maps names to
-    versions ("": not installed), and `cpu` is the tag of `stages.stage.cpu_tag`."""
+    versions ("": not installed), and `cpu` is the tag of `base.machine.cpu_tag`."""
 
     node: str
     code: str

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.base import confinement
 from pipeline.base.clock import SYSTEM, Clock
+from pipeline.base.machine import cpu_tag
 from pipeline.engine.backends.pools import Capacity, StarvationGuard, cannot, room_in
 from pipeline.engine.messages import Assignment, Done, Event, Failed
 from pipeline.engine.task import ResourceRequest
@@ -16,7 +17,6 @@ from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.limits import Limits
 from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.fs import Store
-from stages.stage import cpu_tag
 
 log = logging.getLogger("tokenmill")
 

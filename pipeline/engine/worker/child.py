@@ -22,6 +22,7 @@ from functools import partial
 from io import BufferedReader, TextIOWrapper
 
 from pipeline.base import confinement, process
+from pipeline.base.process import ProcessDied
 from pipeline.engine.messages import ORDERS, Answer, Finished, NeedsFreshProcess, Raised, Work, pack
 from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits
@@ -30,7 +31,6 @@ from pipeline.engine.worker.faults import MEMORY_EXIT, failure
 from pipeline.store.broker import Broker
 from pipeline.store.fs import Store
 from pipeline.store.remote import connect_through
-from stages.stage import ProcessDied
 from stages.text.compiled import keep_in
 
 

@@ -28,9 +28,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.base import process
+from pipeline.base.process import ProcessDied
 from stages.extract.pdf.chars import UNIT, PageChars, Piece, is_rtl
 from stages.scoring.models import MissingModel
-from stages.stage import ProcessDied
 from stages.text.compiled import njit
 
 #: dots to the inch at which pictures are drawn

@@ -1,0 +1,20 @@
+"""What this machine is, as far as results depend on it."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+
+def cpu_tag() -> str:
+    """Instruction-set family of this machine, on which numeric results may depend, e.g. 'x86_64-avx512'."""
+    machine, flags = platform.machine(), ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(("flags", "Features")):
+                flags = line
+                break
+    except OSError:
+        pass
+    level = "avx512" if " avx512f" in flags else "avx2" if " avx2" in flags else "base"
+    return f"{machine}-{level}"
