@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.commands import command
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
 version: 1
@@ -47,7 +49,7 @@ class Said:
 
 def process(*arguments: str | Path, python: bool = False, **env: str) -> Said:
     """Calls it in a process of its own; `python`: runs Python with these arguments instead."""
-    command = [sys.executable, *([] if python else ["-m", "pipeline.cli"]), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT,
-                          env={**os.environ, **env})
+    done = command("pipeline.cli", *arguments, env=env) if not python else subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=600, check=False, cwd=ROOT,
+        env={**os.environ, **env})
     return Said(done.returncode, done.stdout, done.stderr)

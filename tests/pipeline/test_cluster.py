@@ -9,7 +9,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from pipeline.base.auth import ClusterError, loopback
 from pipeline.cluster import attempts
 from pipeline.cluster.cancellation import POLL_S
 from pipeline.store.fs import Store
-from tests.pipeline.cli_site import ROOT, process
+from tests.pipeline.cli_site import process
 from tests.pipeline.conftest import TOKEN
 from tests.pipeline.test_attempts import beat, progress
 
@@ -203,34 +202,34 @@ def test_a_run_nobody_knows(tmp_path, tokenmill):
         assert said.code == 2 and "no run 'nosuch'" in said.err, command
 
 
-def test_cancel_from_another_process_and_resume(tmp_path, tokenmill):
-    """A run of this machine is stopped through the store and resumed: the documents are those of a run in one go."""
+def test_a_run_is_cancelled_through_the_store_and_resumed(tmp_path, tokenmill):
+    """The documents are those of a run in one go."""
+    from pipeline.engine.backends.inline import InlineBackend
+    from pipeline.engine.driver.endings import Interrupted
     from pipeline.recipe import load_recipe
     from pipeline.run import make_backend, run_recipe
     from pipeline.store.dataset import dataset_hash
 
     (tmp_path / "docs").mkdir()
-    for i in range(200):
+    for i in range(60):
         (tmp_path / "docs" / f"{i:03}.txt").write_text(f"Text number {i} of many, some of which are alike. " * 20)
-    recipe, store = tmp_path / "recipe.yaml", tmp_path / "store"
+    recipe, store, said = tmp_path / "recipe.yaml", tmp_path / "store", []
     recipe.write_text("version: 1\nsources: {s: {read: text, path: docs}}\nrun: {partition: 2KB}\n"
                       "datasets: {read: {from: s}, clean: {from: read, steps: [exact]}}\n")
-    command = [sys.executable, "-m", "pipeline.cli", "run", str(recipe), "--store", str(store),
-               "--name", "r", "--backend", "process", "--workers", "1", "--quiet"]
-    driver = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 300
-    while sum(1 for _ in store.rglob("*.kept.parquet")) < 3:
-        assert driver.poll() is None, driver.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    driver.send_signal(signal.SIGSTOP)   # it looks for the marker when it goes on, not after the rest of a short run
-    try:
-        time.sleep(POLL_S + 0.2)
-        said = tokenmill("cancel", "r", "--store", store)
-    finally:
-        driver.send_signal(signal.SIGCONT)
-    assert said.code == 0 and "was asked to stop" in said.out
-    assert driver.wait(timeout=300) == 1 and "run again to go on" in driver.stderr.read()
+
+    class Cancelled(InlineBackend):
+        """Somebody asks for a stop while the fourth task runs, and the driver hears of it."""
+
+        def wait(self, timeout):
+            self.waits = getattr(self, "waits", 0) + 1
+            if self.waits == 4:
+                said.append(tokenmill("cancel", "r", "--store", store))
+                time.sleep(POLL_S + 0.2)
+            return super().wait(timeout)
+
+    with pytest.raises(Interrupted, match="run again to go on"):
+        run_recipe(load_recipe(recipe), str(store), make_backend=Cancelled, run="r")
+    assert said[0].code == 0 and "was asked to stop" in said[0].out
     stopped = attempts.standing(Store(store), "r")
     assert stopped.state == "stopped" and 0 < stopped.progress["done"] < stopped.progress["parts"]
     done = tokenmill("resume", "r", "--store", store, "--backend", "inline")
@@ -268,13 +267,13 @@ def test_a_recipe_cannot_run_code_unless_that_is_allowed(serve, tmp_path, recipe
     said = tokenmill("submit", recipe, "--address", url, "--store", store)
     assert said.code == 2 and "--allow-custom-stages" in said.err and not store.exists() and seen == []
     assert not module.with_suffix(".ran").exists()
-    done = process("run", recipe, "--store", store, "--name", "r", "--backend", "inline", "--allow-custom-stages")
+    done = tokenmill("run", recipe, "--store", store, "--name", "r", "--backend", "inline", "--allow-custom-stages")
     assert done.code == 0, done.err
     kept = store / "runs/r/code" / module.name
     assert kept.read_text() == STAGE
     module.with_suffix(".ran").unlink()
     module.unlink()                                           # another machine: the store has the only copy
-    refused = process("resume", "r", "--store", store, "--backend", "inline")
+    refused = tokenmill("resume", "r", "--store", store, "--backend", "inline")
     assert refused.code == 2 and "--allow-custom-stages" in refused.err
     assert not kept.with_suffix(".ran").exists()
     done = process("resume", "r", "--store", store, "--backend", "inline", "--allow-custom-stages")
@@ -411,7 +410,7 @@ def test_a_job_that_ends_before_its_driver_reaches_the_store(ray_jobs, recipe, t
     assert "the cluster does not know its job" in tokenmill("status", "r", "--store", tmp_path / "s").out
 
 
-def test_the_job_of_an_attempt_that_is_not_the_latest_does_nothing(ray_jobs, recipe, tmp_path):
+def test_the_job_of_an_attempt_that_is_not_the_latest_does_nothing(recipe, tmp_path):
     store = Store(tmp_path / "s")
     attempts.note_attempt(store, "r", 2, "job")
     done = process("resume", "--job", "1", "--store", store.root, "--", "r")

@@ -7,7 +7,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,7 +21,7 @@ from pipeline.store.fs import Store
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
 
 STAGE = """
-    import ctypes, os
+    import ctypes
     from stages.stage import Stage
 
     class Poison(Stage):
@@ -32,25 +31,36 @@ STAGE = """
         def process(self, doc):
             if "segfault" in doc.text:
                 ctypes.string_at(0)
-            if "exit" in doc.text:
-                os._exit(4)
-            if "hog" in doc.text:
-                held = []
-                while True:
-                    held.append(bytes(16 << 20))          # asked for, not touched: others want memory, too
             if "raise" in doc.text:
                 raise ValueError("bad")
-            return None
+            return "picked" if "drop" in doc.text else None
 """
-POISON = {17: "segfault", 18: "exit", 150: "hog", 299: "raise"}
-REASONS = {17: "crash:SIGSEGV", 18: "crash:exit4", 150: "memory", 299: "error:ValueError"}
+SCRUBBER = """
+    import ctypes
+    import pipeline.passes.storable as storable
+
+    real = storable.scrub_text
+
+    def scrub_text(text):
+        if "hostile" in text:
+            ctypes.string_at(0)
+        return real(text)
+
+    storable.scrub_text = scrub_text
+"""
+POISON = {17: "segfault", 150: "drop this hostile one", 151: "drop this", 299: "raise"}
+REASONS = {17: "crash:SIGSEGV", 150: "crash:SIGSEGV", 299: "error:ValueError"}
 
 
-def test_poisoned_documents_of_a_pass_go_into_quarantine_and_the_rest_is_untouched(tmp_path):
+def test_poisoned_documents_of_a_pass_go_into_quarantine_and_the_rest_is_untouched(tmp_path, monkeypatch):
+    """What is dropped is scrubbed to be shown: a text that the scrubber dies of is poison like any other."""
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(textwrap.dedent(SCRUBBER))
+    monkeypatch.syspath_prepend(str(tmp_path / "hook"))
     module = f"poison_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{module}.py").write_text(textwrap.dedent(STAGE))
 
-    def run(name: str, poison: dict[int, str], kind: str) -> tuple[dict[str, str], dict[int, str]]:
+    def run(name: str, poison: dict[int, str], kind: str) -> dict[str, list[dict]]:
         folder = tmp_path / name
         folder.mkdir()
         with open(folder / "in.jsonl", "w") as f:
@@ -60,19 +70,17 @@ def test_poisoned_documents_of_a_pass_go_into_quarantine_and_the_rest_is_untouch
             f"version: 1\ncode: [../{module}.py]\nsources: {{web: {{read: jsonl, path: in.jsonl}}}}\n"
             f"datasets:\n  clean: {{from: web, steps: ['{module}:Poison']}}\n")
         recipe = load_recipe(str(folder / "r.yaml"), [], allow_custom=True)
-        run_recipe(recipe, str(folder / "store"), make_backend=make_backend(kind, 2, None), report=False)
-        kept = ds.dataset(sorted(map(str, (folder / "store/datasets/clean").glob("part-*.parquet")))).to_table()
-        parts = sorted(map(str, (folder / "store/quarantine/clean").glob("part-*.parquet")))
-        lost = ds.dataset(parts).to_table().to_pylist() if parts else []
-        return (dict(zip(kept["id"].to_pylist(), kept["text"].to_pylist())),
-                {row["record"]: row["reason"] for row in lost})
+        run_recipe(recipe, str(folder / "store"), make_backend=make_backend(kind, 1, None), report=False)
+        return {kind: [row for part in sorted((folder / "store" / kind / "clean").glob("part-*.parquet"))
+                       for row in pq.read_table(part).to_pylist()] for kind in ("datasets", "dropped", "quarantine")}
 
-    clean, none = run("clean", {}, "inline")
-    kept, lost = run("poisoned", POISON, "process")
-    assert (len(clean), none) == (300, {})
-    assert lost == REASONS
-    assert len(kept) == 296
-    assert kept.items() <= clean.items()
+    clean, poisoned = run("clean", {}, "inline"), run("poisoned", POISON, "process")
+    kept, untouched = ({row["id"]: row["text"] for row in run["datasets"]} for run in (poisoned, clean))
+    assert (len(clean["datasets"]), clean["dropped"], clean["quarantine"]) == (300, [], [])
+    assert {row["record"]: row["reason"] for row in poisoned["quarantine"]} == REASONS
+    assert {row["stage"] for row in poisoned["quarantine"]} == {"Poison"}
+    assert [row["locator"]["record"] for row in poisoned["dropped"]] == [151]
+    assert len(kept) == 296 and kept.items() <= untouched.items()
 
 
 PICKY = """
@@ -130,39 +138,3 @@ def test_how_records_are_batched_is_not_to_be_seen_in_any_file(tmp_path):
         if spec.args["chain"]:
             some = [files(spec, batch_rows=rows, skip=[Skip(8, 0, "memory")]) for rows in (None, 1)]
             assert some[0] == some[1] != whole
-
-
-SCRUBBER = """
-    import ctypes
-    import pipeline.passes.storable as storable
-
-    real = storable.scrub_text
-
-    def scrub_text(text):
-        if "hostile" in text:
-            ctypes.string_at(0)
-        return real(text)
-
-    storable.scrub_text = scrub_text
-"""
-
-
-def test_a_dropped_document_the_scrubber_dies_of_costs_itself(tmp_path, monkeypatch):
-    """What is dropped is scrubbed to be shown: a text that this kills is poison like any other."""
-    (tmp_path / "hook").mkdir()
-    (tmp_path / "hook" / "sitecustomize.py").write_text(textwrap.dedent(SCRUBBER))
-    monkeypatch.syspath_prepend(str(tmp_path / "hook"))
-    with open(tmp_path / "in.jsonl", "w") as f:
-        for i in range(50):
-            word = {20: "drop this hostile one", 21: "drop this"}.get(i, "well")
-            f.write(json.dumps({"text": f"Document {i} {word}"}) + "\n")
-    run_recipe(picky(tmp_path, "  clean: {from: web, steps: [STEP]}"), str(tmp_path / "store"),
-               make_backend=make_backend("process", 1, None), report=False)
-
-    def rows(kind: str) -> list[dict]:
-        parts = sorted(Path(tmp_path, "store", kind, "clean").glob("part-*.parquet"))
-        return [row for part in parts for row in pq.read_table(part).to_pylist()]
-
-    assert [(r["record"], r["stage"], r["reason"]) for r in rows("quarantine")] == [(20, "Picky", "crash:SIGSEGV")]
-    assert [r["locator"]["record"] for r in rows("dropped")] == [21]
-    assert len(rows("datasets")) == 48

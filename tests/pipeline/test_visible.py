@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.visible import json_text, visible, visible_json
 from pipeline.engine.driver.progress import Progress
+from tests.commands import command
 from tests.corpus import sentences
 
 #: what must not get through, beside tab and line feed
@@ -79,8 +78,7 @@ def test_commands(evil, command, as_json, tokenmill, monkeypatch):
 
 
 def test_a_run_tells_of_links_and_files_without_obeying_their_names(evil, tmp_path):
-    done = subprocess.run([sys.executable, "-m", "pipeline.cli", "run", str(evil / "r.yaml"), "--store", str(tmp_path),
-                           "--backend", "inline"], capture_output=True, text=True)
+    done = command("pipeline.cli", "run", evil / "r.yaml", "--store", tmp_path, "--backend", "inline")
     assert done.returncode == 0 and not ODD.search(done.stdout + done.stderr)
     links, files = (next(line for line in done.stderr.splitlines() if what in line)
                     for what in ("links that lead out", "could not be read, whole"))
@@ -113,10 +111,12 @@ def test_progress_and_logs(capsys):
     assert mask_record(record) and not ODD.search(record.getMessage()) and "\\u202e" in record.getMessage()
 
 
-def test_the_trainers_commands(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "trainer", "explain", f"{tmp_path}/{EVIL}", "1"],
-                          capture_output=True, text=True)
-    assert done.returncode == 2 and "owned" in done.stderr and not ODD.search(done.stdout + done.stderr)
+def test_the_trainers_commands(tmp_path, capsys):
+    from trainer.__main__ import main
+
+    assert main(["explain", f"{tmp_path}/{EVIL}", "1"]) == 2
+    said = capsys.readouterr()
+    assert "owned" in said.err and not ODD.search(said.out + said.err)
 
 
 def test_what_explain_shows_of_documents(capsys, monkeypatch):

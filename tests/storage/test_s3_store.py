@@ -50,9 +50,10 @@ def every(n: int, what: str):
     return lambda method, path, number: what if number % n == n - 1 else None
 
 
-@pytest.mark.parametrize("what", ["503", "slow down", "drop", "cut", "lost reply"])
-def test_bad_days(s3_server, s3, store, tmp_path, what):
-    s3_server.trouble(every(3, what))
+def test_bad_days(s3_server, s3, store, tmp_path):
+    """Every third request fails, each in another way."""
+    ways = ["503", "slow down", "drop", "cut", "lost reply"]
+    s3_server.trouble(lambda method, path, n: ways[n // 3 % 5] if n % 3 == 2 else None)
     data = random.Random(1).randbytes(300_000)
     for i in range(6):
         assert store.put_absent(f"a/{i:02d}", data + bytes([i]))
@@ -342,7 +343,7 @@ def test_slices_of_a_big_object_fetch_their_own_bytes(s3_server, s3, bucket, tmp
     words = [f"w{i}" for i in range(5000)]
     (tmp_path / "in").mkdir()
     with open(tmp_path / "in" / "big.jsonl", "w") as f:
-        for i in range(4000):
+        for i in range(1200):
             f.write(json.dumps({"id": i, "text": " ".join(rng.choices(words, k=500))}) + "\n")
     data = (tmp_path / "in" / "big.jsonl").read_bytes()
     Store(bucket).write("in/big.jsonl", data)
@@ -350,7 +351,7 @@ def test_slices_of_a_big_object_fetch_their_own_bytes(s3_server, s3, bucket, tmp
     for place, store in ((str(tmp_path / "in"), str(tmp_path / "store")), (f"{bucket}/in", f"{bucket}/store")):
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(f"version: 1\nsources: {{s: {{read: jsonl, path: {place}}}}}\n"
-                          f"datasets: {{d: {{from: s, steps: []}}}}\nrun: {{partition: 1MB}}\n")
+                          f"datasets: {{d: {{from: s, steps: []}}}}\nrun: {{partition: 400KB}}\n")
         monkeypatch.setenv("TOKENMILL_CACHE_SIZE", "0")
         s3_server.trouble(None)
         run_recipe(load_recipe(recipe, []), store, make_backend=make_backend("inline", 1, None), report=False)
@@ -362,37 +363,35 @@ def test_slices_of_a_big_object_fetch_their_own_bytes(s3_server, s3, bucket, tmp
 
 # -- publication ---------------------------------------------------------------------------------------------------
 def test_publication_is_parallel_and_right_after_a_kill(s3_server, s3, store, tmp_path):
-    """Killed in the middle of its copies, again and again: the manifest always names what is there."""
+    """Killed in the middle of its copies: the manifest always names what is there."""
     from pipeline.store.dataset import MANIFEST, manifest, publish
     from tests.pipeline.test_store_dataset import key, part
 
-    a = [part(store, tmp_path, key(i), range(i * 10, i * 10 + 3)) for i in range(40)]
+    a = [part(store, tmp_path, key(i), range(i * 10, i * 10 + 3)) for i in range(20)]
     publish(store, "clean", a)
     names = manifest(store, "clean")["part"].to_pylist()
-    b = a[5:] + [part(store, tmp_path, key(100 + i), range(5000 + i * 10, 5000 + i * 10 + 2)) for i in range(20)]
-    for nth in (1, 17, 40):
-        code = f"""
-            import json
-            from tests.e2e.kill import die_at
-            from pipeline.store.records import PartRecord
-            from pipeline.store.dataset import publish
-            from pipeline.store.fs import Store
-            from pipeline.store.s3 import S3
-            die_at(S3, "copy", {nth})
-            records = [PartRecord.from_json(d) for d in json.load(open({str(tmp_path / 'b.json')!r}))]
-            publish(Store({store.root!r}), "clean", records)
-        """
-        (tmp_path / "b.json").write_text(json.dumps([r.to_json() for r in b]))
-        died = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT)
-        assert died.returncode == -9
-        named = manifest(store, "clean")["part"].to_pylist()
-        assert named == names, "the manifest comes last"
-        assert set(named) <= {p.rpartition("/")[2] for p in store.list("datasets/clean")}
+    b = a[5:] + [part(store, tmp_path, key(100 + i), range(5000 + i * 10, 5000 + i * 10 + 2)) for i in range(10)]
+    code = f"""
+        import json
+        from tests.e2e.kill import die_at
+        from pipeline.store.records import PartRecord
+        from pipeline.store.dataset import publish
+        from pipeline.store.fs import Store
+        from pipeline.store.s3 import S3
+        die_at(S3, "copy", 17)
+        records = [PartRecord.from_json(d) for d in json.load(open({str(tmp_path / 'b.json')!r}))]
+        publish(Store({store.root!r}), "clean", records)
+    """
+    (tmp_path / "b.json").write_text(json.dumps([r.to_json() for r in b]))
+    died = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT)
+    assert died.returncode == -9
+    assert manifest(store, "clean")["part"].to_pylist() == names, "the manifest comes last"
+    assert set(names) <= {p.rpartition("/")[2] for p in store.list("datasets/clean")}
     s3_server.trouble(None)
     publish(store, "clean", b)
     assert sorted(p.rpartition("/")[2] for p in store.list("datasets/clean")) == \
         sorted([MANIFEST, *manifest(store, "clean")["part"].to_pylist()])
-    assert sum(manifest(store, "clean")["rows"].to_pylist()) == 35 * 3 + 20 * 2
+    assert sum(manifest(store, "clean")["rows"].to_pylist()) == 15 * 3 + 10 * 2
     puts = [i for i, r in enumerate(s3_server.requests) if r.method == "PUT" and "/datasets/clean/" in r.path]
     assert MANIFEST in s3_server.requests[puts[-1]].path
     deletes = [i for i, r in enumerate(s3_server.requests) if r.method == "DELETE" and "/datasets/clean/" in r.path]
