@@ -10,7 +10,8 @@ from stages.filter.where import Where
 
 
 def check_overlaps(recipe: Recipe) -> None:
-    """Raises InputError. Inputs whose `where` keep them apart, by language or by signals, may share a source."""
+    """Raises InputError for a dataset of which two inputs share a source. Inputs whose `where` keep them apart, by
+    language or by signals, may do so."""
     for name, dataset in recipe.datasets.items():
         for i, one in enumerate(dataset.inputs):
             for other in dataset.inputs[:i]:

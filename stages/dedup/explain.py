@@ -49,8 +49,8 @@ class Explanation:
 
 def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *, languages: tuple[str, str] = ("", ""),
             excerpts: int = 5, words: int = 40) -> Explanation:
-    """Compare two texts, in these languages, as `minhash` with this recipe config does; at most `excerpts` stretches of
-    `words` words each.
+    """Compare two texts, in these languages, as `minhash` with this recipe config does. The result quotes at most
+    `excerpts` stretches of each text that no common n-gram covers, with at most `words` words each.
 
     Band keys were taken before personal data was scrubbed, so on stored texts `shared_bands` may be lower than it was.
     """

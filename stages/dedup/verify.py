@@ -54,8 +54,9 @@ RESEMBLING = 0.5
 
 
 def candidate(bands: int) -> np.dtype[Any]:
-    """A candidate: its cluster's smallest place, its place in its group, its id, length in characters, and where in the
-    group's `shingles.bin` its shingle set stands (in values), with the xxh3-64 of its bytes."""
+    """The record of a candidate: its cluster's smallest place (`root`), its place in its group, its id, its length in
+    characters, and its band keys. Its shingle set is the `count` values from value `offset` on in the group's
+    `shingles.bin`; `sum` is the xxh3-64 of their bytes."""
     return np.dtype([("root", "<u8"), ("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"),
                      ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("sum", "<u8"), ("bands", "<u8", (bands,))])
 

@@ -112,8 +112,8 @@ def _undo(body: bytes, coding: str, cap: int) -> bytes:
 
 
 def inflate(data: bytes, wbits: int, cap: int) -> bytes | None:
-    """`data` inflated, up to the first error in it; None when that is nothing. Raises `TooLarge` beyond `cap` bytes or
-    `MAX_MEMBERS` gzip members.
+    """`data` inflated, up to the first error in it; None when nothing precedes the error. Raises `TooLarge` beyond
+    `cap` bytes or `MAX_MEMBERS` gzip members.
 
     The engine is fed small blocks, because it copies the unread rest of its input at every call and every member.
     """

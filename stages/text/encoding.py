@@ -1,12 +1,20 @@
 """Bytes of a page → text: which character encoding, and a decoding that loses no page.
 
-Order: byte-order mark; UTF-16 without one, by its NULs; stateful encodings that look like ASCII, if declared; UTF-8 if
-it is valid (a page that decodes as UTF-8 by accident practically does not exist, while wrong declarations are common);
-the transport's charset; the page's own `<meta>`; detection by byte statistics (resiliparse; single-byte results are
-checked again); UTF-8 if it is *mostly* valid; the first of these encodings that was named, with its errors replaced, or
-windows-1252 where none was. Labels are read as browsers read them (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK,
-Shift_JIS is code page 932). A label is ignored where the bytes contradict it: letters beyond ASCII stand alone in Latin
-scripts, and in long runs in all others. So a server that declares everything as ISO-8859-1 spoils no Russian, Greek or
+The first of these rules that applies decides:
+
+1. a byte-order mark;
+2. UTF-16 without one, recognised by its NULs;
+3. a stateful encoding that looks like ASCII, if the transport declares it;
+4. UTF-8, if the bytes are valid (a page that decodes as UTF-8 by accident practically does not exist, while wrong
+   declarations are common);
+5. the transport's charset, else the page's own `<meta>`, else detection by byte statistics (resiliparse; single-byte
+   results are checked again): the first of these three that the bytes are valid in and do not contradict;
+6. UTF-8, if the bytes are *mostly* valid;
+7. the first encoding that rule 5 tried, with its errors replaced, or windows-1252 if it tried none.
+
+Labels are read as browsers read them (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK, Shift_JIS is code page 932).
+The bytes contradict a label when letters beyond ASCII stand in long runs and the label is for a Latin script, or stand
+alone and it is for another script. So a server that declares everything as ISO-8859-1 spoils no Russian, Greek or
 Chinese page.
 """
 

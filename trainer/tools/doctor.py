@@ -264,8 +264,8 @@ def examine(run: Run, world: World, folder: Path) -> None:
 
 
 def reduced(run: Run, out: Path, world: World) -> Run:
-    """Reduce the run to its first layers and to a few rows per step of its first phase, at the full rate from the
-    start."""
+    """Reduce the run to its first layers and to a few rows per step of its first phase, without a warm-up of the
+    learning rate."""
     from trainer.loop.config import EvaluateConfig, TrainConfig
     from trainer.optim.schedule import ScheduleConfig
 

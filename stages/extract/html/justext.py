@@ -39,8 +39,8 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
 
 
 class Paragraph:
-    """A stretch of text between block elements. `nodes` lists where its pieces stand: (element, whether it is the
-    tail)."""
+    """A stretch of text between block elements. `nodes` lists where its pieces stand: (element, whether the piece is
+    its tail and not its text)."""
 
     __slots__ = ("cf_class", "class_type", "heading", "in_links", "nodes", "pieces", "text")
 

@@ -45,8 +45,8 @@ _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "đ": "d", "ł": "l", "æ": "ae
 
 
 def shifted(stretches: Sequence[str]) -> bool:
-    """Whether the letters of a page are shifted, all of them or, where only one font is, stretches with a tenth of its
-    pairs.
+    """Whether the letters of a page are shifted: all of them, or, where only one font is shifted, those of stretches
+    that together hold at least a tenth of the page's pairs.
 
     `stretches` are parts of lines. Letters of other scripts, digits and signs do not count.
     """

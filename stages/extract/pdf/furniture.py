@@ -53,8 +53,8 @@ def furniture(pages: list[Page]) -> list[set[int]]:
     pages have a repeated row or a number there. Then, from the outermost row inwards until one stays, three kinds are
     removed: page numbers; short rows that begin or end with the page's number (a number at the same distance from the
     page's index on at least three pages and, if arabic, a tenth of all); notices of hosts. In a document of fewer than
-    four pages, where nothing can repeat or count, so are a short row with a number at an end and a wide gap within, and
-    a last row that has the signs of a foot and is more than two lines from the text.
+    four pages nothing can repeat or count. There two more kinds are removed: a short row with a number at an end and a
+    wide gap within, and a last row that has the signs of a foot and is more than two lines from the text.
     """
     edges = [_edge(page) for page in pages]
     places: Counter[tuple[bool, str, int]] = Counter()
