@@ -53,10 +53,12 @@ def arguments(site: Path, line: str) -> list[str]:
     return [str(site / word) if word in ("recipe.yaml", "store") else word for word in words[1:]]
 
 
-def run(site: Path) -> None:
+def run(site: Path, *backend: str) -> set[str]:
+    """Runs it, by default in this process; returns the keys of all that was ever done."""
     sys.modules.pop("my_filters", None)                  # each test has its own file of this name
     line = blocks()["sh"][0].splitlines()[0]
-    assert run_command([*arguments(site, line), "--quiet", "--backend", "inline"]) == 0
+    assert run_command([*arguments(site, line), "--quiet", "--backend", *(backend or ["inline"])]) == 0
+    return {record.key for record in Log.read(Store(site / "store")).records()}
 
 
 def rows(folder: Path) -> list[dict]:
@@ -84,8 +86,8 @@ def test_it_is_fifteen_lines():
 def test_the_filter_of_the_page_runs_and_says_why(site, capfd):
     line, inspect = blocks()["sh"][0].splitlines()
     assert run_command(arguments(site, line.replace(" --allow-custom-stages", ""))) == 2
-    assert "--allow-custom-stages" in capfd.readouterr().err
-    run(site)
+    assert "--allow-custom-stages" in capfd.readouterr().err and not (site / "store").exists()
+    run(site, "process", "--workers", "1")
     store = site / "store"
     dropped, kept = rows(store / "dropped" / "kept"), rows(store / "datasets" / "kept")
     bad = sorted(text for text in TEXTS.values() if ratio(text) > limit())
@@ -103,6 +105,14 @@ def test_the_filter_of_the_page_runs_and_says_why(site, capfd):
     assert run_command([*arguments(site, inspect), "--json", "-n", "0"]) == 0
     found = [json.loads(row) for row in capfd.readouterr().out.splitlines()]
     assert sorted(row["text"] for row in found) == bad and {row["reason"] for row in found} == {"too_many_questions"}
+
+
+def test_its_source_is_part_of_what_results_are_known_by(site):
+    before = run(site)
+    assert run(site) == before, "an unchanged filter was run again"
+    with open(site / "my_filters.py", "a", encoding="utf-8") as file:
+        file.write("\n# changed\n")
+    assert run(site) > before
 
 
 def test_another_threshold_is_drawn_from_the_stored_signals(site):
