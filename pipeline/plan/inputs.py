@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from pipeline.base.errors import TokenmillError
@@ -46,26 +47,14 @@ class SourceFile:
 
 def fixed_prefix(pattern: str) -> str:
     """The directory part of a glob pattern before its first wildcard: the source root."""
-    parts = pattern.split("/")
-    keep = []
-    for part in parts[:-1]:
-        if glob.has_magic(part):
-            break
-        keep.append(part)
-    return "/".join(keep) or ("/" if pattern.startswith("/") else ".")
+    fixed = takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1])
+    return "/".join(fixed) or ("/" if pattern.startswith("/") else ".")
 
 
 def common_root(roots: list[str]) -> str:
     """The longest directory path that contains all `roots`."""
-    if len(set(roots)) == 1:
-        return roots[0]
-    split = [r.split("/") for r in roots]
-    shared = []
-    for names in zip(*split):
-        if len(set(names)) > 1:
-            break
-        shared.append(names[0])
-    return "/".join(shared) or "/"
+    shared = takewhile(lambda names: len(set(names)) == 1, zip(*(root.split("/") for root in roots)))
+    return "/".join(names[0] for names in shared) or "/"
 
 
 #: errors of a link whose target is missing, or is the link itself
