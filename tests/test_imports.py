@@ -48,7 +48,8 @@ EXCEPTIONS = {
     # DCP keeps its metadata as a pickle; it is read by an unpickler that admits a list of classes and nothing else
     ("trainer/checkpoint/checkpoints.py", "pickle"),
 }
-RAY = {"pipeline/engine/backends/ray_backend.py", "pipeline/cluster/jobs.py", "trainer/launch/ray.py"}
+RAY = {*(f"pipeline/engine/backends/ray_{part}.py" for part in ("backend", "demand", "local", "metrics")),
+       "pipeline/cluster/jobs.py", "trainer/launch/ray.py"}
 #: what a GPU node has: beyond it these may import nothing. `pipeline.base` is for everybody and imports nobody
 LEAN = {"tokenizer/mixture": {"numpy", "pyarrow", "tokenizer", "pipeline"},
         "tokenizer/shards": {"numpy", "pyarrow", "tokenizer", "pipeline"},

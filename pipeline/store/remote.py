@@ -27,6 +27,7 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from pipeline.store import cache
 from pipeline.store.errors import ChangedFile, StoreError, disk_full
+from pipeline.store.range_file import RangeFile
 from pipeline.store.retry import answer, comes_back, patiently, say
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 PIECE, DOWNLOADS = 8 << 20, 8
 #: copies, deletions and small requests that run at a time
 REQUESTS = 32
-#: least and most bytes that a sequential reader fetches ahead
-AHEAD_LEAST, AHEAD_MOST = 256 << 10, 8 << 20
 
 #: seconds to wait for a server to accept the first connection
 PROBE_S = 5.0
@@ -353,53 +352,3 @@ def in_parallel(call: Callable[[S], T], items: Iterable[S], threads: int) -> Ite
         finally:
             for waiting in window:
                 waiting.cancel()
-
-
-class RangeFile(io.RawIOBase):
-    """An object as a file to read. It fetches what is asked for, and reads ahead by 256 KiB, doubled up to 8 MiB while
-    reading is sequential. A Parquet footer therefore costs little, and a row group takes few requests."""
-
-    def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
-        self.size, self._fetch = size, fetch
-        self._at = self._first = 0
-        self._data = b""
-        self._ahead = AHEAD_LEAST
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(0, offset + (0, self._at, self.size)[whence])
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        stop = self.size if size is None or size < 0 else min(self._at + size, self.size)
-        if stop <= self._at:
-            return b""
-        last = self._first + len(self._data)
-        if not (self._first <= self._at and stop <= last):
-            goes_on = self._first <= self._at <= last and self._data
-            self._ahead = min(2 * self._ahead, AHEAD_MOST) if goes_on else AHEAD_LEAST
-            held = self._data[self._at - self._first:] if goes_on else b""
-            start = self._at + len(held)
-            more = self._fetch(start, min(max(stop, start + self._ahead), self.size))
-            if len(more) < stop - start:
-                raise OSError(errno.EIO, f"the object ends at {start + len(more)}, it had {self.size} bytes")
-            self._first, self._data = self._at, held + more
-        data = self._data[self._at - self._first:stop - self._first]
-        self._at = stop
-        return data
-
-    def readall(self) -> bytes:
-        return self.read(-1)
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[:len(data)] = data
-        return len(data)

@@ -69,19 +69,21 @@ def test_a_ray_that_did_not_come_up_in_its_time_is_started_again(backends, tmp_p
         if len(starts) <= bad:
             raise Exception("The current node timed out during startup.")
 
+    from pipeline.engine.backends.ray_local import STARTS
+
     monkeypatch.setattr(backends.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(backends.ray, "init", init)
     monkeypatch.setattr(backends.ray, "shutdown", lambda: ended.append(len(starts)))
     backend = backends.RayBackend(Store(tmp_path), workers=1)
     try:
-        if bad == backends.STARTS:
+        if bad == STARTS:
             with pytest.raises(ClusterError, match=r"timed out during startup\.\); .* --backend process"):
                 backend.start()
         else:
             backend.start()
     finally:
         backend.close()
-    assert len(starts) == min(bad + 1, backends.STARTS) and all(how == starts[0] for how in starts)
+    assert len(starts) == min(bad + 1, STARTS) and all(how == starts[0] for how in starts)
     assert ended == list(range(1, bad + 1)), "what is left of one that failed goes before the next"
     assert len([r for r in caplog.records if "once more" in r.message]) == min(bad, 2)
 

@@ -1,5 +1,5 @@
-"""The Ray backend: supervisor actors on the nodes of a cluster, embedded or attached. It is the engine's only use of
-Ray.
+"""The Ray backend: supervisor actors on the nodes of a cluster, embedded or attached. It and the modules
+`ray_*` beside it are the engine's only use of Ray.
 
 Ray places processes and carries records of about 1 kB; text never travels through it. Ray's restarts and retries are
 off: the scheduler repeats the tasks of a dead node. A supervisor is a synchronous actor, so its poll runs on the main
@@ -12,20 +12,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.metrics import Counter, Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.base import confinement
-from pipeline.base.auth import ClusterError
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.errors import TokenmillError
 from pipeline.base.scratch import Scratch
@@ -40,8 +36,10 @@ from pipeline.engine.backends.fingerprint import (
 )
 from pipeline.engine.backends.fleet import IDLE_S, NOTHING, Fleet, Host, WorkerSlot
 from pipeline.engine.backends.head import watch_head
-from pipeline.engine.backends.pools import OWN_MB, ResourceShape, most_room, room_in, share
-from pipeline.engine.driver.metrics import samples
+from pipeline.engine.backends.pools import OWN_MB, ResourceShape, most_room, room_in
+from pipeline.engine.backends.ray_demand import PendingDemand
+from pipeline.engine.backends.ray_local import QUIET, start_local
+from pipeline.engine.backends.ray_metrics import Exporter
 from pipeline.engine.messages import (
     ASSIGNMENTS,
     EVENTS,
@@ -67,8 +65,6 @@ POLL_S = 1.0             # longest time in seconds that a supervisor holds a pol
 GROW_S = 2.0             # seconds between two inspections of the cluster
 LATE_S = 10.0            # a supervisor whose poll is this late (s) gets no new work until it answers
 SILENT_S = 90.0          # a supervisor this late (s) counts as dead (Ray notices a stopped node after about as long)
-STARTS = 3               # attempts to start a local Ray: its own time-outs of 15 to 30 s are short on a busy machine
-TINY = sys.float_info.min        # reserves practically nothing
 
 log = logging.getLogger("tokenmill")
 
@@ -96,21 +92,6 @@ class SupervisorActor:
         self._supervisor.close()
 
 
-@ray.remote(max_retries=0)
-def _pending_task() -> None:
-    """A placeholder for work without room, so that the autoscaler adds nodes. It ends at once when it finds room, and
-    dies with the driver; a standing request (`ray.autoscaler.sdk.request_resources`) would outlive the driver."""
-
-
-def _end_what_began(error: BaseException) -> None:
-    """Kill the processes of a Ray that did not come up: `ray.shutdown` only knows of one that did."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        node = frame.f_locals.get("self")
-        if isinstance(node, ray._private.node.Node):
-            node.kill_all_processes(check_alive=False, wait=True)
-            return
-
-
 class RayBackend:
     """Runs tasks on Ray: on a cluster of its own on this machine (`address` None), or on the cluster at `address`.
 
@@ -136,7 +117,7 @@ class RayBackend:
         self.fleet = Fleet(workers, idle_s=idle_s)
         self.nodes_lost = 0                           # supervisors that died after they were ready
         self._keys: dict[int, str] = {}               # id of an open assignment → its task key
-        self._demand: dict[ResourceRequest, list[Any]] = {}
+        self._demand = PendingDemand()
         self._given_back: list[Event] = []            # events for the next `wait`
         self._head: threading.Event | None = None     # set to end the watch over Ray's head
         self._started = self._own = False
@@ -146,8 +127,7 @@ class RayBackend:
         self._libraries = declared_libraries()
         self._print: Fingerprint | None = None        # fingerprint of this process at its start
         self._grown = float("-inf")
-        self._metrics: dict[str, Counter | Gauge] = {}
-        self._counted: dict[tuple[str, ...], float] = {}       # amounts already added to the counters
+        self._exporter = Exporter()
 
     # -- start and end -------------------------------------------------------------------------------------------
     def start(self, memory_mb: int = 0) -> None:
@@ -155,28 +135,13 @@ class RayBackend:
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if not ray.is_initialized():
-            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             if self.address is not None:
                 code = {"py_modules": [r for r in roots().values() if r]} if self.ship_code else None
-                ray.init(address=self.address, runtime_env=code, **quiet)
+                ray.init(address=self.address, runtime_env=code, **QUIET)
             else:
                 base = tempfile.gettempdir()          # Ray's sockets lie below; their paths may have 107 characters
                 self._temp = Scratch(base if len(base) <= 8 else "/tmp")
-                cpus = self.workers or len(os.sched_getaffinity(0))
-                for left in reversed(range(STARTS)):
-                    try:
-                        ray.init(address="local", num_cpus=cpus, object_store_memory=self.object_store_mb << 20,
-                                 include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=self._temp.path,
-                                 **quiet)
-                        break
-                    except Exception as e:
-                        _end_what_began(e)
-                        ray.shutdown()
-                        why = " ".join(str(e).split())[:200]
-                        if not left:
-                            raise ClusterError(f"Ray does not start here ({why}); see that there is free memory "
-                                               f"and room in {base}, or run with --backend process") from e
-                        log.warning("Ray did not start here (%s): once more", why)
+                start_local(self.workers or len(os.sched_getaffinity(0)), self.object_store_mb, self._temp.path)
                 # a cluster of our own: no node joins it, and no other program uses it
                 self.fleet.fit_s, self.fleet.idle_s = 0.0, None
             self._own = True
@@ -195,7 +160,7 @@ class RayBackend:
             self._head.set()
         worker_slots, self.fleet.worker_slots = list(self.fleet.worker_slots.values()), {}
         if ray.is_initialized():
-            self._show_demand({})
+            self._demand.show({})
             self._dismiss(worker_slots, 5.0)
             if self._own:
                 ray.shutdown()
@@ -300,23 +265,8 @@ class RayBackend:
         return mine
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Export the run on the metrics port of this node. Ray takes the values over within about ten seconds, and
-        drops them when this process ends."""
-        if not ray.is_initialized():
-            return
-        for metric, labels, value in samples(run, snapshot, self.nodes_lost):
-            if metric.name not in self._metrics:
-                make = Counter if metric.kind == "counter" else Gauge
-                self._metrics[metric.name] = make(metric.name, metric.help, metric.labels)
-            shown, key = self._metrics[metric.name], (metric.name, *labels.values())
-            if isinstance(shown, Gauge):
-                shown.set(value, labels)
-                continue
-            # a counter accepts no zero, but must exist before the first event: `increase()` sees only its growth
-            before = self._counted.get(key)
-            if before is None or value > before:
-                shown.inc(max(value - (before or 0.0), TINY), labels)
-                self._counted[key] = value
+        if ray.is_initialized():
+            self._exporter.export(run, snapshot, self.nodes_lost)
 
     # -- nodes ---------------------------------------------------------------------------------------------------
     def _grow(self, now: float) -> None:
@@ -325,7 +275,7 @@ class RayBackend:
         for slot in scaling.leave:
             self._vacate(slot)
         settled = all(p.ready and not p.leaving for p in self.fleet.worker_slots.values()) and not scaling.start
-        self._show_demand(scaling.demand if settled and self._temp is None else {})
+        self._demand.show(scaling.demand if settled and self._temp is None else {})
         for host, number, shape in scaling.start:
             self._spawn(host, number, shape)
 
@@ -344,7 +294,7 @@ class RayBackend:
             others = ResourceShape(0, max(0, round(used["CPU"]) - sum(s.cpus for s in ours)),
                            max(0, (int(used["memory"]) >> 20) - sum(s.memory_mb for s in ours)),
                            max(0, round(used["GPU"]) - sum(s.gpus for s in ours)))
-            if self._demand and not ours:
+            if self._demand.shown and not ours:
                 others = NOTHING                       # a new node briefly runs our pending demand
             name = f"{info.get('NodeManagerHostname') or info['NodeManagerAddress']} ({id[:8]})"
             memory, largest = int(total.get("memory", 0)) >> 20, None
@@ -443,21 +393,6 @@ class RayBackend:
                 ray.wait(closing, num_returns=len(closing), timeout=patience_s)
         for slot in worker_slots:
             self._drop(slot)
-
-    def _show_demand(self, demand: Mapping[ResourceRequest, int]) -> None:
-        """Show the autoscaler the work that has no room, as pending Ray tasks."""
-        for kind in {*self._demand, *demand}:
-            pending = self._demand.pop(kind, [])
-            if pending:
-                _, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
-            wanted = demand.get(kind, 0)
-            for ref in pending[wanted:]:
-                ray.cancel(ref)
-            need = {"num_cpus": 0 if kind.gpus else 1, "num_gpus": share(kind.gpus) if kind.gpus else 0,
-                    "memory": kind.memory_mb + OWN_MB << 20}
-            pending = pending[:wanted] + [_pending_task.options(**need).remote() for _ in range(wanted - len(pending))]
-            if pending:
-                self._demand[kind] = pending
 
     def _check_any(self) -> None:
         """Raise NoNodes when waiting for a node that takes work is hopeless."""

@@ -40,7 +40,8 @@ class Limits:
     memory_share: float = 0.85     # of the cgroup's (or machine's) memory: above it the largest child is killed
     pressure_s: float = 1.0        # seconds between two checks of `memory_share`
     recycle_cpu_s: float = 600.0   # CPU seconds after which a child is replaced (a new one costs 1): libraries leak
-    max_quarantined: int = 100       # most documents of one partition in quarantine
+    max_quarantined: int = 100     # most documents of one partition in quarantine
+    max_environment: int = 3       # tries of an attempt that its machine or storage fails, until it is given back
     hanging_s: float = 120.0       # seconds without cursor movement until it is reported, nothing else
     idle_s: float = 20.0           # the same for a child that uses no CPU time either: it is stopped or waits
 

@@ -45,12 +45,9 @@ from pipeline.engine.messages import (
     skips,
 )
 from pipeline.engine.worker import limits as measure
+from pipeline.engine.worker.excess import excess
 from pipeline.engine.worker.faults import (
-    CPU_LIMIT,
-    ENDLESS,
-    MEMORY,
     PRESSURE,
-    STALLED,
     CrashTriage,
     Fault,
     GaveUp,
@@ -58,11 +55,10 @@ from pipeline.engine.worker.faults import (
     describe,
 )
 from pipeline.engine.worker.job import Job
-from pipeline.engine.worker.limits import READING_BYTES, RECORD_BYTES, Devices, Limits, visible_gpus
+from pipeline.engine.worker.limits import Devices, Limits, visible_gpus
 from pipeline.engine.worker.process import ChildProcess
 from pipeline.store.errors import EnvironmentFailure, disk_full
 from pipeline.store.fs import Store
-from pipeline.store.records import READING
 
 TICK_S = 0.1             # seconds between two checks of the limits
 PROGRESS_S = 1.0
@@ -106,7 +102,8 @@ class Supervisor:
         latest (at once when there is nothing to do)."""
         for assignment in assignments:
             triage = CrashTriage({s.row: (s.stage, s.reason) for s in assignment.skip},
-                              max_quarantined=self.limits.max_quarantined)
+                                 max_quarantined=self.limits.max_quarantined,
+                                 max_environment=self.limits.max_environment)
             self._queue.append(Job(assignment, triage))
         deadline = self._clock.now() + timeout
         while True:
@@ -327,7 +324,7 @@ class Supervisor:
                     self._died(child, None)
             elif child.job:
                 self._mind(child, child.job, child.cursor.read(), now)
-                fault = self._excess(child, child.job, now)
+                fault = excess(child, child.job, self.limits, now)
                 if fault is not None:
                     self._died(child, fault)
         if now - self._squeezed >= self.limits.pressure_s:
@@ -345,35 +342,6 @@ class Supervisor:
     def _status(self, child: ChildProcess, job: Job, now: float) -> TaskStatus:
         return TaskStatus(job.id, job.place[0], job.place[2], round(now - job.started, 1), round(now - job.since, 1),
                           self._host, child.pid, measure.doing(child.pid))
-
-    def _excess(self, child: ChildProcess, job: Job, now: float) -> Fault | None:
-        """The fault for a limit that a child exceeds, or None."""
-        cursor = child.cursor.read()
-        try:
-            cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)
-            working = measure.working_seconds(child.pid)
-        except (OSError, IndexError):            # it is just dying
-            return None
-        # CPU time used between two samples cannot be attributed to one document, so it is dropped
-        moved = cursor != child.position or cursor != child.cursor.read()
-        if moved or working - child.cpu_quiet > 1.0:
-            child.quiet_since, child.cpu_quiet = now, working
-        if moved:
-            child.position, child.cpu_position = cursor, cpu
-        (first, last, stage), used = cursor, cpu - child.cpu_position
-        if first >= 0 and stage <= READING:
-            if used > self.limits.record_cpu_s + job.spec.weight / RECORD_BYTES:
-                return CPU_LIMIT
-        elif first < 0 or stage < 0:
-            if used > self.limits.reading_cpu_s + job.spec.weight / READING_BYTES:
-                return ENDLESS
-        elif used > self.limits.batch_cpu_s(last - first + 1):
-            return CPU_LIMIT
-        if memory > job.spec.memory_mb + child.empty_mb:
-            return MEMORY
-        if now - child.quiet_since > self.limits.wall_s:
-            return STALLED
-        return None
 
     def _relieve(self) -> None:
         """Kill the largest child while the cgroup is nearly full, and run fewer children from then on. The last child

@@ -1,0 +1,39 @@
+"""Shows Ray's autoscaler the work that has no room, as pending Ray tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from pipeline.engine.backends.pools import OWN_MB, share
+from pipeline.engine.task import ResourceRequest
+
+
+@ray.remote(max_retries=0)
+def _pending_task() -> None:
+    """A placeholder for work without room, so that the autoscaler adds nodes. It ends at once when it finds room, and
+    dies with the driver; a standing request (`ray.autoscaler.sdk.request_resources`) would outlive the driver."""
+
+
+class PendingDemand:
+    """`shown`: the pending tasks of each kind."""
+
+    def __init__(self) -> None:
+        self.shown: dict[ResourceRequest, list[Any]] = {}
+
+    def show(self, demand: Mapping[ResourceRequest, int]) -> None:
+        """Have as many tasks of each kind pending as `demand` says."""
+        for kind in {*self.shown, *demand}:
+            pending = self.shown.pop(kind, [])
+            if pending:
+                _, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
+            wanted = demand.get(kind, 0)
+            for ref in pending[wanted:]:
+                ray.cancel(ref)
+            need = {"num_cpus": 0 if kind.gpus else 1, "num_gpus": share(kind.gpus) if kind.gpus else 0,
+                    "memory": kind.memory_mb + OWN_MB << 20}
+            pending = pending[:wanted] + [_pending_task.options(**need).remote() for _ in range(wanted - len(pending))]
+            if pending:
+                self.shown[kind] = pending

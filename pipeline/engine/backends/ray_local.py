@@ -1,0 +1,43 @@
+"""Starts a Ray of our own on this machine."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import traceback
+from typing import Any
+
+import ray
+
+from pipeline.base.auth import ClusterError
+
+STARTS = 3               # attempts: Ray's own time-outs of 15 to 30 s are short on a busy machine
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+log = logging.getLogger("tokenmill")
+
+
+def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
+    """Raises ClusterError when Ray does not come up."""
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(address="local", num_cpus=cpus, object_store_memory=object_store_mb << 20,
+                     include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=temp, **QUIET)
+            return
+        except Exception as e:
+            _end_what_began(e)
+            ray.shutdown()
+            why = " ".join(str(e).split())[:200]
+            if not left:
+                raise ClusterError(f"Ray does not start here ({why}); see that there is free memory and room in "
+                                   f"{tempfile.gettempdir()}, or run with --backend process") from e
+            log.warning("Ray did not start here (%s): once more", why)
+
+
+def _end_what_began(error: BaseException) -> None:
+    """Kill the processes of a Ray that did not come up: `ray.shutdown` only knows of one that did."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, ray._private.node.Node):
+            node.kill_all_processes(check_alive=False, wait=True)
+            return

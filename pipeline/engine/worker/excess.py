@@ -1,0 +1,41 @@
+"""Compares what a child uses with its limits."""
+
+from __future__ import annotations
+
+from pipeline.engine.worker import limits as measure
+from pipeline.engine.worker.faults import CPU_LIMIT, ENDLESS, MEMORY, STALLED, Fault
+from pipeline.engine.worker.job import Job
+from pipeline.engine.worker.limits import READING_BYTES, RECORD_BYTES, Limits
+from pipeline.engine.worker.process import ChildProcess
+from pipeline.store.records import READING
+
+
+def excess(child: ChildProcess, job: Job, limits: Limits, now: float) -> Fault | None:
+    """The fault for a limit that a child exceeds, or None. Called again and again: it notes in the child where its
+    cursor stood, and what it had used by then."""
+    cursor = child.cursor.read()
+    try:
+        cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)
+        working = measure.working_seconds(child.pid)
+    except (OSError, IndexError):            # it is just dying
+        return None
+    # CPU time used between two samples cannot be attributed to one document, so it is dropped
+    moved = cursor != child.position or cursor != child.cursor.read()
+    if moved or working - child.cpu_quiet > 1.0:
+        child.quiet_since, child.cpu_quiet = now, working
+    if moved:
+        child.position, child.cpu_position = cursor, cpu
+    (first, last, stage), used = cursor, cpu - child.cpu_position
+    if first >= 0 and stage <= READING:
+        if used > limits.record_cpu_s + job.spec.weight / RECORD_BYTES:
+            return CPU_LIMIT
+    elif first < 0 or stage < 0:
+        if used > limits.reading_cpu_s + job.spec.weight / READING_BYTES:
+            return ENDLESS
+    elif used > limits.batch_cpu_s(last - first + 1):
+        return CPU_LIMIT
+    if memory > job.spec.memory_mb + child.empty_mb:
+        return MEMORY
+    if now - child.quiet_since > limits.wall_s:
+        return STALLED
+    return None
