@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,13 @@ class Driver:
                 assert time.monotonic() < deadline, f"task {count} of {phase} was not done within {seconds:.0f} s:\n" \
                                                     f"{self.where}\n{self.stderr}"
 
-    def until_event(self, kind: str, seconds: float = 300.0) -> dict[str, Any]:
+    def until_event(self, kind: str, wanted: Callable[[dict[str, Any]], bool] = lambda event: True,
+                    seconds: float = 300.0) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         with self._news:
             while True:
                 for event in self.events:
-                    if event["event"] == kind:
+                    if event["event"] == kind and wanted(event):
                         return event
                 self._news.wait(0.5)
                 assert self._process.poll() is None, f"the run ended before it said '{kind}':\n{self.stderr}"

@@ -66,8 +66,8 @@ def test_a_disk_that_stays_full_ends_the_run_until_there_is_space(world, undistu
     run = (f"{sys.executable} -m pipeline.cli run {world.corpus}/recipe.yaml --store {world.store} --backend process "
            f"--workers 2 --allow-custom-stages --quiet")
     script = FULL.format(small=2500, store=world.store, top=world.temp, run=run)
-    done = subprocess.run(["unshare", "-Urm", "sh", "-c", script], cwd=ROOT, env={**world.env, "CHAOS_PATIENCE": "0"},
-                          timeout=900)
+    done = subprocess.run(["unshare", "-Urm", "sh", "-c", script], cwd=ROOT, timeout=900,
+                          env={**world.env, "CHAOS_LIMITS": json.dumps({"max_environment": 0})})
     said = (world.temp / "first.txt").read_text()
     assert done.returncode == 0, (world.temp / "second.txt").read_text()
     assert (world.temp / "code").read_text() == "1\n"

@@ -2,13 +2,13 @@
 
 By variables of the environment:
 CHAOS_LIMITS    JSON, other defaults for `pipeline.engine.worker.limits.Limits` (a driver hands them to its supervisors)
-CHAOS_PATIENCE  how often an attempt is repeated where the environment fails
 CHAOS_STORAGE   a folder for notes: stores at `chaos://PATH` are folders whose requests fail (`chaos_storage`)
 CHAOS_CLOCK     seconds by which time.time() jumps every now and then, forwards and backwards
 
 By files in the folder CHAOS_FOLDER, in children that live already, too:
 full            while it is there, no result gets into a store: its disk is full
 slow            the name of a node: the child that has done a task of it next stands still for an hour, once
+held            while it is there, no child ends a task
 """
 
 import json
@@ -35,16 +35,6 @@ if _OURS and "CHAOS_LIMITS" in os.environ:
     Limits.__init__.__defaults__ = tuple(
         json.loads(os.environ["CHAOS_LIMITS"]).get(n, d)
         for n, d in zip(Limits.__dataclass_fields__, Limits.__init__.__defaults__))
-
-if _OURS and "CHAOS_PATIENCE" in os.environ:
-    from pipeline.engine.worker import faults
-
-    _init = faults.CrashTriage.__init__
-
-    def _impatient(self, *args, **kw):
-        _init(self, *args, **{"max_environment": int(os.environ["CHAOS_PATIENCE"]), **kw})
-
-    faults.CrashTriage.__init__ = _impatient
 
 if _OURS and "CHAOS_STORAGE" in os.environ:
     from fsspec.registry import known_implementations
@@ -81,6 +71,8 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
 
     def _slow(spec, *args, **kw):
         record = _run(spec, *args, **kw)
+        while os.path.exists(os.path.join(_folder, "held")):
+            time.sleep(0.05)
         told = os.path.join(_folder, "slow")
         if os.path.exists(told):
             with open(told) as f:
