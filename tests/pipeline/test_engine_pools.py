@@ -424,7 +424,7 @@ def test_on_ones_own_machine_what_declares_more_than_is_free_runs_alone():
 
 def test_a_fleet_serves_everything_that_fits_somewhere():
     """Whatever comes in which order, on whatever nodes: in the end all has run, and nothing was promised twice."""
-    for seed in range(200):
+    for seed in range(50):
         rng = random.Random(seed)
         nodes = [Host(str(i), f"n{i}", rng.choice([1, 2, 8, 40]), rng.choice([2, 8, 64, 300]) * GB,
                       rng.choice([0, 0, 1, 4])) for i in range(rng.randint(1, 5))]

@@ -61,7 +61,7 @@ def key(i: int) -> str:
 
 
 def glob_count(root: Path, kind: str = "datasets", name: str = "clean") -> int:
-    return duckdb.connect().execute(f"select count(*) from '{root}/{kind}/{name}/part-*.parquet'").fetchall()[0][0]
+    return sum(pq.read_metadata(path).num_rows for path in (root / kind / name).glob("part-*.parquet"))
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -294,8 +294,7 @@ def test_a_reader_never_sees_a_mixture(tmp_path):
     writer.start()
     began = time.monotonic()
     counts = set()
-    while time.monotonic() < began + 3 or (
-            (reads <= 20 or len(counts) < 2) and not errors and time.monotonic() < began + 120):
+    while (reads <= 200 or len(counts) < 2) and not errors and time.monotonic() < began + 120:
         before = begun
         files = sorted((store.local / "datasets/clean").glob("part-*.parquet"))
         if begun != before:                          # it took so long that the folder it listed may be going already
@@ -308,7 +307,7 @@ def test_a_reader_never_sees_a_mixture(tmp_path):
     stop.set()
     writer.join()
     assert not errors
-    assert reads > 20
+    assert reads > 200
     assert counts == {37, 61}
 
 

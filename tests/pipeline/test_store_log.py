@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
+import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -197,21 +197,6 @@ def test_clean_close_needs_no_waiting(store, monkeypatch, caplog):
     assert "waiting up to" not in caplog.text
 
 
-def test_dead_process_on_this_machine_is_seen_at_once(tmp_path, caplog):
-    caplog.set_level(logging.WARNING, "tokenmill")
-    code = f"""
-        import os
-        from pipeline.store.log import Log
-        from pipeline.store.fs import Store
-        log = Log.open(Store({str(tmp_path)!r}), run="dead")
-        os.kill(os.getpid(), 9)
-    """
-    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)]).returncode == -signal.SIGKILL
-    with Log.open(Store(tmp_path)) as log:
-        assert log.epoch == 2
-    assert "waiting up to" not in caplog.text
-
-
 def test_elsewhere_the_heartbeat_decides(store, monkeypatch):
     monkeypatch.setattr(store_log, "alive", lambda holder: None)
     clock = VirtualClock()
@@ -281,89 +266,114 @@ def test_drivers_that_fence_each_other_on_a_real_disk_lose_nothing_acknowledged(
     assert len(keys) == len(set(keys))
 
 
-def test_processes_that_open_one_store_at_once(tmp_path):
-    """Without takeover exactly one gets it, the others are told who has it. With it they fence each other, and every
-    acknowledged record is there."""
-    code = """
-        import sys
-        from pipeline.store.fs import Store, StoreError
-        from pipeline.store.log import Fenced, LeaseHeld, Log, attempt_name
-        from tests.pipeline.test_store_log import record
-        name, root, takeover = sys.argv[1], sys.argv[2], sys.argv[3] == "takeover"
-        print("ready", flush=True)
-        sys.stdin.readline()
-        try:
-            log = Log.open(Store(root), run=name, takeover=takeover)
-            for i in range(20):
-                log.append(record(f"{name}-{i}", attempt_name(log.epoch, i)))
-                log.flush()
-                print(f"{name}-{i}", flush=True)
-            sys.stdin.readline()
-            log.close()
-            print("closed", flush=True)
-        except (LeaseHeld, Fenced) as e:
-            print(type(e).__name__, flush=True)
-    """
-    for mode in ("wait", "takeover"):
-        root = tmp_path / mode
-        children = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(i), str(root), mode], text=True,
-                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
-                    for i in range(4)]
-        for child in children:
-            assert child.stdout.readline() == "ready\n"
-        for child in children:
-            child.stdin.write("\n")
-            child.stdin.flush()
-        first = [child.stdout.readline().strip() for child in children]
-        time.sleep(0.3)                                  # the others meet it while it lives
-        for child in children:
-            with contextlib.suppress(BrokenPipeError):   # it has ended
-                child.stdin.write("\n")
-                child.stdin.flush()
-        lines = [[f, *child.stdout.read().split()] for f, child in zip(first, children)]
-        assert [child.wait() for child in children] == [0] * 4
-        ends = [found[-1] for found in lines]
-        view = Log.read(Store(root))
-        assert view.epoch == (1 if mode == "wait" else 4)
-        assert all(key in view for found in lines for key in found[:-1])
-        if mode == "wait":
-            assert sorted(ends) == ["LeaseHeld", "LeaseHeld", "LeaseHeld", "closed"]
-        else:
-            last = int(view.holder["run"])
-            assert ends[last] == "closed"
-            assert lines[last][:-1] == [f"{last}-{i}" for i in range(20)]
+fork = multiprocessing.get_context("fork")
 
 
-def test_kill_9_while_appending_loses_nothing_acknowledged(tmp_path):
-    """A process appends and prints a key once it is committed; it is killed at random moments and started again."""
-    code = f"""
-        import sys
-        from pipeline.store.log import Log, attempt_name
-        from pipeline.store.fs import Store
-        from tests.pipeline.test_store_log import record
-        log = Log.open(Store({str(tmp_path)!r}))
-        print("open", flush=True)
-        for i in range(100000):
-            key = f"{{log.epoch}}-{{i}}"
-            log.append(record(key, attempt_name(log.epoch, i)))
+def forked(work, *arguments):
+    """A child that runs `work(line, *arguments)`, and our end of the line."""
+    ours, theirs = fork.Pipe()
+    child = fork.Process(target=work, args=(theirs, *arguments))
+    child.start()
+    theirs.close()
+    return child, ours
+
+
+def heard(line) -> list[str]:
+    """What comes until the other end is closed, or dies in the middle of a word."""
+    words = []
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            words.append(line.recv())
+    return words
+
+
+def drive(line, name: str, root: str, takeover: bool) -> None:
+    """Commit 20 records and say each key, then stay until told to end."""
+    line.recv()
+    try:
+        log = Log.open(Store(root), run=name, takeover=takeover)
+        for i in range(20):
+            log.append(record(f"{name}-{i}", attempt_name(log.epoch, i)))
             log.flush()
-            print(key, flush=True)
-    """
+            line.send(f"{name}-{i}")
+        line.recv()
+        log.close()
+        line.send("closed")
+    except (LeaseHeld, Fenced) as e:
+        line.send(type(e).__name__)
+
+
+def drive_at_once(root: str, takeover: bool) -> list[list[str]]:
+    """What each of four drivers says that open a store in the same moment."""
+    children = [forked(drive, str(i), root, takeover) for i in range(4)]
+    for _, line in children:
+        line.send("go")
+    first = [line.recv() for _, line in children]          # all have opened it, or have met who has it
+    for _, line in children:
+        with contextlib.suppress(BrokenPipeError):         # it has ended
+            line.send("end")
+    said = [[word, *heard(line)] for word, (_, line) in zip(first, children)]
+    for child, _ in children:
+        child.join()
+        assert child.exitcode == 0
+    return said
+
+
+def append_for_ever(line, root: str) -> None:
+    log = Log.open(Store(root))
+    for i in itertools.count():
+        key = f"{log.epoch}-{i}"
+        log.append(record(key, attempt_name(log.epoch, i)))
+        log.flush()
+        line.send(key)
+
+
+def append_and_be_killed(root: str) -> list[str]:
+    """The keys that eight drivers said, one after the other, each of which is killed somewhere in an append."""
     rng, acknowledged = random.Random(7), []
     for _ in range(8):
-        child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True,
-                                 cwd=Path(__file__).parents[2])
-        assert child.stdout.readline() == "open\n"
-        acknowledged += [child.stdout.readline().strip() for _ in range(3)]       # however slow the disk is
-        time.sleep(rng.random() * 0.15)
+        child, line = forked(append_for_ever, root)
+        acknowledged += [line.recv() for _ in range(rng.randint(3, 25))]
         child.kill()
-        acknowledged += [line.strip() for line in child.stdout if line.endswith("\n")]
-        child.wait()
+        acknowledged += heard(line)
+        child.join()
+    return acknowledged
+
+
+def elsewhere(call: str, *arguments) -> list:
+    """The result of a function of this module, in a process without threads: it may fork."""
+    code = f"import json; from {__name__} import *; print(json.dumps({call}(*{arguments!r})))"
+    out = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True,
+                         cwd=Path(__file__).parents[2])
+    return json.loads(out.stdout)
+
+
+@pytest.mark.parametrize("takeover", [False, True])
+def test_processes_that_open_one_store_at_once(tmp_path, takeover):
+    """Without takeover exactly one gets it, the others are told who has it. With it they fence each other, and every
+    acknowledged record is there."""
+    said = elsewhere("drive_at_once", str(tmp_path), takeover)
+    view = Log.read(Store(tmp_path))
+    assert all(key in view for words in said for key in words[:-1])
+    if takeover:
+        assert view.epoch == 4
+        last = int(view.holder["run"])
+        assert said[last] == [*(f"{last}-{i}" for i in range(20)), "closed"]
+    else:
+        assert view.epoch == 1
+        assert sorted(words[-1] for words in said) == ["LeaseHeld", "LeaseHeld", "LeaseHeld", "closed"]
+
+
+def test_kill_9_while_appending_loses_nothing_acknowledged(tmp_path, caplog):
+    """And whoever comes next on this machine sees at once that the process is dead."""
+    caplog.set_level(logging.WARNING, "tokenmill")
+    acknowledged = elsewhere("append_and_be_killed", str(tmp_path))
     assert len(acknowledged) > 20
     with Log.open(Store(tmp_path)) as log:
         assert log.epoch == 9
         assert [k for k in acknowledged if k not in log] == []
         assert len(log) - len(acknowledged) <= 8         # at most the one in flight of each
+    assert "waiting up to" not in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "garbage"])

@@ -1,28 +1,23 @@
-"""Two real drivers of one store: the first stands still at its most delicate moments (SIGSTOP), the second takes the
-store over with other settings and finishes; when the first goes on, it ends and nothing of the second's has changed."""
+"""Two drivers of one store: the first stands still at its most delicate moments, the second takes the store over with
+other settings and finishes; when the first goes on, it ends and nothing of the second's has changed. With real
+processes and SIGSTOP: tests/chaos/test_drivers.py."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import pkgutil
 import random
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 
 import duckdb
 import pytest
 
 from pipeline.base.files import UNFINISHED
+from pipeline.cli.app import run_command
 from pipeline.store.dataset import manifest
 from pipeline.store.fs import Store
 from tests.corpus import sentences
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SIGSTOP and /proc")
-ROOT = Path(__file__).resolve().parents[2]
 
 RECIPE = """
 version: 1
@@ -32,28 +27,6 @@ datasets:
 tokenizer: {train: {kind: bpe, vocab: 300, from: clean}}
 shards: {docs: {from: clean, longest: 64}}
 run: {partition: 4KB}
-"""
-#: a driver that stops itself when it calls MODULE:NAME with something about PART (any call: "") for the first time
-STOPS = """
-    import importlib, os, signal, sys
-
-    place, part = sys.argv.pop(1), sys.argv.pop(1)
-    module, name = place.split(":")
-    owner = importlib.import_module(module)
-    for outer in name.split(".")[:-1]:
-        owner = getattr(owner, outer)
-    name = name.rpartition(".")[2]
-    real, stopped = getattr(owner, name), []
-
-    def call(*args, **kw):
-        if not stopped and part in " ".join(map(str, args)):
-            stopped.append(1)
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return real(*args, **kw)
-
-    setattr(owner, name, call)
-    from pipeline.cli import main
-    main()
 """
 
 
@@ -77,40 +50,36 @@ def tree(store: Path, but: str) -> dict[str, str]:
             and not p.name.endswith(UNFINISHED)}
 
 
-def stands_still(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
 @pytest.mark.parametrize(("place", "part"), [
-    pytest.param("pipeline.store.dataset:ManifestWriter.add", "clean", marks=pytest.mark.slow),      # while it links
-    ("pipeline.store.dataset:os.rename", "datasets/clean"),              # it has asked, and is about to show its folder
-    pytest.param("pipeline.passes.encode:link_committed", "split=train", marks=pytest.mark.slow),  # then manifests
-    ("pipeline.report.collect:collect", "")])                            # the report of the store
-def test_the_first_driver_goes_on_and_changes_nothing(site, tmp_path, place, part):
-    store = tmp_path / "store"
-    arguments = ["run", str(site / "recipe.yaml"), "--store", str(store), "--backend", "inline", "--quiet"]
-    first = subprocess.Popen([sys.executable, "-c", textwrap.dedent(STOPS), place, part, *arguments, "--name", "first"],
-                             cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 300
-        while not stands_still(first.pid):
-            assert first.poll() is None, first.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        second = subprocess.run([sys.executable, "-m", "pipeline.cli", *arguments, "--name", "second", "--takeover",
-                                 "--set", "datasets.clean.steps.gopher_quality.min_doc_words=200"], cwd=ROOT, text=True,
-                                capture_output=True, timeout=600)
-        assert second.returncode == 0, second.stderr
-        before = tree(store, "first")
-        first.send_signal(signal.SIGCONT)
-        said = first.communicate(timeout=300)[1]
-    finally:
-        first.kill()
-    assert first.returncode == 1
+    ("pipeline.store.dataset.ManifestWriter.add", "clean"),              # while it links
+    ("pipeline.store.dataset.os.rename", "datasets/clean"),              # it has asked, and is about to show its folder
+    ("pipeline.passes.encode.link_committed", "split=train"),            # then manifests
+    ("pipeline.report.collect.collect", "")])                            # the report of the store
+def test_the_first_driver_goes_on_and_changes_nothing(site, tmp_path, monkeypatch, capsys, place, part):
+    """It stands still when it first calls `place` with something about `part`."""
+    store, before = tmp_path / "store", {}
+
+    def run(name: str, *more: str) -> int:
+        return run_command(["run", str(site / "recipe.yaml"), "--store", str(store), "--backend", "inline", "--quiet",
+                            "--name", name, *more])
+
+    real = pkgutil.resolve_name(place)
+
+    def stand_still(*arguments, **options):
+        if part in " ".join(map(str, arguments)):
+            monkeypatch.undo()
+            assert run("second", "--takeover", "--set", "datasets.clean.steps.gopher_quality.min_doc_words=200") == 0
+            before.update(tree(store, "first"))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(place, stand_still)
+    assert run("first") == 1
+    said = capsys.readouterr().err
     assert "run 'second'" in said and "took the store over" in said and "Traceback" not in said
     after = tree(store, "first")
     # shards are named by their contents, and read by manifests: one that no manifest names is garbage
-    assert {k: v for k, v in after.items() if k in before or not k.startswith("shards/docs/split=train/0")} == before
+    assert before and {k: v for k, v in after.items()
+                       if k in before or not k.startswith("shards/docs/split=train/0")} == before
     rows = sum(manifest(Store(store), "clean")["rows"].to_pylist())
     [(found,)] = duckdb.connect().execute(f"select count(*) from '{store}/datasets/clean/part-*.parquet'").fetchall()
     assert 0 < found == rows < 24
