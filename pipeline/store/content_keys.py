@@ -1,4 +1,4 @@
-"""Content keys: the one place that decides when a result is stale.
+"""Content keys: a result is stale when the log has no record under the key that is formed here.
 
 A key is derived from a task's name, its version and its JSON arguments without locations. Three kinds of dict in the
 arguments have a special meaning:
