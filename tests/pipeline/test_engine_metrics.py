@@ -9,6 +9,7 @@ import re
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -121,15 +122,22 @@ def test_kinds_of_nodes_are_those_of_the_plan(site, tmp_path):
     assert {n.name: kind_of(n.name) for n in nodes} == {n.name: n.kind for n in nodes}
 
 
-def test_what_a_run_emits_adds_up_to_its_records(site, tmp_path):
-    seen = []
+@pytest.fixture(scope="module")
+def emitted(site, tmp_path_factory) -> tuple[Path, list[dict]]:
+    """The store of a run 'r', and the snapshots that it emitted."""
+    store, snapshots = tmp_path_factory.mktemp("store"), []
 
     class Watched(InlineBackend):
         def emit(self, run, snapshot):
-            seen.append(values(run, json.loads(json.dumps(snapshot))))
+            snapshots.append(json.loads(json.dumps(snapshot)))
 
-    run_recipe(load_recipe(site / "recipe.yaml"), str(tmp_path), make_backend=Watched, run="r")
-    check_documents(seen[-1], tmp_path)
+    run_recipe(load_recipe(site / "recipe.yaml"), str(store), make_backend=Watched, run="r")
+    return store, snapshots
+
+
+def test_what_a_run_emits_adds_up_to_its_records(emitted):
+    store, snapshots = emitted
+    check_documents(values("r", snapshots[-1]), store)
 
 
 def check_documents(got: dict, store) -> None:
@@ -165,20 +173,14 @@ def scrape(port: int) -> dict[tuple[str, ...], float]:
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray")
 @pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
-def test_a_run_on_ray_shows_its_figures_on_the_metrics_port(ray_session, site, tmp_path):
+def test_a_run_on_ray_shows_its_figures_on_the_metrics_port(ray_session, emitted, tmp_path):
     from pipeline.engine.backends.ray_backend import RayBackend
 
-    last = []
-
-    class Watched(RayBackend):
-        def emit(self, run, snapshot):
-            last[:] = samples(run, snapshot, self.nodes_lost)
-            super().emit(run, snapshot)
-
-    name = f"metrics-{tmp_path.name}"
-    run_recipe(load_recipe(site / "recipe.yaml"), str(tmp_path / "store"), run=name,
-               make_backend=lambda store: Watched(store, 2, child_memory_mb=300, scratch=str(tmp_path)))
-    expected = {(m.exported, *labels.values()): value for m, labels, value in last}
+    store, snapshots = emitted
+    name, backend = f"metrics-{tmp_path.name}", RayBackend(Store(tmp_path / "store"), 1)
+    for snapshot in snapshots:                           # of which Ray's counters add up the differences
+        backend.emit(name, snapshot)
+    expected = {(m.exported, *labels.values()): value for m, labels, value in samples(name, snapshots[-1], 0)}
     assert {name for name, *_ in expected} == {m.exported for m in METRICS}
     deadline = time.monotonic() + 240
     while True:
@@ -190,4 +192,4 @@ def test_a_run_on_ray_shows_its_figures_on_the_metrics_port(ray_session, site, t
         assert time.monotonic() < deadline, {k: (v, shown.get(k)) for k, v in expected.items() if shown.get(k) != v}
         time.sleep(1)
     check_documents({(k[0].removeprefix("ray_").removesuffix("_total"), "r", *k[2:]): v for k, v in shown.items()},
-                    tmp_path / "store")
+                    store)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -13,7 +12,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +26,8 @@ from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.messages import Assignment, Done, Ready, StatusReport
 from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits as measure
-from pipeline.engine.worker.faults import CPU_LIMIT, CrashTriage
+from pipeline.engine.worker.excess import excess
+from pipeline.engine.worker.faults import CPU_LIMIT
 from pipeline.engine.worker.limits import Limits
 from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.fs import Store
@@ -96,19 +95,13 @@ def at_work(backend):
     return found
 
 
-def judged(backend, row, **limits):
+def judged(monkeypatch, row, **limits):
     """These limits hold while a child is at this row. Until then it starts and imports what it is to run, for which it
     takes as long as the machine pleases."""
-    backend.start()
-    supervisor = backend.supervisor
-    patient, excess = supervisor.limits, supervisor._excess
+    def judge(child, job, patient, now):
+        return excess(child, job, replace(patient, **limits) if child.cursor.read()[0] == row else patient, now)
 
-    def judge(child, job, now):
-        supervisor.limits = replace(patient, **limits) if child.cursor.read()[0] == row else patient
-        return excess(child, job, now)
-
-    supervisor._excess = judge
-    return backend
+    monkeypatch.setattr("pipeline.engine.worker.supervisor.excess", judge)
 
 
 def inline(store, specs, tmp_path):
@@ -116,13 +109,16 @@ def inline(store, specs, tmp_path):
     return t.outcome(Scheduler(backend, t.MemoryLog()).run(specs))
 
 
-@pytest.mark.parametrize(("workers", "seed"), [(1, None), (2, 3), (3, None), (3, 4)])
-def test_results_equal_the_inline_backends(processes, store, tmp_path, workers, seed):
-    specs = t.row_specs()
-    log = t.MemoryLog()
-    records = Scheduler(processes(workers), log, dispatch_seed=seed).run(specs)
+def test_results_equal_the_inline_backends_and_few_tasks_wait_at_hand(processes, store, tmp_path):
+    """No more tasks are in flight than there are slots, and as many again at hand."""
+    specs = [*t.row_specs(), *t.row_specs(parts=20, rows=2), *t.row_specs(parts=1, ballast="x" * 3_000_000)]
+    log, backend, most = t.MemoryLog(), processes(3), []
+    submit = backend.submit
+    backend.submit = lambda a: (submit(a), most.append(len(backend.worker.open)))[0]
+    records = Scheduler(backend, log, dispatch_seed=4).run(specs)
     assert t.outcome(records) == inline(store, specs, tmp_path)
     assert len(log.appended) == len(specs)
+    assert 4 <= max(most) <= 6
     for r in records:
         assert store.read(r.files["rows.txt"].path)
         assert 10 < r.rss_mb < 300
@@ -131,45 +127,48 @@ def test_results_equal_the_inline_backends(processes, store, tmp_path, workers, 
 POISON = {"segfault": "crash:SIGSEGV", "spin": "cpu_limit", "exit": "crash:exit3", "memory": "memory"}
 
 
-def check_poison(records, specs, clean):
-    """Exactly the poisoned rows are missing, everything else is as without them."""
-    for i, (record, spec) in enumerate(zip(records, specs)):
+def check_poison(records, specs):
+    """Exactly the poisoned rows are missing."""
+    for record, spec in zip(records, specs):
         poison = {int(k): v for k, v in spec.args["poison"].items()}
         expected = [(row, POISON[kind]) for row, kind in sorted(poison.items())]
         assert [(q["row"], q["reason"]) for q in record.quarantine] == expected
-        assert record.counters["kept"] == 40 - len(poison)
-        if not poison:
-            assert t.outcome([record])[0][1:] == clean[i][1:]
+        assert record.counters["kept"] == spec.args["rows"] - len(poison)
 
 
-@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 8])
-def test_four_kinds_of_poison_cost_exactly_their_rows(processes, store, tmp_path, batch):
-    poison = {0: {5: "segfault"}, 1: {0: "spin"}, 2: {39: "exit"}, 3: {8: "memory"}, 4: {2: "segfault", 3: "exit"}}
-    specs = t.row_specs(poison=poison, memory_mb=100, batch=batch)
-    log = t.MemoryLog()
-    records = Scheduler(processes(2, cpu_s=0.5), log, straggler_s=3600.0).run(specs)
+def test_each_kind_of_trouble_costs_exactly_the_documents_to_blame(processes, store, tmp_path):
+    """One run of six partitions, in which
+
+    * two documents of a batch crash,
+    * one of a large batch never ends,
+    * a large batch takes more than a batch may, though none of its documents does: nobody is blamed,
+    * an innocent document is hit once,
+    * storage does not give a mapped file, twice: no document's fault,
+    * nothing happens.
+    """
+    (tmp_path / "marks").mkdir()
+    specs = [t.row_specs(parts=1, memory_mb=100, **args)[0] for args in (
+        {"poison": {0: {2: "segfault", 3: "exit"}}}, {"poison": {0: {17: "spin"}}, "batch": 22},
+        {"rows": 22, "batch": 22, "cpu_ms": 45}, {"poison": {0: {9: "once"}}, "mark": str(tmp_path / "mark")},
+        {"poison": {0: {9: "mapped"}}, "batch": 1, "marks": str(tmp_path / "marks")}, {})]
+    records = Scheduler(processes(2, cpu_s=0.06), t.MemoryLog(), max_attempts=1, straggler_s=3600.0).run(specs)
     assert len(list(store.list("objects"))) == 6          # dead attempts and inquiries left nothing behind
-    check_poison(records, specs, inline(store, t.row_specs(memory_mb=100, batch=batch), tmp_path))
-    lines = store.read(records[4].files["rows.txt"].path).decode().split()
-    assert lines == [str(n * n) for n in range(160, 200) if n not in (162, 163)]
-
-
-def test_one_that_never_ends_in_a_large_batch_is_found_and_one_batch_that_is_slow_is_not_blamed(processes, store,
-                                                                                                tmp_path):
-    """40 documents: one spins, or all of them take half of what one may, which together is too much for a batch."""
-    log = t.MemoryLog()
-    specs = [*t.row_specs(parts=1, batch=40, poison={0: {33: "spin"}}), *t.row_specs(parts=1, batch=40, cpu_ms=60)]
-    spun, slow = Scheduler(processes(2, cpu_s=0.12), log).run(specs)
-    assert [(q["row"], q["reason"]) for q in spun.quarantine] == [(33, "cpu_limit")]
-    assert (slow.quarantine, slow.counters["kept"]) == ([], 40)
+    crashed, endless, slow, once, mapped, clean = records
+    check_poison([crashed, endless], specs)
+    assert store.read(crashed.files["rows.txt"].path).decode().split() == [str(n * n) for n in range(40)
+                                                                           if n not in (2, 3)]
+    assert (tmp_path / "mark").exists() and len(list((tmp_path / "marks").iterdir())) == 2, "nobody died"
+    assert [(r.quarantine, r.counters["kept"]) for r in (slow, once, mapped)] == [([], 22), ([], 40), ([], 40)]
+    assert t.outcome([clean]) == inline(store, specs[5:], tmp_path)
 
 
 @pytest.mark.parametrize("seen", [10.0, 15.0], ids=["before it went on", "after"])
-def test_what_a_child_uses_while_it_is_measured_is_charged_to_no_document(store, tmp_path, monkeypatch, seen):
+def test_what_a_child_uses_while_it_is_measured_is_charged_to_no_document(monkeypatch, seen):
     """A supervisor that is not scheduled in the middle of a look: the child has gone on by six documents and 5 s."""
     cpu, cursor = 10.0, Cursor()
+    job = SimpleNamespace(spec=t.row_specs(parts=1)[0])
     child = SimpleNamespace(pid=1, cursor=cursor, position=(3, 3, 0), cpu_position=cpu, cpu_quiet=cpu, quiet_since=0.0,
-                            empty_mb=96.0, job=SimpleNamespace(spec=t.row_specs(parts=1)[0]))
+                            empty_mb=96.0)
     cursor.set(3, 3, 0)
 
     def stands_still(pid):
@@ -179,31 +178,26 @@ def test_what_a_child_uses_while_it_is_measured_is_charged_to_no_document(store,
     monkeypatch.setattr(measure, "anonymous_mb", lambda pid: 50.0)
     monkeypatch.setattr(measure, "working_seconds", lambda pid: cpu)
     monkeypatch.setattr(measure, "cpu_seconds", stands_still)
-    supervisor = Supervisor(store.root, 1, Limits(cpu_s=1.0), scratch=str(tmp_path))
-    try:
-        assert supervisor._excess(child, child.job, 1.0) is None
-        found = []
-        for cpu in (15.2, 16.1, 16.3):
-            monkeypatch.setattr(measure, "cpu_seconds", lambda pid, cpu=cpu: cpu)
-            found.append(supervisor._excess(child, child.job, 2.0))
-        assert found == [None, None, CPU_LIMIT], "a second at row 9"
-    finally:
-        supervisor.close()
+    assert excess(child, job, Limits(cpu_s=1.0), 1.0) is None
+    found = []
+    for cpu in (15.2, 16.1, 16.3):
+        monkeypatch.setattr(measure, "cpu_seconds", lambda pid, cpu=cpu: cpu)
+        found.append(excess(child, job, Limits(cpu_s=1.0), 2.0))
+    assert found == [None, None, CPU_LIMIT], "a second at row 9"
 
 
 def test_killed_children_quarantine_nobody(processes, store, tmp_path):
     mark = tmp_path / "mark"                             # until it is there, every part stays at its row 20
-    specs = t.row_specs(parts=4, poison={p: {20: "held"} for p in range(4)}, mark=str(mark))
+    specs = t.row_specs(parts=3, poison={p: {20: "held"} for p in range(3)}, mark=str(mark))
     backend = processes(2)
     backend.start()
     killed = []
 
     def chaos():
-        rng = random.Random(7)
         try:
-            for _ in range(3):
-                victim = rng.choice(until(lambda: [c.pid for c in at_work(backend) if c.pid not in killed]))
-                os.kill(victim, rng.choice([signal.SIGKILL, signal.SIGTERM]))
+            for signum in (signal.SIGKILL, signal.SIGTERM):
+                victim = until(lambda: [c.pid for c in at_work(backend) if c.pid not in killed])[0]
+                os.kill(victim, signum)
                 killed.append(victim)
         finally:
             mark.touch()
@@ -212,36 +206,20 @@ def test_killed_children_quarantine_nobody(processes, store, tmp_path):
     thread.start()
     records = Scheduler(backend, t.MemoryLog()).run(specs)
     thread.join()
-    assert len(killed) == 3
+    assert len(killed) == 2
     assert t.outcome(records) == inline(store, specs, tmp_path)
     assert all(r.quarantine == [] for r in records)
 
 
-def test_an_innocent_document_that_was_hit_once_is_not_quarantined(processes, tmp_path, store):
-    specs = t.row_specs(parts=1, poison={0: {9: "once"}}, mark=str(tmp_path / "mark"))
-    [record] = Scheduler(processes(1), t.MemoryLog()).run(specs)
-    assert (tmp_path / "mark").exists()
-    assert record.quarantine == []
-    assert record.counters["kept"] == 40
-
-
-def test_a_model_that_storage_does_not_give_is_no_documents_fault(processes, tmp_path):
-    (tmp_path / "marks").mkdir()
-    specs = t.row_specs(parts=1, batch=1, poison={0: {9: "mapped"}}, marks=str(tmp_path / "marks"))
-    [record] = Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run(specs)
-    assert len(list((tmp_path / "marks").iterdir())) == 2, "nobody died"
-    assert (record.quarantine, record.counters["kept"]) == ([], 40)
-
-
 def test_the_suspect_is_probed_in_a_child_that_has_seen_nothing_else(processes):
-    backend = processes(3)
+    backend = processes(1)
     scheduler = Scheduler(backend, t.MemoryLog())
-    scheduler.run(t.row_specs(parts=6, ms=1))
-    assert len(backend.supervisor.pids) == 3        # warm and idle
+    scheduler.run(t.row_specs(parts=1))
+    assert len(backend.supervisor.pids) == 1        # warm and idle
     [record] = scheduler.run(t.row_specs(parts=1, poison={0: {9: "warm"}}))
     assert record.quarantine == []
     assert record.counters["kept"] == 40
-    assert len(backend.supervisor.pids) <= 3
+    assert len(backend.supervisor.pids) == 1
 
 
 def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path):
@@ -269,11 +247,12 @@ def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path):
     assert backend.supervisor.pids == stopped           # it was waited for, not replaced
 
 
-def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_quarantined(processes):
+def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_quarantined(processes, monkeypatch):
+    judged(monkeypatch, 0, wall_s=1.0)
     specs = t.row_specs(parts=1, poison={0: {3: "sleep"}})
     log = t.MemoryLog()
     with pytest.raises(TaskFailed, match="stood still 2 times, at row 0"):      # a batch of 8 starts at row 0
-        Scheduler(judged(processes(1), 0, wall_s=1.0), log, max_attempts=1).run(specs)
+        Scheduler(processes(1), log, max_attempts=1).run(specs)
     assert log.appended == []
 
 
@@ -304,7 +283,7 @@ def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store,
 def test_a_row_at_which_children_get_killed_from_outside_is_not_quarantined_either(processes):
     log = t.MemoryLog()
     with pytest.raises(TaskFailed, match=r"killed:SIGKILL, at row 3, stage 2") as caught:
-        Scheduler(processes(1), log, max_attempts=1, max_lost=2).run(
+        Scheduler(processes(1, max_environment=0), log, max_attempts=1, max_lost=2).run(
             t.row_specs(parts=1, batch=1, poison={0: {3: "killed"}}))
     assert len(caught.value.reasons) == 2
     assert log.appended == []
@@ -313,46 +292,41 @@ def test_a_row_at_which_children_get_killed_from_outside_is_not_quarantined_eith
 def test_a_crash_in_set_up_fails_the_run_with_the_childs_last_words(processes, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     with pytest.raises(TaskFailed, match="outside any document") as caught:
-        Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([t.spec(t.SetupDies)])
+        Scheduler(processes(1, max_environment=0), t.MemoryLog(), max_attempts=1).run([t.spec(t.SetupDies)])
     [note] = caught.value.__notes__
     assert "Segmentation fault" in note and "loading the model" in note and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("record", "place"), [(-1, "outside any document"), (3, "while reading record 3")])
-def test_what_computes_for_ever_outside_documents_fails_the_run_and_is_named(processes, record, place):
-    spec = t.spec(t.Endless, record=record)
-    backend = judged(processes(1), record, reading_cpu_s=0.3, cpu_s=0.1)
+def test_what_computes_for_ever_outside_documents_fails_the_run_and_is_named(processes, monkeypatch, record, place):
+    judged(monkeypatch, record, reading_cpu_s=0.3, cpu_s=0.1)
     with pytest.raises(TaskFailed, match=f"t 0 failed: it computes {place}"):
-        Scheduler(backend, t.MemoryLog(), max_attempts=1).run([spec])
+        Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([t.spec(t.Endless, record=record)])
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("spin", "cpu_limit"), ("memory", "memory"),
-                                              ("segfault", "crash:SIGSEGV")])
-def test_a_file_that_its_reader_cannot_stand_is_not_read_on_and_the_next_one_is(processes, kind, reason):
-    backend = judged(processes(1), 4, record_cpu_s=0.3)
-    spec, log = t.spec(t.Reads, files=3, poison={"1": [4, kind]}), t.MemoryLog()
+def test_a_file_that_its_reader_cannot_stand_is_not_read_on_and_the_next_one_is(processes):
+    backend = processes(1, record_cpu_s=0.3)
     backend.start()
+    spec, log = t.spec(t.Reads, files=3, poison={"0": [1, "spin"], "1": [4, "memory"]}), t.MemoryLog()
     spawned, spawn = [], backend.supervisor._spawn
     backend.supervisor._spawn = lambda job: spawned.append(job.triage.mode) or spawn(job)
     [record] = Scheduler(backend, log, max_attempts=1).run([spec])
-    assert record.counters == {"kept": 7}
-    assert log.rows == {spec.key: {4: (READING - 1, reason)}}
-    assert spawned == ["run", "read", "run"]
+    assert record.counters == {"kept": 5}
+    assert log.rows == {spec.key: {1: (READING, "cpu_limit"), 4: (READING - 1, "memory")}}
+    assert spawned == ["run", "read", "run", "read", "run"]
 
 
 def test_a_full_disk_is_waited_for_and_held_against_nobody(processes, tmp_path):
     (tmp_path / "marks").mkdir()
-    spec = t.spec(t.Full, marks=str(tmp_path / "marks"), times=2)
+    spec = t.spec(t.Full, marks=str(tmp_path / "marks"), times=1)
     [record] = Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([spec])
-    assert record.counters == {"n": 1} and len(list((tmp_path / "marks").iterdir())) == 3
+    assert record.counters == {"n": 1} and len(list((tmp_path / "marks").iterdir())) == 2
 
 
 def test_a_disk_too_full_to_start_a_child_is_waited_for_too(processes, store, tmp_path, monkeypatch):
-    from pipeline.engine.worker import supervisor
-
-    specs, backend = t.row_specs(parts=2), processes(2)
+    specs, backend = t.row_specs(parts=1), processes(1, max_environment=1)
     backend.start()
-    real, failing = backend.supervisor.scratch.folder, [2]
+    real, failing = backend.supervisor.scratch.folder, [1]
 
     def folder():
         if failing[0]:
@@ -363,29 +337,22 @@ def test_a_disk_too_full_to_start_a_child_is_waited_for_too(processes, store, tm
     monkeypatch.setattr(backend.supervisor.scratch, "folder", folder)
     records = Scheduler(backend, t.MemoryLog(), max_attempts=1).run(specs)
     assert failing == [0] and t.outcome(records) == inline(store, specs, tmp_path)
-    monkeypatch.setattr(supervisor, "CrashTriage", partial(CrashTriage, max_environment=0))
-    for child in list(backend.supervisor._children):
-        backend.supervisor._bury(child)
     failing[0] = 99
     with pytest.raises(TaskFailed, match=r"no space left for temporary files in .*set TMPDIR to a larger disk"):
-        Scheduler(backend, t.MemoryLog(), max_attempts=1, max_lost=2).run(t.row_specs(parts=1, rows=7))
+        Scheduler(backend, t.MemoryLog(), max_attempts=1, max_lost=1).run(t.row_specs(parts=1, mark="unconfined"))
 
 
-def test_a_disk_that_stays_full_ends_the_run_with_its_name(processes, tmp_path, monkeypatch):
-    from pipeline.engine.worker import supervisor
-
-    monkeypatch.setattr(supervisor, "CrashTriage", partial(CrashTriage, max_environment=0))
+def test_a_disk_that_stays_full_ends_the_run_with_its_name(processes, tmp_path):
     (tmp_path / "marks").mkdir()
     spec = t.spec(t.Full, marks=str(tmp_path / "marks"), times=99)
     with pytest.raises(TaskFailed, match="No space left on device: '/scratch/x'"):
-        Scheduler(processes(1), t.MemoryLog(), max_attempts=1, max_lost=2).run([spec])
+        Scheduler(processes(1, max_environment=0), t.MemoryLog(), max_attempts=1, max_lost=2).run([spec])
     assert len(list((tmp_path / "marks").iterdir())) == 2
 
 
 def test_an_exception_carries_its_traceback(processes):
     with pytest.raises(TaskFailed, match="no such thing as bread") as caught:
-        Scheduler(processes(1), t.MemoryLog(), max_attempts=2).run([t.spec(t.Fails, what="bread")])
-    assert len(caught.value.reasons) == 2
+        Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([t.spec(t.Fails, what="bread")])
     assert "raise ValueError" in caught.value.__notes__[0] and "\n" not in str(caught.value)
 
 
@@ -395,15 +362,10 @@ def test_a_task_that_ignores_its_orders_is_named(processes):
 
 
 def test_what_libraries_print_does_not_disturb_and_children_stay_warm(processes, store):
-    specs = [t.spec(t.Noisy, order=i, n=i) for i in range(6)]
-    for recycle_cpu_s, children in ((600.0, 1), (0.0, 6)):
+    specs = [t.spec(t.Noisy, order=i, n=i) for i in range(2)]
+    for recycle_cpu_s, children in ((600.0, 1), (0.0, 2)):
         records = Scheduler(processes(1, recycle_cpu_s=recycle_cpu_s), t.MemoryLog()).run(specs)
         assert len({store.read(r.files["pid.txt"].path) for r in records}) == children
-
-
-def test_a_large_assignment_gets_through(processes):
-    [record] = Scheduler(processes(1), t.MemoryLog()).run(t.row_specs(parts=1, ballast="x" * 3_000_000))
-    assert record.counters["kept"] == 40
 
 
 def test_a_straggler_is_doubled_and_the_loser_killed(processes, tmp_path):
@@ -483,7 +445,7 @@ finally:
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_a_driver_that_ends_leaves_no_process(tmp_path, signum):
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path / "store"), str(tmp_path)], cwd=REPO,
                               stdout=subprocess.PIPE, text=True)
@@ -537,7 +499,7 @@ def test_gpu_children_see_their_own_share_and_the_others_none(store, tmp_path, m
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-7f")
     backend = ProcessBackend(store, 6, memory_mb=6000, scratch=str(tmp_path))
     specs = [replace(t.spec(t.Devices, node=f"g{gpus}", order=i, n=i, gpus=gpus), gpus=gpus)
-             for i, gpus in enumerate([0, 0.5, 1, 2] * 4)]
+             for i, gpus in enumerate([0, 0.5, 1, 2] * 2)]
     try:
         records = Scheduler(backend, t.MemoryLog(), dispatch_seed=3).run(specs)
     finally:
@@ -631,11 +593,3 @@ def test_a_child_that_is_stopped_is_named_with_its_process_until_it_goes_on(proc
     pid = stopped[0]
     assert watch.said["pid"] == pid and f"process {pid} on {socket.gethostname()} (stopped); kill -CONT {pid}" in \
         watch.said["hangs"]
-
-
-def test_no_more_is_in_flight_than_the_slots_and_as_much_at_hand(processes):
-    backend, most = processes(3), []
-    submit = backend.submit
-    backend.submit = lambda a: (submit(a), most.append(len(backend.worker.open)))[0]
-    Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=60, rows=2))
-    assert 4 <= max(most) <= 6
