@@ -113,8 +113,9 @@ def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARP
     Example:
       tokenmill lm compile en.arpa.gz --sentencepiece en.sp.model --out en.lm
     """
+    from stages.text.arpa import compile_arpa
     from stages.text.ccnet import processor
-    from stages.text.ngram_lm import BadModel, compile_arpa
+    from stages.text.ngram_lm import BadModel
 
     _known(normalize)
     if not arpa.is_file():

@@ -1,10 +1,10 @@
 """Back-off n-gram language models: a compact file that workers map into memory, and the scores it gives.
 
-A model is read from ARPA (of SRILM, IRSTLM, lmplz or our own trainer, `stages.text.kneser_ney`) or trained, and kept as
-one file. Scores are KenLM's (Heafield 2011; kenlm 0.3.0): the score of a word is the log10 probability of the longest
-n-gram that ends in it plus the back-off weights of the longer contexts, added in float32 in KenLM's order, so that each
-word scores as in KenLM to the bit. A text's score is the sum over its words in float64 (KenLM sums in float32, and so
-loses digits over long texts). Unseen words are scored as `<unk>`, or -100 where the model has no `<unk>`, as in KenLM.
+A model is compiled from ARPA (`stages.text.arpa`) or trained (`stages.text.kneser_ney`), and kept as one file. Scores
+are KenLM's (Heafield 2011; kenlm 0.3.0): the score of a word is the log10 probability of the longest n-gram that ends
+in it plus the back-off weights of the longer contexts, added in float32 in KenLM's order, so that each word scores as
+in KenLM to the bit. A text's score is the sum over its words in float64 (KenLM sums in float32, and so loses digits
+over long texts). Unseen words are scored as `<unk>`, or -100 where the model has no `<unk>`, as in KenLM.
 
 File (little-endian, sections start at multiples of 64):
 
@@ -21,13 +21,10 @@ probability n²/2⁶⁵, three in a million for 10⁷ n-grams; a collision withi
 
 from __future__ import annotations
 
-import gzip
 import json
 import mmap
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,12 +33,8 @@ from stages.text.compiled import njit
 
 MAGIC = b"tokenmill ngram 1\n"
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
-#: log10 probability of unknown words in models without <unk>
-UNKNOWN = -100.0
 #: highest order of a model that can be read, its longest header (bytes), and most words
 MOST_ORDER, MOST_HEADER, MOST_WORDS = 10, 1 << 20, 1 << 24
-#: numbers in ARPA must be smaller than this, so that float32 holds them
-LARGEST = 1e38
 #: slots per n-gram
 ROOM = 1.5
 _ALIGN = 64
@@ -67,21 +60,20 @@ def _slot(key: np.uint64, slots: np.uint64) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def _find(table: np.ndarray, key: np.uint64) -> np.int64:
-    """Row of a key in a table, -1 if it is not there."""
-    slots = np.uint64(table.shape[0])
-    if slots == np.uint64(0):
+def _find(rows: np.ndarray, first: int, slots: int, key: np.uint64) -> np.int64:
+    """Row of a key in the table of `slots` rows that begins at row `first`, -1 if it is not there."""
+    if slots == 0:
         return np.int64(-1)
-    at = _slot(key, slots)
-    for _ in range(table.shape[0]):
-        found = table[at, 0]
+    at = np.int64(_slot(key, np.uint64(slots)))
+    for _ in range(slots):
+        found = rows[first + at, 0]
         if found == key:
-            return np.int64(at)
+            return np.int64(first + at)
         if found == np.uint64(0):
             return np.int64(-1)
-        at += np.uint64(1)
+        at += 1
         if at == slots:
-            at = np.uint64(0)
+            at = np.int64(0)
     return np.int64(-1)
 
 
@@ -108,11 +100,12 @@ def _fill(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.int64:
 
 
 @njit(cache=True, nogil=True)
-def _score(ids: np.ndarray, start: np.ndarray, unigrams: np.ndarray, tables: tuple[np.ndarray, ...],
-           values: tuple[np.ndarray, ...], out: np.ndarray, matched: np.ndarray) -> float:
+def _score(ids: np.ndarray, start: np.ndarray, unigrams: np.ndarray, rows: np.ndarray, values: np.ndarray,
+           tables: np.ndarray, out: np.ndarray, matched: np.ndarray) -> float:
     """Score the words `ids` after the context `start` (at most one id) and return the sum. Writes the scores (float32)
-    to `out` and the lengths of the n-grams found to `matched`. `values` are the tables as float32 (slots, 4)."""
-    longest = len(tables)                         # words of the longest context
+    to `out` and the lengths of the n-grams found to `matched`. `rows` is the file as uint64 (n, 2) and `values` the
+    same as float32 (n, 4); `tables` has the first row and the number of slots of each order's table."""
+    longest = tables.shape[0]                     # words of the longest context
     context = np.zeros(longest + 1, np.uint64)    # the latest first
     held = 0
     backoffs, fresh = np.zeros(longest + 1, np.float32), np.zeros(longest + 1, np.float32)
@@ -126,11 +119,11 @@ def _score(ids: np.ndarray, start: np.ndarray, unigrams: np.ndarray, tables: tup
         node, length = np.uint64(word), 1
         for k in range(held):
             node = _combine(node, context[k])
-            row = _find(tables[k], node)
+            row = _find(rows, tables[k, 0], tables[k, 1], node)
             if row < 0:
                 break
-            score = values[k][row, 2]
-            fresh[k + 1] = values[k][row, 3]
+            score = values[row, 2]
+            fresh[k + 1] = values[row, 3]
             length = k + 2
         for k in range(length - 1, held):
             score += backoffs[k]
@@ -184,14 +177,16 @@ class NgramLM:
             self.unigrams = np.frombuffer(self._bytes("unigrams"), np.float32).reshape(-1, 2)
             if len(self.words) != len(self.unigrams) or self.words[0] != UNK or len(self.words) > MOST_WORDS:
                 raise ValueError("words and their probabilities differ in number")
-            raw = [self._bytes(f"grams{n}") for n in range(2, self.order + 1)]
-            self.tables = tuple(np.frombuffer(b, np.uint64).reshape(-1, 2) for b in raw)
-            self._values = tuple(np.frombuffer(b, np.float32).reshape(-1, 4) for b in raw)
+            places = [self._sections[f"grams{n}"] for n in range(2, self.order + 1)]
+            if any(length % 16 for _, length in places):
+                raise ValueError("a table of n-grams ends within a row")
+            self._tables = np.array(places, np.int64).reshape(-1, 2) // 16
+            self._rows = np.frombuffer(self._map, np.uint64, size // 16 * 2).reshape(-1, 2)
+            self._values = self._rows.view(np.float32)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as e:
             raise BadModel(f"{path} is damaged ({e}); train or compile it again") from None
         self._index: dict[str, int] | None = None
-        places = self.index
-        self.bos, self.eos = places.get(BOS, 0), places.get(EOS, 0)
+        self.bos, self.eos = self.index.get(BOS, 0), self.index.get(EOS, 0)
 
     def _bytes(self, name: str) -> memoryview:
         at, length = self._sections[name]
@@ -235,12 +230,7 @@ class NgramLM:
             raise IndexError(f"word ids must lie in 0 … {len(self.words) - 1}")
         start = np.array([self.bos] if bos else [], np.int64)
         out, matched = np.empty(len(ids), np.float32), np.empty(len(ids), np.int64)
-        total = 0.0
-        if self.tables:
-            total = _score(ids, start, self.unigrams, self.tables, self._values, out, matched)
-        else:                                       # numba knows no empty tuple of arrays
-            out[:], matched[:] = self.unigrams[ids, 0], 1
-            total = float(np.cumsum(out, dtype=np.float64)[-1]) if len(out) else 0.0
+        total = _score(ids, start, self.unigrams, self._rows, self._values, self._tables, out, matched)
         return total, out, matched
 
 
@@ -291,152 +281,3 @@ def _table(n: str, slots: int, keys: np.ndarray, values: np.ndarray) -> np.ndarr
 
 def _up(n: int) -> int:
     return -(-n // _ALIGN) * _ALIGN
-
-
-# -- ARPA --------------------------------------------------------------------------------------------------------------
-def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *, normalize: str = "none",
-                 pieces: bytes = b"") -> list[int]:
-    """Compile an ARPA file (plain or .gz) into a model. Returns the number of n-grams of each order.
-
-    SRILM prunes n-grams that are the end (all words but the first) of longer ones. Such ends are added here with the
-    probability that every reader of ARPA gives them: the back-off weight of the context plus the probability of the
-    shorter n-gram. Memory: about 150 bytes per n-gram. Raises BadModel, with the line, for a file that is no ARPA.
-    """
-    words: list[str] = []
-    orders: list[tuple[np.ndarray, np.ndarray]] = []       # ids (n-grams, n), values (n-grams, 2)
-    for n, ids, values, known in _sections(source):
-        if n > MOST_ORDER:
-            raise BadModel(f"{source}: orders above {MOST_ORDER} are not supported")
-        words = known
-        orders.append((ids, values))
-    for n in range(2, len(orders)):
-        contexts = hashes(list(orders[n - 1][0].T))
-        lost = np.flatnonzero(~np.isin(hashes(list(orders[n][0][:, :-1].T)), contexts))
-        if len(lost):
-            shown = " ".join(words[i] for i in orders[n][0][lost[0]])
-            raise BadModel(f"{source}: the context of the {n + 1}-gram '{shown}' is no {n}-gram of the model, so it "
-                           f"could not be reached; KenLM refuses such a model, too")
-    unigrams = np.zeros((len(words), 2), np.float32)
-    unigrams[0, 0] = UNKNOWN
-    unigrams[orders[0][0][:, 0]] = orders[0][1]
-    grams = _closed(unigrams, orders[1:])
-    try:
-        write_model(out, words, unigrams, [len(k) for k, _ in grams], grams, normalize=normalize, pieces=pieces)
-    except ValueError as e:
-        raise BadModel(f"{source}: {e}") from None
-    return [len(words), *(len(k) for k, _ in grams)]
-
-
-def _closed(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]]
-            ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Hashes and values of every order, after adding the missing ends of all n-grams to the order below."""
-    ids = [i for i, _ in orders]
-    values = [v for _, v in orders]
-    missing: list[list[np.ndarray]] = [[] for _ in orders]
-    for n in range(len(orders) - 1, 0, -1):  # from the longest order down, since an added n-gram has an end, too
-        every = np.concatenate([ids[n], *missing[n]]) if missing[n] else ids[n]
-        ends = np.unique(every[:, 1:], axis=0)
-        known = hashes(list(ids[n - 1].T))
-        lacking = ends[~np.isin(hashes(list(ends.T)), known)]
-        if len(lacking):
-            missing[n - 1].append(lacking)
-    out: list[tuple[np.ndarray, np.ndarray]] = []
-    for n in range(len(orders)):
-        for rows in missing[n]:
-            made = np.zeros((len(rows), 2), np.float32)
-            made[:, 0] = _backed_off(rows, unigrams, out[n - 1] if n else None)
-            ids[n], values[n] = np.concatenate([ids[n], rows]), np.concatenate([values[n], made])
-        out.append((hashes(list(ids[n].T)), values[n]))
-    return out
-
-
-def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
-    """log10 probability of n-grams that a model lacks: back-off of the context plus probability of the end."""
-    if lower is None:
-        return unigrams[rows[:, 0], 1] + unigrams[rows[:, 1], 0]
-    order = np.argsort(lower[0], kind="stable")
-    keys, values = lower[0][order], lower[1][order]
-
-    def look(part: np.ndarray, column: int) -> np.ndarray:
-        wanted = hashes(list(part.T))
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where(keys[at] == wanted, values[at, column], np.float32(0))
-
-    return look(rows[:, :-1], 1) + look(rows[:, 1:], 0)
-
-
-def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray, np.ndarray, list[str]]]:
-    """Yields (order, ids int64 (n-grams, order), values float32 (n-grams, 2), words) for every order of an ARPA
-    file."""
-    index: dict[str, int] = {UNK: 0}
-    order, number, wanted = 0, 0, 0
-    flat: list[int] = []
-    numbers: list[float] = []
-    ended = False
-
-    def made() -> tuple[int, np.ndarray, np.ndarray, list[str]]:
-        return (order, np.array(flat, np.int64).reshape(-1, order), np.array(numbers, np.float32).reshape(-1, 2),
-                list(index))
-
-    opened = gzip.open if Path(source).suffix == ".gz" else open
-    with opened(source, "rb") as f:
-        for number, raw in enumerate(_read(source, f), 1):
-            line = raw.strip(b" \t\r\n")
-            if not line:
-                continue
-            if line.startswith(b"\\"):
-                if order:
-                    yield made()
-                    flat, numbers = [], []
-                if line == b"\\end\\":
-                    ended = True
-                    break
-                if line != b"\\data\\":
-                    order = _order(source, number, line, order)
-                continue
-            if not order:
-                if b"\0" in line or line.startswith(b"mmap lm"):
-                    break
-                continue                                    # ngram 1=…: counts, which the lines show themselves
-            # KenLM and SRILM separate the numbers by tabs and the words by blanks; others use only blanks
-            fields = line.split(b"\t") if line.count(b"\t") else line.split(b" ")
-            if len(fields) >= 2 and line.count(b"\t"):
-                fields = [fields[0], *fields[1].split(b" "), *fields[2:]]
-            if len(fields) not in (order + 1, order + 2):
-                raise BadModel(f"{source}:{number}: an entry of \\{order}-grams: has a probability, {order} words and "
-                               f"perhaps a back-off weight")
-            try:
-                said = float(fields[0]), float(fields[order + 1]) if len(fields) == order + 2 else 0.0
-                if not all(abs(x) < LARGEST for x in said):
-                    raise ValueError(f"{said[0]:g}, {said[1]:g}: probabilities and weights are finite numbers")
-                numbers += said
-                if order == 1:
-                    flat.append(index.setdefault(_unk(fields[1].decode()), len(index)))
-                else:
-                    flat += [index[_unk(w.decode())] for w in fields[1:order + 1]]
-            except KeyError as e:
-                raise BadModel(f"{source}:{number}: the word {e} is no unigram of the model") from None
-            except ValueError as e:
-                raise BadModel(f"{source}:{number}: {e}") from None
-            wanted += 1
-    if not ended or not wanted:
-        raise BadModel(f"{source} is no ARPA file, or a cut one (no \\end\\). Binary files of KenLM cannot be read: "
-                       f"give the ARPA file they were made of")
-
-
-def _read(source: Any, lines: Iterable[bytes]) -> Iterator[bytes]:
-    try:
-        yield from lines
-    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
-        raise BadModel(f"{source} is a damaged .gz file ({e}); get it again") from None
-
-
-def _order(source: Any, number: int, line: bytes, before: int) -> int:
-    if line != f"\\{before + 1}-grams:".encode():
-        raise BadModel(f"{source}:{number}: expected \\{before + 1}-grams: or \\end\\, found {line[:40]!r}")
-    return before + 1
-
-
-def _unk(word: str) -> str:
-    """A word of ARPA; <UNK>, as SRILM and others write it, becomes <unk> as in KenLM."""
-    return UNK if word == "<UNK>" else word

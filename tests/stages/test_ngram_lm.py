@@ -14,8 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from stages.text.arpa import compile_arpa
 from stages.text.kneser_ney import columns, save, save_arpa, train
-from stages.text.ngram_lm import BadModel, NgramLM, compile_arpa
+from stages.text.ngram_lm import BadModel, NgramLM
 from tests.stages.test_conformance import WORDS, pick
 
 #: made by lmplz and the Python package of kenlm 0.3.0

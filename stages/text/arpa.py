@@ -1,0 +1,167 @@
+"""Compile an ARPA file (of SRILM, IRSTLM, lmplz or our own trainer) into a model of `stages.text.ngram_lm`."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.text.ngram_lm import MOST_ORDER, UNK, BadModel, hashes, write_model
+
+#: log10 probability of unknown words in models without <unk>
+UNKNOWN = -100.0
+#: numbers in ARPA must be smaller than this, so that float32 holds them
+LARGEST = 1e38
+
+
+def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *, normalize: str = "none",
+                 pieces: bytes = b"") -> list[int]:
+    """Compile an ARPA file (plain or .gz) into a model. Returns the number of n-grams of each order.
+
+    SRILM prunes n-grams that are the end (all words but the first) of longer ones. Such ends are added here with the
+    probability that every reader of ARPA gives them: the back-off weight of the context plus the probability of the
+    shorter n-gram. Memory: about 150 bytes per n-gram. Raises BadModel, with the line, for a file that is no ARPA.
+    """
+    words: list[str] = []
+    orders: list[tuple[np.ndarray, np.ndarray]] = []       # ids (n-grams, n), values (n-grams, 2)
+    for n, ids, values, known in _sections(source):
+        if n > MOST_ORDER:
+            raise BadModel(f"{source}: orders above {MOST_ORDER} are not supported")
+        words = known
+        orders.append((ids, values))
+    for n in range(2, len(orders)):
+        contexts = hashes(list(orders[n - 1][0].T))
+        lost = np.flatnonzero(~np.isin(hashes(list(orders[n][0][:, :-1].T)), contexts))
+        if len(lost):
+            shown = " ".join(words[i] for i in orders[n][0][lost[0]])
+            raise BadModel(f"{source}: the context of the {n + 1}-gram '{shown}' is no {n}-gram of the model, so it "
+                           f"could not be reached; KenLM refuses such a model, too")
+    unigrams = np.zeros((len(words), 2), np.float32)
+    unigrams[0, 0] = UNKNOWN
+    unigrams[orders[0][0][:, 0]] = orders[0][1]
+    grams = _closed(unigrams, orders[1:])
+    try:
+        write_model(out, words, unigrams, [len(k) for k, _ in grams], grams, normalize=normalize, pieces=pieces)
+    except ValueError as e:
+        raise BadModel(f"{source}: {e}") from None
+    return [len(words), *(len(k) for k, _ in grams)]
+
+
+def _closed(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]]
+            ) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Hashes and values of every order, after adding the missing ends of all n-grams to the order below."""
+    ids = [i for i, _ in orders]
+    values = [v for _, v in orders]
+    missing: list[list[np.ndarray]] = [[] for _ in orders]
+    for n in range(len(orders) - 1, 0, -1):  # from the longest order down, since an added n-gram has an end, too
+        every = np.concatenate([ids[n], *missing[n]]) if missing[n] else ids[n]
+        ends = np.unique(every[:, 1:], axis=0)
+        known = hashes(list(ids[n - 1].T))
+        lacking = ends[~np.isin(hashes(list(ends.T)), known)]
+        if len(lacking):
+            missing[n - 1].append(lacking)
+    out: list[tuple[np.ndarray, np.ndarray]] = []
+    for n in range(len(orders)):
+        for rows in missing[n]:
+            made = np.zeros((len(rows), 2), np.float32)
+            made[:, 0] = _backed_off(rows, unigrams, out[n - 1] if n else None)
+            ids[n], values[n] = np.concatenate([ids[n], rows]), np.concatenate([values[n], made])
+        out.append((hashes(list(ids[n].T)), values[n]))
+    return out
+
+
+def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
+    """log10 probability of n-grams that a model lacks: back-off of the context plus probability of the end."""
+    if lower is None:
+        return unigrams[rows[:, 0], 1] + unigrams[rows[:, 1], 0]
+    order = np.argsort(lower[0], kind="stable")
+    keys, values = lower[0][order], lower[1][order]
+
+    def look(part: np.ndarray, column: int) -> np.ndarray:
+        wanted = hashes(list(part.T))
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        return np.where(keys[at] == wanted, values[at, column], np.float32(0))
+
+    return look(rows[:, :-1], 1) + look(rows[:, 1:], 0)
+
+
+def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray, np.ndarray, list[str]]]:
+    """Yields (order, ids int64 (n-grams, order), values float32 (n-grams, 2), words) for every order of an ARPA
+    file."""
+    index: dict[str, int] = {UNK: 0}
+    order, number, wanted = 0, 0, 0
+    flat: list[int] = []
+    numbers: list[float] = []
+    ended = False
+
+    def made() -> tuple[int, np.ndarray, np.ndarray, list[str]]:
+        return (order, np.array(flat, np.int64).reshape(-1, order), np.array(numbers, np.float32).reshape(-1, 2),
+                list(index))
+
+    opened = gzip.open if Path(source).suffix == ".gz" else open
+    with opened(source, "rb") as f:
+        for number, raw in enumerate(_read(source, f), 1):
+            line = raw.strip(b" \t\r\n")
+            if not line:
+                continue
+            if line.startswith(b"\\"):
+                if order:
+                    yield made()
+                    flat, numbers = [], []
+                if line == b"\\end\\":
+                    ended = True
+                    break
+                if line != b"\\data\\":
+                    order = _order(source, number, line, order)
+                continue
+            if not order:
+                if b"\0" in line or line.startswith(b"mmap lm"):
+                    break
+                continue                                    # ngram 1=…: counts, which the lines show themselves
+            # KenLM and SRILM separate the numbers by tabs and the words by blanks; others use only blanks
+            fields = line.split(b"\t") if line.count(b"\t") else line.split(b" ")
+            if len(fields) >= 2 and line.count(b"\t"):
+                fields = [fields[0], *fields[1].split(b" "), *fields[2:]]
+            if len(fields) not in (order + 1, order + 2):
+                raise BadModel(f"{source}:{number}: an entry of \\{order}-grams: has a probability, {order} words and "
+                               f"perhaps a back-off weight")
+            try:
+                said = float(fields[0]), float(fields[order + 1]) if len(fields) == order + 2 else 0.0
+                if not all(abs(x) < LARGEST for x in said):
+                    raise ValueError(f"{said[0]:g}, {said[1]:g}: probabilities and weights are finite numbers")
+                numbers += said
+                if order == 1:
+                    flat.append(index.setdefault(_unk(fields[1].decode()), len(index)))
+                else:
+                    flat += [index[_unk(w.decode())] for w in fields[1:order + 1]]
+            except KeyError as e:
+                raise BadModel(f"{source}:{number}: the word {e} is no unigram of the model") from None
+            except ValueError as e:
+                raise BadModel(f"{source}:{number}: {e}") from None
+            wanted += 1
+    if not ended or not wanted:
+        raise BadModel(f"{source} is no ARPA file, or a cut one (no \\end\\). Binary files of KenLM cannot be read: "
+                       f"give the ARPA file they were made of")
+
+
+def _read(source: Any, lines: Iterable[bytes]) -> Iterator[bytes]:
+    try:
+        yield from lines
+    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
+        raise BadModel(f"{source} is a damaged .gz file ({e}); get it again") from None
+
+
+def _order(source: Any, number: int, line: bytes, before: int) -> int:
+    if line != f"\\{before + 1}-grams:".encode():
+        raise BadModel(f"{source}:{number}: expected \\{before + 1}-grams: or \\end\\, found {line[:40]!r}")
+    return before + 1
+
+
+def _unk(word: str) -> str:
+    """A word of ARPA; <UNK>, as SRILM and others write it, becomes <unk> as in KenLM."""
+    return UNK if word == "<UNK>" else word
