@@ -45,6 +45,8 @@ def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if unknown or missing or not ("text" in record or "html" in record):
             raise ValueError(f"{path.name}:{number}: unknown keys {unknown}, missing {missing or 'none'}; "
                              f"'text' or 'html' must be there")
+        if "config" in head:
+            record["config"] = {**head["config"], **record.get("config", {})}
         cases.append(record)
     if not cases:
         raise ValueError(f"{path.name}: no case in it")
@@ -112,14 +114,14 @@ def replay_differences(stage: Stage, case: dict[str, Any], others: Iterable[Stag
     for other in others:
         then, found = outcome(other, case)
         try:
-            if _stored(stage, doc) != _stored(other, doc):
+            if stored_verdict(stage, doc) != stored_verdict(other, doc):
                 continue
         except Exception:  # no `verdict` method, or it lacks a signal: a replay runs `process`
             continue
         fields = [field for field in type(stage.config).model_fields
                   if getattr(stage.config, field) != getattr(other.config, field)]
         under = ", ".join(f"{field} {getattr(other.config, field)!r}" for field in sorted(fields))
-        start = f"replay under {under}: verdict gives {_stored(other, doc)!r} as before"
+        start = f"replay under {under}: verdict gives {stored_verdict(other, doc)!r} as before"
         lines += [f"{start}, but {what} is {now!r} instead of {was!r}"
                   for what, was, now in zip(_LEFT, before, _left(then, found)) if repr(was) != repr(now)]
     return lines
@@ -140,7 +142,7 @@ def by_thresholds(stages: Iterable[Stage]) -> dict[Stage, list[Stage]]:
             for stage, key in keys.items()}
 
 
-def _stored(stage: Stage, doc: Document) -> str | None:
+def stored_verdict(stage: Stage, doc: Document) -> str | None:
     """The verdict on a document of which only the stored signals are left."""
     return stage.verdict(Document(doc.id, "", source=doc.source, language=doc.language, signals=dict(doc.signals)))
 

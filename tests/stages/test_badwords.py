@@ -111,55 +111,15 @@ def test_a_list_of_an_archive_that_is_none(tmp_path):
 
 
 # -- words ----------------------------------------------------------------------------------------------------------
-CARE = [
-    ("en", "tulip", "A TULIP, tulip's; the tulip.", 3),
-    ("en", "tulip", "tulips and oldtulip and tulip2", 0),
-    ("en", "tulip", "tu\u00adlip ｔｕｌｉｐ tulip\u200b", 3),
-    ("en", "red-rose", "red-rose red rose red  rose red‑rose red, rose red and rose", 4),
-    ("en", "r&m", "R&M, r & m; that's r m", 2),
-    ("en", "🌷", "🌷🌷 and a tulip", 2),
-    ("de", "größe", "GRÖSSE größe Gro\u0308ße", 2),
-    ("fr", "lis", "l'lis d’lis lisse", 2),
-    ("tlh", "Qu'vel", "qu'vel quvel", 1),
-    ("tr", "ıs", "IS ıs İS is", 2),
-    ("tr", "is", "IS ıs İS is", 2),
-    ("tr", "am", "ama aman am", 1),
-    ("ru", "ёлка", "елка Ёлка ёлки", 2),
-    ("ar", "وردة", "الوردة ووردة وَرْدَة ورـدة والوردة وردات", 5),
-    ("ar", "أزهر", "ازهر بأزهر إزهر", 3),
-    ("ar", "سز", "الكسز السز بسز سز", 1),               # two letters: nothing comes off
-    ("fa", "كيلي", "کیلی كیلى", 2),
-    ("ko", "튤립", "튤립을 튤립 튤립은 튤립대 큰튤립", 3),
-    ("hi", "phool", "Phool phooldaan फूल", 1),
-    ("ja", "ボスク", "ボスクを見た。エボスク州、ボスクー", 1),
-    ("ja", "花見酒", "昨日は花見酒を飲んだ。花見酒", 2),
-    ("ja", "花", "花が咲く", 0),
-    ("ja", "なの", "なのです", 0),
-    ("ja", "3z", "3z画像 13z 3zx", 1),
-    ("zh", "郁金香", "他买了郁金香和郁金香", 2),
-    ("zh", "花", "花园", 0),
-    ("zh", "卖Q", "卖q 卖Qt 卖Ｑ!", 2),
-    ("zh", "13.", "13. 13.5", 0),
-    ("th", "ดอกไม้", "มีดอกไม้สวย", 1),
-    ("th", "ดอกไม", "มีดอกไม้สวย", 0),                    # a tone mark goes on with the syllable
-    ("th", "ดอก", "ดอกไม้ ดอก มีดอก", 1),                  # one syllable: between blanks alone
-    ("th", "ดอกบัว", "ดอกบัวะ", 0),
-]
-
-
-@pytest.mark.parametrize(("language", "entry", "text", "times"), CARE, ids=[f"{c[0]}-{i}" for i, c in enumerate(CARE)])
-def test_a_word_as_its_language_writes_it(language, entry, text, times):
-    found, words = BadWords(language, [entry]).count(text)
-    assert found.total() == times
-    assert words > 0 or not any(map(str.isalpha, text))
-    assert BadWords(language, [entry]).count("")[0].total() == 0
-
-
 def test_the_longest_entry_counts_once():
     bad = BadWords("en", ["tulip", "tulip bulb", "bulb", "tulip bulb fair"])
     found, words = bad.count("tulip bulb, tulip bulb fair!")
     assert dict(found) == {"tulip bulb": 1, "tulip bulb fair": 1} and words == 5
     assert dict(BadWords("zh", ["郁金", "郁金香", "金香花"]).count("郁金香花 郁金")[0]) == {"郁金香": 1, "郁金": 1}
+
+
+def test_a_tone_mark_goes_on_with_the_syllable():
+    assert BadWords("th", ["ดอกไม"]).count("มีดอกไม้สวย")[0].total() == 0
 
 
 def test_entries_that_mostly_mean_something_else():
@@ -204,35 +164,8 @@ def lists(tmp_path):
     return str(tmp_path / "lists.json")
 
 
-def look(config, text, language=""):
-    stage, doc = Badwords(config), Document("0" * 32, text, language=language)
-    stage.setup()
-    return stage.process(doc), doc.signals, stage
-
-
-def test_the_share_decides(lists):
-    reason, signals, _ = look({"lists": lists}, "tulip rose " + "word " * 98)
-    assert (reason, signals) == ("badwords_rate", {"badwords": 2, "badwords_distinct": 2, "badwords_rate": 0.02})
-    assert look({"lists": lists}, "tulip tulip " + "word " * 98)[0] is None, "one word, twice"
-    assert look({"lists": lists}, "tulip rose " + "word " * 198)[0] is None, "at the limit"
-    assert look({"lists": lists, "max_rate": None}, "tulip rose")[0] is None
-    assert look({"lists": lists, "max_count": 1}, "tulip rose " + "word " * 998)[0] == "badwords_count"
-    assert look({"lists": lists, "max_count": 0}, "no flower")[0] is None
-    assert look({"lists": lists}, "")[1]["badwords_rate"] == 0.0
-
-
-def test_languages_without_a_list_are_unknown_and_kept(lists):
-    assert look({"lists": lists, "max_count": 0}, "tulip rose", "sw")[:2] == (None, {})
-    assert look({"lists": lists, "max_count": 0}, "Tulpe", "deu_Latn")[0] == "badwords_count"
-    assert look({"lists": lists, "max_count": 0, "default_language": "de"}, "tulip")[1]["badwords"] == 0
-
-
-def test_a_verdict_is_drawn_from_signals_alone(lists):
-    for text in ("tulip rose " * 5, "no flower", "tulip"):
-        for config in ({}, {"max_rate": 0.5}, {"max_count": 3}, {"min_distinct": 1, "max_rate": 0.0}):
-            reason, signals, stage = look({"lists": lists, **config}, text)
-            assert stage.verdict(Document("0" * 32, "", signals=signals)) == reason
-    assert look({"lists": lists}, "")[2].verdict(Document("0" * 32, "")) is None
+def test_without_signals_a_document_is_kept(lists):
+    assert Badwords(lists=lists).verdict(Document("0" * 32, "")) is None
 
 
 def test_the_lists_take_part_in_the_key(lists, tmp_path, monkeypatch):

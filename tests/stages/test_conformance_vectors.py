@@ -27,6 +27,11 @@ def stage_of(name: str, config: str) -> Stage:
     return vectors.stage_of(name, config, FOLDER)
 
 
+def stages_of(path: Path) -> list[tuple[Stage, dict[str, Any]]]:
+    head, cases = read_vectors(path)
+    return [(stage_of(head["stage"], json.dumps(case.get("config", {}), sort_keys=True)), case) for case in cases]
+
+
 def every_case() -> Iterator[Any]:
     for path in FILES:
         try:
@@ -50,11 +55,28 @@ def test_vector(stage, case):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_other_thresholds_replay(path):
-    head, cases = read_vectors(path)
-    stages = [stage_of(head["stage"], json.dumps(case.get("config", {}), sort_keys=True)) for case in cases]
-    others = vectors.by_thresholds(stages)
-    for case, stage in zip(cases, stages):
+    pairs = stages_of(path)
+    others = vectors.by_thresholds(stage for stage, _ in pairs)
+    for stage, case in pairs:
         assert vectors.replay_differences(stage, case, others[stage]) == [], case.get("name")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_stored_signals_give_the_verdict(path):
+    """A reason that stored signals give for one case they give for all; for other reasons they give none."""
+    try:
+        verdicts = [(vectors.stored_verdict(stage, doc), reason, case.get("name")) for stage, case in stages_of(path)
+                    for reason, doc in [vectors.outcome(stage, case)]]
+    except NotImplementedError:
+        return                                          # a replay runs the step itself
+    stored = {verdict for verdict, *_ in verdicts}
+    assert [v for v in verdicts if v[0] != (v[1] if v[1] in stored else None)] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_workers_get_the_same_settings_as_json(path):
+    for stage, _ in stages_of(path):
+        assert type(stage.config).model_validate(stage.config.model_dump(mode="json")) == stage.config
 
 
 @pytest.mark.parametrize("content", ["", '{"stage": "c4"}\n', "not json\n", '["list"]\n', '{"text": "x"}\n',

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.document import Document
@@ -74,7 +74,6 @@ def test_repetition_by_its_definition():
     assert {None, "empty", "dclm_line", "dclm_top_2_gram", "dclm_line_chars"} <= reasons
 
 
-@settings(max_examples=80, deadline=None)
 @given(text=st.text(st.sampled_from("ab.  \n\n"), max_size=120))
 def test_repetition_of_any_text(text):
     assert DclmRepetition().process(Document("id", text)) in {
@@ -141,26 +140,6 @@ def test_verdicts_replay(cls):
         assert other.signals == doc.signals
         assert loose.verdict(Document("", signals=doc.signals)) == kept
     assert None in reasons and len(reasons) > 2
-
-
-def test_line_rules_in_their_order():
-    def after(text: str, **settings: object) -> str:
-        stage = DclmLines(max_words_cut=1.0, **settings)
-        stage.setup()
-        doc = Document("id", text)
-        assert stage.process(doc) is None, text
-        return doc.text
-
-    assert after("Some words stay here\nMENU\n3 likes\n2024\nx") == "Some words stay here"
-    assert after("Some words stay here\n\n \nand there") == "Some words stay here\n\nand there"
-    assert after("  IN the beginning it was so") == "IN the beginning it was so"
-    assert after("you have 3 items in cart") == "you have 3"
-    assert after("you have 3 items in cart", short_line=3) == "you have 3 items in cart"
-    assert after("Sign-in to go on\nread more... and more\nas you like read more...") == (
-        "to go on\nread more... and more\nas you like")
-    assert after("12 likes\nkept as it was", counters=False) == "12 likes\nkept as it was"
-    # a counter needs its number, and its line for itself
-    assert after("many likes\n3 likes of many\n3likes here") == "many likes\n3 likes of many\n3likes here"
 
 
 def test_expressions_that_are_none_are_named():

@@ -66,7 +66,7 @@ def run_theirs(block, text: str) -> tuple[str | None, str]:
 def test_equal_to_datatrove(pair):
     ours, theirs = PAIRS[pair]
     reasons = set()
-    for text in [*AWKWARD, *SHAPED, *random_texts(250, seed=11), *real_texts(150)]:
+    for text in [*AWKWARD, *SHAPED, *random_texts(100, seed=11), *real_texts(150)]:
         expected = run_theirs(theirs, text)
         assert run(ours, text) == expected, text[:200]
         reasons.add(expected[0])
@@ -74,14 +74,14 @@ def test_equal_to_datatrove(pair):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(text=st.text(st.sampled_from("aab  .\n\n-•#…1é日{[]'\"w"), min_size=1, max_size=300))
 def test_equal_to_datatrove_on_any_text(pair, text):
     ours, theirs = PAIRS[pair]
     assert run(ours, text) == run_theirs(theirs, text)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_equal_to_datatrove_with_other_thresholds(seed):
     rng = random.Random(seed)
     u = rng.uniform
@@ -109,19 +109,6 @@ def test_equal_to_datatrove_with_other_thresholds(seed):
             assert run(ours, text) == run_theirs(theirs, text)
 
 
-@pytest.mark.parametrize("pair", ["gopher_repetition", "gopher_quality", "fineweb"])
-def test_verdicts_replay_from_signals(pair):
-    stage = PAIRS[pair][0]
-    for text in [*SHAPED, *real_texts(60)]:
-        doc = Document("id", text)
-        reason = stage.process(doc)
-        if reason == "empty":
-            continue
-        assert set(doc.signals) <= set(stage.signals)
-        assert all(isinstance(value, (int, float)) for value in doc.signals.values())
-        assert stage.verdict(Document("", signals=doc.signals)) == reason
-
-
 def test_thresholds_do_not_change_signals():
     for name in ("gopher_repetition", "gopher_quality", "fineweb"):
         cls = stage_class(name)
@@ -137,31 +124,12 @@ def test_thresholds_do_not_change_signals():
         assert cls().key() != strict.key()
 
 
-def test_a_dropped_document_keeps_its_text():
-    text = "Please enable JavaScript to read.\n" + PROSE[:100]
-    doc = Document("id", text)
-    assert C4().process(doc) == "too_few_sentences"
-    assert doc.text == text
-    assert Document("id", "x").signals == {}
-
-
-def test_empty_texts():
-    assert run(GopherRepetition(), "")[0] == "empty"
-    assert run(FineWeb(), " \n ")[0] == "empty"
-    assert run(GopherQuality(min_doc_words=None), "")[0] == "gopher_short_doc"
-    assert run(GopherQuality(min_doc_words=None, min_stop_words=None, max_symbol_word_ratio=None,
-                             max_non_alpha_words_ratio=None), "-- ,, --")[0] == "gopher_too_many_bullets"
-    assert run(C4(), "")[0] == "too_few_sentences"
-
-
-@settings(max_examples=500, deadline=None)
 @given(st.text("a\n \r", max_size=30))
 def test_lines_and_paragraphs_are_cut_as_by_the_patterns(text):
     assert lines(text) == re.split(r"\n+", text)
     assert paragraphs(text.strip()) == re.split(r"\n{2,}", text.strip())
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from([
     "A line of some words.", "[1]", "lorem [2]ipsum", "javascript", "{", "use coo\u212aies here", " ", "", "\u2028",
     "\x1c", "é", "two words", "x):", ":) is it.", "No. end", "w" * 1001]), max_size=14),
