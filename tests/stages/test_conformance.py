@@ -1,7 +1,7 @@
 """Every stage's output on fixed documents, against a stored hash: changes need a version bump.
 
 After a deliberate change of output, bump the stage's `version` and run
-`python -m tests.stages.test_conformance --write`.
+`python -m tests.stages.test_conformance --write NAME`. Without a name it writes the hashes of all stages.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ GOLDEN = Path(__file__).with_name("conformance.json")
 #: stages that cannot run without a model or a block of somebody else's: tested on their own
 WITHOUT = {"badwords", "c4_badwords", "toxicity", "encoder", "quality", "where", "perplexity", "buckets", "ensemble",
            "datatrove"}
+#: settings that save set-up and change no output
+CONFIGS = {"fineweb2": {"languages": ["fra_Latn"]}}
 WORDS = """
 the of and a to in is was he for it with as his on be at by had not are but from or have an they which one you
 were her all she there would their we him been has when who will more no if out so said what up its about into
@@ -88,29 +90,29 @@ def output(stage: Stage) -> str:
     return h.hexdigest()
 
 
-def stages() -> dict[str, Stage]:
-    found: dict[str, Stage] = {}
-    for name in sorted(STAGES):
-        if name in WITHOUT:
-            continue
-        stage = stage_class(name)()
-        if isinstance(stage, Barrier):
-            target, config = stage.prepare()
-            found[f"{name}:prepare"] = load(target)(config)
-        else:
-            found[name] = stage
-    return found
+def names() -> list[str]:
+    """The names of the golden hashes. A barrier has that of the stage it prepares."""
+    return sorted(f"{name}:prepare" if issubclass(stage_class(name), Barrier) else name
+                  for name in STAGES if name not in WITHOUT)
+
+
+def stage_of(name: str) -> Stage:
+    made = stage_class(name.removesuffix(":prepare"))(CONFIGS.get(name))
+    if isinstance(made, Barrier):
+        target, config = made.prepare()
+        return load(target)(config)
+    return made
 
 
 def entry(stage: Stage) -> dict[str, object]:
     return {"version": stage.version, "libraries": library_versions(stage.libraries)}
 
 
-@pytest.mark.parametrize("name", sorted(stages()))
+@pytest.mark.parametrize("name", names())
 def test_output_changes_only_with_the_version(name):
-    stage = stages()[name]
+    stage = stage_of(name)
     known = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    assert name in known, f"'{name}' has no golden hash: run python -m tests.stages.test_conformance --write"
+    assert name in known, f"'{name}' has no golden hash: run python -m tests.stages.test_conformance --write {name}"
     golden = known[name]
     if golden["libraries"] != library_versions(stage.libraries):
         pytest.skip(f"golden hashes are of {golden['libraries']}")
@@ -124,7 +126,15 @@ def test_output_changes_only_with_the_version(name):
         pytest.fail(f"'{name}' has version {stage.version}: write its golden hash")
 
 
-if __name__ == "__main__" and "--write" in sys.argv:
-    made = {name: {**entry(stage), "output": output(stage)} for name, stage in stages().items()}
-    GOLDEN.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    print(f"{GOLDEN.name}: {len(made)} stages")
+def write(chosen: list[str]) -> None:
+    """Write the golden hashes of these names, or all of them anew."""
+    kept = json.loads(GOLDEN.read_text(encoding="utf-8")) if chosen else {}
+    made = {name: {**entry(stage_of(name)), "output": output(stage_of(name))} for name in chosen or names()}
+    GOLDEN.write_text(json.dumps(kept | made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"{GOLDEN.name}: wrote {', '.join(made)}")
+
+
+if __name__ == "__main__" and sys.argv[1:2] == ["--write"]:
+    if unknown := set(sys.argv[2:]) - set(names()):
+        sys.exit(f"no golden hash is kept for {', '.join(sorted(unknown))}; there are: {', '.join(names())}")
+    write(sys.argv[2:])
