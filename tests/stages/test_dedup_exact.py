@@ -52,10 +52,9 @@ def expected(docs: list[Doc], by: str, normalise: bool = True) -> dict[str, tupl
     return removed
 
 
-@pytest.mark.parametrize("by", ["text", "url", "both"])
-@pytest.mark.parametrize("layout", [(1000, None), (7, None), (3, 10)])
-def test_equals_brute_force(tmp_path, by, layout):
-    rows, small = layout
+@pytest.mark.parametrize(("by", "rows", "small"), [
+    ("text", 1000, None), ("url", 7, None), ("both", 7, None), ("both", 3, 10), ("url", 3, 10)])
+def test_equals_brute_force(tmp_path, by, rows, small):
     docs = documents(3, 150)
     store = Store(tmp_path)
     barrier = Exact(by=by)
@@ -133,12 +132,12 @@ def test_a_hash_that_a_third_of_the_documents_share_costs_one_record_a_group(tmp
     """A page that is everywhere: combined where it is read, however the rest is spread."""
     rng = random.Random(4)
     docs = [Doc("404 not found" if rng.random() < 0.3 else f"text {i}", rng.choice(list(RANKS)),
-                f"{rng.getrandbits(128):032x}") for i in range(600)]
+                f"{rng.getrandbits(128):032x}") for i in range(300)]
     hot = sum(d.text == "404 not found" for d in docs)
     barrier, store = Exact(), Store(tmp_path)
-    barrier.sizes = Sizes(group_rows=40, bucket_bytes=1500, segment_bytes=1)
+    barrier.sizes = Sizes(group_rows=20, bucket_bytes=1500, segment_bytes=1)
     got = run_fragment(barrier, write_parts(barrier, docs, store, ranks=RANKS), store, shuffle=1)
-    assert got.removed == expected(docs, "text") and len(got.removed) == hot - 1 > 150
+    assert got.removed == expected(docs, "text") and len(got.removed) == hot - 1 > 70
     maps = got.results["text_map"]
     assert len(maps) > 10
     # every text that is there once, and the hot one once a group (that has it)

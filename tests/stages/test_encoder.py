@@ -275,6 +275,6 @@ def test_real_texts_score_as_a_plain_forward_does(regression):
     import gzip
 
     with gzip.open(shared_data("quality", "dclm_human_dev.jsonl.gz"), "rt") as f:
-        real = [json.loads(line)["text"] for line in f]
+        real = [json.loads(line)["text"] for line in f][:100]
     for text, score in zip(real, loaded(regression).score_texts(real)):
         assert score == pytest.approx(plain(regression, text)[0].item(), abs=1e-5)

@@ -155,7 +155,8 @@ TIERS = """
 
 def execute(at, rest: str = "") -> Store:
     (at / "r.yaml").write_text(RECIPE.format(rest=rest))
-    run_recipe(load_recipe(at / "r.yaml", []), str(at / "store"), make_backend=make_backend("inline", 1, None))
+    run_recipe(load_recipe(at / "r.yaml", []), str(at / "store"), make_backend=make_backend("inline", 1, None),
+               report=False)
     return Store(str(at / "store"))
 
 

@@ -10,7 +10,7 @@ import shutil
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.document import Document
@@ -52,7 +52,6 @@ def test_real_lists_find_what_datatroves_pattern_finds():
     assert compared > 28 * 60
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("ab .é_\n1語"), max_size=14))
 def test_any_text_finds_what_datatroves_pattern_finds(text):
     words = ["a", "ab", "b a", "é", "a.", ".b", "語"]
@@ -200,7 +199,6 @@ def test_madlad_by_a_plain_implementation():
     assert hits > 100
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("a.!? \n"), max_size=30))
 def test_sentences_are_split_as_the_simple_pattern_does(text):
     assert _BREAK.split(text) == re.split(r"[.!?]+\s+", text)

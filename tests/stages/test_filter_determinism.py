@@ -20,7 +20,7 @@ from stages.text import words
 order, capacity = int(sys.argv[1]), int(sys.argv[2])
 words.VOCABULARIES.capacity = capacity
 chain = [stage_class(name)() for name in ("gopher_repetition", "gopher_quality", "c4", "fineweb", "pii")]
-texts = list(enumerate([*AWKWARD, *random_texts(60, seed=31), *real_texts(40)]))
+texts = list(enumerate([*AWKWARD, *random_texts(30, seed=31), *real_texts(40)]))
 out = {}
 for i, text in texts[::order]:
     for alone in [[stage] for stage in chain] + [chain]:
@@ -46,6 +46,6 @@ def expected():
     return outcome("0", 1, 1_000_000)
 
 
-@pytest.mark.parametrize(("seed", "order", "capacity"), [("1", 1, 1_000_000), ("0", -1, 1_000_000), ("7", -1, 300)])
+@pytest.mark.parametrize(("seed", "order", "capacity"), [("1", 1, 1_000_000), ("7", -1, 300)])
 def test_same_result(expected, seed, order, capacity):
     assert json.loads(outcome(seed, order, capacity)) == json.loads(expected)

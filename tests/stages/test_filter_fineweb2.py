@@ -90,7 +90,7 @@ def real_texts(name: str) -> list[str]:
     if path is None:
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
-    texts = ["\n".join(lines[i:i + n]) for n in (4, 9, 25) for i in (0, 60)]
+    texts = ["\n".join(lines[i:i + n]) for n, i in ((4, 0), (9, 60), (25, 0))]
     return [*texts, "\n".join(" ".join(lines[:12]).split()), " ".join(lines[:12]), ("\n".join(lines[:4]) + "\n") * 3,
             "\n".join(line.rstrip(".!?") for line in lines[:12])]
 
@@ -131,7 +131,7 @@ def fundus() -> list[tuple[str, str]]:
 @pytest.mark.slow
 def test_equal_to_datatrove_on_news_pages():
     stage, compared = FineWeb2(), set()
-    for language, text in fundus():
+    for language, text in fundus()[::3]:
         if language not in stage.limits():
             continue
         filters = theirs(stage.limits()[language], language)

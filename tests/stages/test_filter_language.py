@@ -49,15 +49,14 @@ def seen(stage: Language, text: str) -> tuple[str, str | None, dict[str, float]]
 
 
 TRAIN = """
-import sys
 from fasttext.FastText import train_supervised
-name = sys.argv[1]
-kind = {"softmax": {"minn": 1, "maxn": 3}, "hs": {"minn": 2, "maxn": 4, "loss": "hs"}, "words": {"maxn": 0},
-        "bigrams": {"wordNgrams": 2}, "pruned": {"minn": 2, "maxn": 4, "loss": "hs"}}[name]
-model = train_supervised("train.txt", dim=8, epoch=30, lr=0.8, bucket=4000, thread=1, verbose=0, **kind)
-if name == "pruned":
-    model.quantize(input="train.txt", cutoff=700, qnorm=True, dsub=3, thread=1, verbose=0)
-model.save_model(name + ".bin")
+kinds = {"softmax": {"minn": 1, "maxn": 3}, "hs": {"minn": 2, "maxn": 4, "loss": "hs"}, "words": {"maxn": 0},
+        "bigrams": {"wordNgrams": 2}, "pruned": {"minn": 2, "maxn": 4, "loss": "hs"}}
+for name, kind in kinds.items():
+    model = train_supervised("train.txt", dim=8, epoch=30, lr=0.8, bucket=4000, thread=1, verbose=0, **kind)
+    if name == "pruned":
+        model.quantize(input="train.txt", cutoff=700, qnorm=True, dsub=3, thread=1, verbose=0)
+    model.save_model(name + ".bin")
 """
 
 
@@ -72,10 +71,9 @@ def models(tmp_path_factory) -> dict[str, str]:
         rows += [f"__label__{label} {' '.join(draw.sample(words, min(4, len(words))))}" for _ in range(60)]
     draw.shuffle(rows)
     (folder / "train.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    for name in ("softmax", "hs", "words", "bigrams", "pruned"):
-        # in a process of its own, whose allocator hands out zeros: fastText trusts it to (see `train_quality`)
-        subprocess.run([sys.executable, "-c", TRAIN, name], cwd=folder, check=True, timeout=600,
-                       env={**os.environ, "MALLOC_PERTURB_": "255", "MALLOC_MMAP_THRESHOLD_": "131072"})
+    # in a process of its own, whose allocator hands out zeros: fastText trusts it to (see `train_quality`)
+    subprocess.run([sys.executable, "-c", TRAIN], cwd=folder, check=True, timeout=600,
+                   env={**os.environ, "MALLOC_PERTURB_": "255", "MALLOC_MMAP_THRESHOLD_": "131072"})
     return {"lid176": str(lid176_model())} | {path.stem: str(path) for path in folder.glob("*.bin")}
 
 
@@ -495,8 +493,7 @@ datasets:
 """
 
 
-@pytest.mark.parametrize("german", ["de", "deu_Latn"])
-@pytest.mark.parametrize("labels", ["lid176", "glot"])
+@pytest.mark.parametrize(("labels", "german"), [("lid176", "deu_Latn"), ("glot", "de")])
 def test_datasets_are_routed_by_a_language_identified_once(tmp_path, monkeypatch, glot, labels, german):
     from pipeline.passes.rows import Taken, rows_of
     from pipeline.recipe import load_recipe
@@ -513,7 +510,7 @@ def test_datasets_are_routed_by_a_language_identified_once(tmp_path, monkeypatch
     def run(least: str) -> Store:
         (tmp_path / "r.yaml").write_text(RECIPE.format(model=model, least=least, german=german), encoding="utf-8")
         run_recipe(load_recipe(tmp_path / "r.yaml", []), str(tmp_path / "store"),
-                   make_backend=make_backend("inline", 1, None))
+                   make_backend=make_backend("inline", 1, None), report=False)
         return Store(str(tmp_path / "store"))
 
     def held(store: Store, name: str) -> list[str]:

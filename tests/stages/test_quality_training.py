@@ -111,13 +111,10 @@ def test_thresholds_of_the_curve_are_scores_of_the_step(trained):
     assert at and all(value == round(round(value / Quality.grid) * Quality.grid, 10) for value in at)
 
 
-def test_nothing_is_imported_from_the_current_folder(tmp_path, monkeypatch):
+def test_training_again_without_calibration_leaves_none_of_before(tmp_path, monkeypatch):
+    """It imports nothing from the current folder either."""
     (tmp_path / "json.py").write_text("raise SystemExit(9)\n")
     monkeypatch.chdir(tmp_path)
-    train(LABELLED, tmp_path / "q.bin", settings=SMALL, held_out=0)
-
-
-def test_training_again_without_calibration_leaves_none_of_before(tmp_path):
     beside(tmp_path / "q.bin", "calibration.json").write_text("{}")
     train(LABELLED, tmp_path / "q.bin", settings=SMALL, held_out=0)
     assert not beside(tmp_path / "q.bin", "calibration.json").exists()

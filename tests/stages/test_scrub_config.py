@@ -152,7 +152,7 @@ def pieces(seed: int) -> list[str]:
     return rng.sample(found, len(found))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings.default.max_examples // 10)
 @given(st.integers(0, 10**6), st.sampled_from((" ", "\n", ", ", " - ", "/")))
 def test_scrubbing_twice_is_scrubbing_once(seed, between):
     text = between.join(pieces(seed))
@@ -162,7 +162,6 @@ def test_scrubbing_twice_is_scrubbing_once(seed, between):
     assert scrub_text(scrub_text(text)) == scrub_text(text)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("0123456789 +-./()ABXDE@:é\n"), max_size=80))
 def test_any_text_of_digits_is_scrubbed_once_and_for_all(text):
     stage = Pii(emails=False, ips=False, **{k: v for k, v in ON.items() if k != "ipv6"})
@@ -172,7 +171,7 @@ def test_any_text_of_digits_is_scrubbed_once_and_for_all(text):
     assert all(a.end <= b.start for a, b in pairwise(found)) and all(a.start < a.end for a in found)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings.default.max_examples // 10)
 @given(st.integers(0, 10**6), st.data())
 def test_what_counts_for_the_loss_is_the_same_after_scrubbing(seed, draw):
     text = "\n".join(pieces(seed))

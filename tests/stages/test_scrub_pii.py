@@ -7,7 +7,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.document import Document
@@ -44,7 +44,6 @@ def test_equal_to_datatrove():
         assert ours(text, ips=False) == theirs(text, remove_ips=False)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.text(st.sampled_from("ab1.2@-_ é[]:\n8+"), max_size=60))
 def test_equal_to_datatrove_on_any_text(text):
     assert ours(text) == theirs(text)
@@ -85,12 +84,12 @@ def test_scrubbed_text_holds_no_address(data):
 
 
 def test_hostile_runs_take_linear_time():
-    for text in ("a-" * 200_000 + "@" + "b-" * 50_000, "a" * 2_000_000 + "@", "a@" * 100_000, "1." * 500_000,
-                 "a:" * 500_000, ("a-" * 2000 + "@ ") * 250, ("a-" * 2000 + "@b-") * 250, "@" * 1_600_000,
-                 "a@" + "b." * 500_000, "a@" + "b-" * 500_000, "@b.c" * 250_000):
+    for text in ("a-" * 50_000 + "@" + "b-" * 10_000, "a" * 500_000 + "@", "a@" * 25_000, "1." * 100_000,
+                 "a:" * 100_000, ("a-" * 2000 + "@ ") * 50, ("a-" * 2000 + "@b-") * 50, "@" * 400_000,
+                 "a@" + "b." * 100_000, "a@" + "b-" * 100_000, "@b.c" * 50_000):
         begun = time.process_time()
         ours(text, ipv6=True)
-        assert time.process_time() - begun < 4, text[:20]
+        assert time.process_time() - begun < 1.5, text[:20]
     # in a run longer than any address, what stands right beside an @ is still found
     text = "-" * 5000 + "a@b.org" + "-" * 5000
     assert "a@b.org" not in ours(text)

@@ -21,7 +21,6 @@ TEXTS = {
     "tur_Latn": "Saat 15'te Ankara'nın 3. gününde, %50'si Dr. Ali'ye 'evet' dedi; v.b. 1.000,5 TL.",
     "deu_Latn": "Z. B. sagt Dr. Müller: „So geht's z.B. nicht!“ Am 3. Mai kostete es 1.000,- € und/oder mehr.",
     "ita_Latn": "L'uomo dell'anno: c'è un po' d'acqua, nell'800 all'Aquila. 5°C, ecc.",
-    "ind_Latn": "Dr. med Budi dan anak-anaknya pergi ke Jl. Sudirman No. 5, s/d pukul 10.00, ke-2 kalinya.",
     "zsm_Latn": "Rujuk 1 Kor. dan 1 Tim. serta 1  Tim. dalam kitab; kanak-kanak itu (1 Kor.) ber-lari.",
     "bul_Cyrl": "Ябълки и под. плодове, и др. и пр. на ул. Витоша №5, гр. София.",
     "fin_Latn": "Klo 10.30 EU:n ja Nokia:lla oli esim. 5-vuotias. Mm. 3 %:n nousu!",

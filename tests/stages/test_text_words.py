@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.text import chunks
@@ -44,7 +45,6 @@ def test_random_and_real_texts(theirs):
         assert words_of(text).strings() == theirs.word_tokenize(text)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=80))
 def test_any_unicode(theirs, text):
     expected = theirs.word_tokenize(text)
@@ -135,14 +135,14 @@ def test_long_chunks_are_single_words_and_take_linear_time(theirs):
         text = f"It is {chunk} here."
         assert words_of(text).strings() == spacy_rules().words(text) == ["It", "is", chunk, "here", "."]
         assert count_sentences(f"{chunk} going. Now") == 2
-    many = range(40)
-    for text in ("a:" * 60_000 + "a.b", "(" * 150_000, "a-" * 500_000, ")." * 500_000,
+    many = range(10)
+    for text in ("a:" * 60_000 + "a.b", "(" * 150_000, "a-" * 100_000, ")." * 100_000,
                  " ".join("a:" * 900 + f"a.b{i}" for i in many), " ".join("(" * 1900 + str(i) for i in many)):
         begun = time.process_time()
         words_of(text)
         spacy_rules().words(text)
         count_sentences(text)
-        assert time.process_time() - begun < 6, text[:9]
+        assert time.process_time() - begun < 3, text[:9]
 
 
 def test_the_cache_is_bounded_by_what_it_holds():
@@ -198,17 +198,16 @@ def test_workers_import_neither_spacy_nor_torch():
 def test_rules_are_exported_once_and_refused_when_broken(tmp_path, monkeypatch):
     from stages.text import cache
 
+    english, folder = cache.rules_path(), tmp_path / "words"
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
-    path = cache.rules_path()
-    assert path.is_relative_to(tmp_path)
-    written = path.stat().st_mtime_ns
-    assert cache.rules_path() == path
-    assert path.stat().st_mtime_ns == written
-    assert [p.name for p in path.parent.iterdir() if p.suffix != ".lock"] == [path.name]
+    folder.mkdir()
+    shutil.copy(english, folder)
     started = []
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **kw: started.append(command) or run(command, **kw))
-    assert [p.exists() for p in cache.rules_paths(["en", "pl", "pt"])] == [True] * 3
+    for _ in range(2):
+        paths = cache.rules_paths(["en", "et", "lv"])
+        assert set(paths) == {p for p in folder.iterdir() if p.suffix != ".lock"} and len(paths) == 3
     assert len(started) == 1 and started[0].count("en") == 0, "one process exports what is missing"
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "other"))
@@ -235,7 +234,6 @@ def test_simplify():
         assert simplify(text) == simplify_text(text)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
 def test_simplify_any_unicode(text):
     from datatrove.utils.text import simplify_text
