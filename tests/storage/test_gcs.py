@@ -9,7 +9,6 @@ import random
 import re
 import threading
 import zlib
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -24,16 +23,12 @@ from pipeline.store.log import Fenced, Log
 from pipeline.store.records import FileInfo, PartRecord
 from pipeline.store.remote import Gcs, in_parallel
 from tests.hurried import HurriedClock
+from tests.storage.servers import Handler, serving
 
 pytest.importorskip("gcsfs")
 
 
-class _Gcs(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
+class _Gcs(Handler):
     def _any(self) -> None:
         url = urlsplit(self.path)
         query = {k: v[0] for k, v in parse_qs(url.query).items()}
@@ -42,7 +37,7 @@ class _Gcs(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.seen += 1
             if self.server.moody and self.server.seen % 5 == 0:
-                self._json({"error": {"code": 503, "message": "backend error"}}, 503)
+                self.send_json({"error": {"code": 503, "message": "backend error"}}, 503)
                 return
             self._route(url.path, query, body)
 
@@ -54,10 +49,10 @@ class _Gcs(BaseHTTPRequestHandler):
         elif (found := re.fullmatch(r"/storage/v1/b/bucket/o/(.+)/rewriteTo/b/bucket/o/(.+)", path)) is not None:
             source = self.server.objects.get(unquote(found[1]))
             if source is None:
-                self._json({"error": {"code": 404, "message": "Not Found"}}, 404)
+                self.send_json({"error": {"code": 404, "message": "Not Found"}}, 404)
                 return
             self._put(unquote(found[2]), source[0])
-            self._json({"kind": "storage#rewriteResponse", "done": True})
+            self.send_json({"kind": "storage#rewriteResponse", "done": True})
         elif path.rstrip("/") == "/storage/v1/b/bucket/o":
             names = sorted(n for n in self.server.objects if n.startswith(query.get("prefix", "")))
             first = int(query.get("pageToken", 0))
@@ -69,29 +64,22 @@ class _Gcs(BaseHTTPRequestHandler):
                     "prefixes": prefixes}
             if first + 500 < len(names):
                 page["nextPageToken"] = str(first + 500)
-            self._json(page)
+            self.send_json(page)
         elif (found := re.fullmatch(r"(/download)?/storage/v1/b/bucket/o/(.+)", path)) is not None:
             self._object(unquote(found[2]), query, bool(found[1]))
         else:
-            self._json({"error": {"code": 404, "message": "Not Found"}}, 404)
+            self.send_json({"error": {"code": 404, "message": "Not Found"}}, 404)
 
     def _object(self, name: str, query: dict[str, str], media: bool) -> None:
         if name not in self.server.objects:
-            self._json({"error": {"code": 404, "message": "Not Found"}}, 404)
+            self.send_json({"error": {"code": 404, "message": "Not Found"}}, 404)
         elif self.command == "DELETE":
             del self.server.objects[name]
-            self._send(b"", 204, {})
+            self.send(b"", 204, {})
         elif media or query.get("alt") == "media":
-            data, status, extra = self.server.objects[name][0], 200, {}
-            if (found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))) is not None:
-                a, b = int(found[1]), min(int(found[2] or len(data)) + 1, len(data))
-                if a >= len(data):
-                    self._json({"error": {"code": 416, "message": "Range"}}, 416)
-                    return
-                extra, data, status = {"Content-Range": f"bytes {a}-{b - 1}/{len(data)}"}, data[a:b], 206
-            self._send(data, status, {"Content-Type": "application/octet-stream", **extra})
+            self.send_range(self.server.objects[name][0], {"Content-Type": "application/octet-stream"})
         else:
-            self._json(self._meta(name))
+            self.send_json(self._meta(name))
 
     def _upload(self, query: dict[str, str], body: bytes) -> None:
         if query.get("uploadType") == "multipart":
@@ -100,26 +88,25 @@ class _Gcs(BaseHTTPRequestHandler):
             name = json.loads(head.split(b"\n\n", 1)[1])["name"]
             data = data.split(b"\n\n", 1)[1].rpartition(b"\n--" + mark)[0]
         elif "upload_id" not in query:                          # a resumable upload begins
-            host = f"http://127.0.0.1:{self.server.server_port}"
             number = str(len(self.server.uploads))
             self.server.uploads[number] = [query.get("name") or json.loads(body)["name"], b"",
                                            query.get("ifGenerationMatch")]
-            self._send(b"", 200, {"Location": f"{host}/upload/storage/v1/b/bucket/o?upload_id={number}"})
+            self.send(b"", 200, {"Location": f"{self.server.url}/upload/storage/v1/b/bucket/o?upload_id={number}"})
             return
         else:
             upload = self.server.uploads[query["upload_id"]]
             upload[1] += body
             if not re.fullmatch(r"bytes .*/\d+", self.headers.get("Content-Range", "")) or \
                     len(upload[1]) < int(self.headers["Content-Range"].rpartition("/")[2]):
-                self._send(b"", 308, {"Range": f"bytes=0-{len(upload[1]) - 1}"})
+                self.send(b"", 308, {"Range": f"bytes=0-{len(upload[1]) - 1}"})
                 return
             name, data = upload[:2]
             query = {"ifGenerationMatch": upload[2]} if upload[2] else {}
         if query.get("ifGenerationMatch") == "0" and name in self.server.objects:
-            self._json({"error": {"code": 412, "message": "conditionNotMet"}}, 412)
+            self.send_json({"error": {"code": 412, "message": "conditionNotMet"}}, 412)
             return
         self._put(name, data)
-        self._json(self._meta(name))
+        self.send_json(self._meta(name))
 
     def _put(self, name: str, data: bytes) -> None:
         self.server.generation += 1
@@ -132,40 +119,17 @@ class _Gcs(BaseHTTPRequestHandler):
                 "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(), "crc32c": str(zlib.crc32(data)),
                 "timeCreated": "2026-01-01T00:00:00Z", "updated": "2026-01-01T00:00:00Z"}
 
-    def _json(self, doc: object, status: int = 200) -> None:
-        self._send(json.dumps(doc).encode(), status, {"Content-Type": "application/json"})
-
-    def _send(self, data: bytes, status: int, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128                                    # 5 would be fewer than come at once
-
 
 @pytest.fixture
 def gcs(monkeypatch, tmp_path):
-    server = _Server(("127.0.0.1", 0), _Gcs)
-    server.objects, server.uploads, server.lock = {}, {}, threading.Lock()
-    server.generation = server.seen = 0
-    server.moody = False
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(Gcs, "clock", HurriedClock())
-    for protocol in ("gs", "gcs"):
-        monkeypatch.setitem(fsspec.config.conf, protocol, {"endpoint_url": url, "token": "anon",
-                                                           "skip_instance_cache": True})
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serving(_Gcs, objects={}, uploads={}, lock=threading.Lock(), generation=0, seen=0, moody=False) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(Gcs, "clock", HurriedClock())
+        for protocol in ("gs", "gcs"):
+            monkeypatch.setitem(fsspec.config.conf, protocol, {"endpoint_url": server.url, "token": "anon",
+                                                               "skip_instance_cache": True})
+        yield server
 
 
 def commit(log: Log, key: str) -> None:

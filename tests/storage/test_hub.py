@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import fsspec
@@ -18,29 +16,25 @@ from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store, StoreError
+from tests.storage.servers import Handler, serving
 
 pytest.importorskip("huggingface_hub")
 COMMIT = "c" * 40
 
 
-class _Hub(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
+class _Hub(Handler):
     def do_GET(self) -> None:
         self.server.seen.append((self.command, self.path))
         url = urlsplit(self.path)
         if (found := re.fullmatch(r"/api/datasets/u/d/tree/[^/]+/?(.*)", unquote(url.path))) is not None:
             self._tree(found[1], "true" in parse_qs(url.query.lower()).get("recursive", [""]))
         elif re.fullmatch(r"/api/datasets/u/d(/revision/[^/]+)?", url.path):
-            self._json({"_id": "1", "id": "u/d", "author": "u", "sha": COMMIT, "private": False, "tags": [],
+            self.send_json({"_id": "1", "id": "u/d", "author": "u", "sha": COMMIT, "private": False, "tags": [],
                         "downloads": 0, "likes": 0, "disabled": False, "gated": False})
         elif (found := re.fullmatch(r"/datasets/u/d/resolve/[^/]+/(.*)", unquote(url.path))) is not None:
             self._file(found[1])
         else:
-            self._json({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+            self.send_json({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
 
     do_HEAD = do_GET
 
@@ -48,7 +42,7 @@ class _Hub(BaseHTTPRequestHandler):
         self.server.seen.append((self.command, self.path))
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         asked = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body)["paths"]
-        self._json([e for e in self._entries() if e["path"] in asked])
+        self.send_json([e for e in self._entries() if e["path"] in asked])
 
     def _entries(self) -> list[dict]:
         files = self.server.files
@@ -61,51 +55,26 @@ class _Hub(BaseHTTPRequestHandler):
         top = folder + "/" if folder else ""
         below = [e for e in self._entries() if e["path"].startswith(top)]
         if not below:
-            self._json({"error": "no such entry"}, 404, {"X-Error-Code": "EntryNotFound"})
+            self.send_json({"error": "no such entry"}, 404, {"X-Error-Code": "EntryNotFound"})
             return
-        self._json([e for e in below if recursive or "/" not in e["path"][len(top):]])
+        self.send_json([e for e in below if recursive or "/" not in e["path"][len(top):]])
 
     def _file(self, name: str) -> None:
         data = self.server.files.get(name)
         if data is None:
-            self._json({"error": "no such entry"}, 404, {"X-Error-Code": "EntryNotFound"})
+            self.send_json({"error": "no such entry"}, 404, {"X-Error-Code": "EntryNotFound"})
             return
-        status, part, extra = 200, data, {}
-        if (found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))) is not None:
-            a, b = int(found[1]), min(int(found[2] or len(data)) + 1, len(data))
-            status, part, extra = 206, data[a:b], {"Content-Range": f"bytes {a}-{b - 1}/{len(data)}"}
-        self._send(part, status, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT,
-                                  "Accept-Ranges": "bytes", **extra})
-
-    def _json(self, doc: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        self._send(json.dumps(doc).encode(), status, {"Content-Type": "application/json", **(headers or {})})
-
-    def _send(self, data: bytes, status: int, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128                                    # 5 would be fewer than come at once
+        self.send_range(data, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT,
+                               "Accept-Ranges": "bytes"})
 
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    server = _Server(("127.0.0.1", 0), _Hub)
-    server.files, server.seen = {}, []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": f"http://127.0.0.1:{server.server_port}",
-                                                   "token": False, "skip_instance_cache": True})
-    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serving(_Hub, files={}, seen=[]) as server:
+        monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": server.url, "token": False,
+                                                       "skip_instance_cache": True})
+        monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+        yield server
 
 
 def rows(n: int, first: int = 0) -> bytes:

@@ -7,8 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,46 +15,33 @@ import yaml
 from pipeline.cli.app import run_command
 from pipeline.recipe import RecipeError, load_recipe
 from tests.commands import command
+from tests.storage.servers import Handler, serving
 
 pytest.importorskip("huggingface_hub")
 COMMIT, LATER = "c" * 40, "d" * 40
 
 
-class _Hub(BaseHTTPRequestHandler):
+class _Hub(Handler):
     """What of its protocol `hf_hub_download` uses. `files` by revision; `main` is a revision."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         server = self.server
         server.seen.append((self.command, self.path))
         found = re.fullmatch(r"/(org/tok|gpt9)/resolve/([^/]+)/(.*)", self.path.partition("?")[0])
         if found is None:
-            self._send(b"", 404, {"X-Error-Code": "RepoNotFound"})
+            self.send(b"", 404, {"X-Error-Code": "RepoNotFound"})
             return
         revision = server.main if found[2] == "main" else found[2]
         if revision not in server.files:
-            self._send(b"", 404, {"X-Error-Code": "RevisionNotFound"})
+            self.send(b"", 404, {"X-Error-Code": "RevisionNotFound"})
         elif found[3] not in server.files[revision]:
-            self._send(b"", 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": revision})
+            self.send(b"", 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": revision})
         else:
             data = server.files[revision][found[3]]
-            self._send(data, 200, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": revision,
+            self.send(data, 200, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": revision,
                                    "Accept-Ranges": "bytes"})
 
     do_HEAD = do_GET
-
-    def _send(self, data: bytes, status: int, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
 
 
 @pytest.fixture
@@ -71,17 +56,12 @@ def tokenizer(tmp_path) -> bytes:
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path, tokenizer):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    server.daemon_threads = True
-    server.files = {COMMIT: {"tokenizer.json": tokenizer, "tokenizer_config.json": b'{"eos_token": "<end>"}'}}
-    server.main, server.seen = COMMIT, []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    yield server
-    server.shutdown()
-    server.server_close()
+    files = {COMMIT: {"tokenizer.json": tokenizer, "tokenizer_config.json": b'{"eos_token": "<end>"}'}}
+    with serving(_Hub, files=files, main=COMMIT, seen=[]) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield server
 
 
 def recipe(folder: Path, load: str) -> Path:
