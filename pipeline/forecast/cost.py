@@ -123,7 +123,7 @@ class CostForecast:
 
 def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostForecast:
     """The forecast of the recipe on `cores` cores, at `price` per core and hour (None: the cost is left out)."""
-    from_sample = _Extrapolation(run, cores)
+    from_sample = Extrapolation(run, cores)
     nodes = [from_sample.reading(name) for name in run.sources]
     nodes += [from_sample.node(node) for node in run.nodes if node["kind"] != "index"]
     streams = from_sample.streams()
@@ -158,7 +158,7 @@ def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
     return max(0.0, float(np.median(cost - slope * size))), slope or even / 4
 
 
-class _Extrapolation:
+class Extrapolation:
     """Extrapolates from the tasks of a sample to those of the whole input."""
 
     def __init__(self, run: SampleRun, cores: int) -> None:
@@ -177,7 +177,7 @@ class _Extrapolation:
         """The cost of reading a source, measured on all records read of it, drawn or not."""
         source = self.run.sources[name]
         return NodeCost(f"read {name}", "read", NOISE * (source.read_cpu_s * source.grown),
-                        tasks=self._partitions({name}))
+                        tasks=self.partitions({name}))
 
     def node(self, node: Mapping[str, Any]) -> NodeCost:
         """The cost of a node. Also sets `through` for it: the shares of the nodes before it. If the node applies a
@@ -200,12 +200,14 @@ class _Extrapolation:
             self._deduplicated(name, records)
         # tasks that assemble shards cost in proportion to the tasks that encode parts
         of_parts = [r for r in records if not r.node.endswith("/assemble")]
-        cpu = self._tasks(of_parts, lambda r: r.cpu_s, first_loads=True) * _ratio(records, of_parts, lambda r: r.cpu_s)
-        disk = self._tasks(of_parts, _disk) * _ratio(records, of_parts, _disk) * before
+        more = {of: _ratio(sum(map(of, records)), sum(map(of, of_parts))) for of in (_cpu, _disk)}
+        cpu = self.over_tasks(of_parts, _cpu, first_loads=True) * more[_cpu]
+        disk = self.over_tasks(of_parts, _disk) * more[_disk] * before
         published = PUBLISHED | {"kept.parquet"} if node["publishes"] else PUBLISHED
-        share = _ratio(records, records, _disk, lambda r: sum(i.bytes for n, i in r.files.items() if n in published))
+        share = _ratio(sum(i.bytes for r in records for n, i in r.files.items() if n in published),
+                       sum(map(_disk, records)))
         return NodeCost(name, kind, NOISE * cpu * before, disk, published_bytes=disk * share, memory_mb=memory,
-                        tasks=self._partitions({source for r in of_parts for source in _read(r)}))
+                        tasks=self.partitions({source for r in of_parts for source in _read(r)}))
 
     def _overall(self, name: str, records: Sequence[PartRecord]) -> Range:
         """`through` of a node over all sources, weighted by the bytes that its tasks read of each."""
@@ -304,12 +306,12 @@ class _Extrapolation:
         sizes = {s: c.get("bytes", 0) + 1e-9 for s, c in _read(record).items() if s in self.scale}
         return sum(self.scale[s] * b for s, b in sizes.items()) / sum(sizes.values()) if sizes else self.largest
 
-    def _partitions(self, sources: Iterable[str]) -> int:
+    def partitions(self, sources: Iterable[str]) -> int:
         """The number of tasks of a node that reads these sources."""
         payloads = [s.payload_read * s.grown for name, s in self.run.sources.items() if name in sources]
         return max(1, sum(max(1, math.ceil(payload / self.run.recipe.run.partition)) for payload in payloads))
 
-    def _tasks(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
+    def over_tasks(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
                first_loads: bool = False) -> Range:
         """The sum of `of` over the tasks of a node that each read a part, extrapolated as a fixed cost per task plus a
         cost per byte. `first_loads`: the first task of a worker also loads models. The value leaves this cost out, and
@@ -319,7 +321,7 @@ class _Extrapolation:
         weights, size, cost = self._arrays(records, of)
         later = self._later(records) if first_loads else np.ones(len(records), bool)
         fixed, slope = line(size[later], cost[later])
-        tasks = self._partitions({source for r in records for source in _read(r)})
+        tasks = self.partitions({source for r in records for source in _read(r)})
         whole = float((weights * size).sum())
         value = fixed * min(tasks, float(weights.sum())) + slope * whole
         load = 0.0 if later.all() else max(0.0, float((cost - fixed - slope * size)[~later].mean()))
@@ -384,13 +386,13 @@ def _tokens(record: PartRecord, split: str) -> int:
     return record.counters[split]["tokens"]
 
 
+def _cpu(record: PartRecord) -> float:
+    return record.cpu_s
+
+
 def _disk(record: PartRecord) -> float:
     return float(sum(i.bytes for i in record.files.values()))
 
 
-def _ratio(records: Iterable[PartRecord], to: Iterable[PartRecord], measure: Callable[[PartRecord], float],
-           numerator: Callable[[PartRecord], float] | None = None) -> float:
-    """Divides the sum of `numerator` (default: `measure`) over `records` by the sum of `measure` over `to`. Returns 1
-    where the divisor is 0."""
-    divisor = sum(map(measure, to))
-    return sum(map(numerator or measure, records)) / divisor if divisor else 1.0
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 1.0

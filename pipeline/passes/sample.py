@@ -39,7 +39,7 @@ class DrawSample:
         args = inputs.args
         reader = planned_reader(inputs.store, args["reader"])
         inputs.confine(())
-        draw = _Draw(int(args["share"] * 2**64), args["least"], args["most"])
+        draw = Draw(int(args["share"] * 2**64), args["least"], args["most"])
         covered = read = 0
         for file in args["files"]:
             piece, before = Slice(args["source"], file["$file"]), read
@@ -62,7 +62,7 @@ class DrawSample:
                 "complete": {"below": draw.below}}
 
 
-class _Draw:
+class Draw:
     """Keeps the records with the lowest ranks, as rows: all below `limit`, at least `least`, and at most `most`
     bytes."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.forecast.cost import _Extrapolation, forecast, line
+from pipeline.forecast.cost import Extrapolation, forecast, line
 from pipeline.forecast.mixture import mixture
 from pipeline.forecast.range import Range
 from pipeline.forecast.sample import (
@@ -167,9 +167,9 @@ def test_models_that_the_first_tasks_load_are_not_taken_for_what_texts_cost(samp
     records = [replace(sampled.records["clean"][0], attempt=f"{2:08d}-{serial:08d}-0", counters={"in": {"web": {
         "docs": 1, "bytes": size}}}, cpu_s=0.02 + 4e-7 * size + (3.0 if serial < 2 else 0.0))
         for serial, size in enumerate(sizes)]
-    whole = _Extrapolation(replace(sampled, workers=2), 4)
-    really = 0.02 * whole._partitions({"web"}) + 4e-7 * sum(sizes) * sampled.sources["web"].scale
-    cpu = whole._tasks(records, lambda r: r.cpu_s, first_loads=True)
+    whole = Extrapolation(replace(sampled, workers=2), 4)
+    really = 0.02 * whole.partitions({"web"}) + 4e-7 * sum(sizes) * sampled.sources["web"].scale
+    cpu = whole.over_tasks(records, lambda r: r.cpu_s, first_loads=True)
     near(cpu, really, 1.2)
     assert cpu.high >= really + 4 * 2.9, "each of four cores will load them once"
 
@@ -239,13 +239,13 @@ def draw(files: list[dict[str, Any]], planner: Planner, read_most: int) -> dict[
 
 
 def test_a_draw_holds_everything_below_its_mark():
-    from pipeline.passes.sample import _Draw
+    from pipeline.passes.sample import Draw
     from stages.document import Document
 
     rng = random.Random(3)
     ranks = [rng.getrandbits(64) for _ in range(500)]
     for limit, least, most in ((2**62, 20, 1 << 30), (2**62, 300, 1 << 30), (2**63, 20, 400), (0, 0, 1 << 30)):
-        drawn = _Draw(limit, least, most)
+        drawn = Draw(limit, least, most)
         for i, rank in enumerate(ranks):
             drawn.see(Document(str(i), "x" * 10), rank, 10)
         held = {row["rank"] for _, row in drawn.rows()}
