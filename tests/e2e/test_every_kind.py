@@ -15,6 +15,7 @@ import pytest
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from stages.extract.pdf.step import ROUTES
+from tests import commands
 from tests.e2e.every_kind import write
 from tests.e2e.test_same_bytes import command, result
 from tests.frozen import hold_run
@@ -181,10 +182,10 @@ def test_same_bytes_on_ray(recipe, expected, tmp_path):
 def test_same_bytes_in_other_partitions_after_kills(recipe, expected, tmp_path):
     cut = ("--set", "run.partition=25KB")
     for point, nth in (("partition", 5), ("map", 1), ("commit", 2)):
-        died = command("-m", "tests.e2e.kill", point, str(nth), *args(recipe, tmp_path, "--backend", "inline", *cut))
+        died = commands.command("tests.e2e.kill", point, str(nth), *args(recipe, tmp_path, "--backend", "inline", *cut))
         assert died.returncode == -signal.SIGKILL, f"{point}: was not killed: {died.stdout}{died.stderr}"
-    done = command("-m", "pipeline.cli", *args(recipe, tmp_path, "--backend", "process", "--workers", "3",
-                                               "--dispatch-seed", "2", *cut))
+    done = commands.command("pipeline.cli", *args(recipe, tmp_path, "--backend", "process", "--workers", "3",
+                                                  "--dispatch-seed", "2", *cut))
     assert done.returncode == 0, done.stderr
     assert result(tmp_path) == expected
 

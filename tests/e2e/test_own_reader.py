@@ -16,7 +16,7 @@ from pipeline.cli.app import run_command
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
-from tests.e2e.test_same_bytes import ROOT, command
+from tests.e2e.test_same_bytes import ROOT
 
 TABLE = "answer\tasker\tvotes\nIt is so.\tann\t3\n\tbob\t5\nNobody knows.\tcyd\t1\nBecause of the tides.\tdan\t2\n"
 
@@ -56,8 +56,7 @@ def test_the_reader_of_the_page_runs(site, capfd):
     run, inspect = blocks("texts.md", "Your own reader")["sh"].splitlines()
     assert run_command(arguments(site, run.replace(" --allow-custom-stages", ""))) == 2
     assert "--allow-custom-stages" in capfd.readouterr().err
-    done = command("-m", "pipeline.cli", *arguments(site, run), "--quiet", "--backend", "process", "--workers", "1")
-    assert done.returncode == 0, done.stderr
+    assert run_command([*arguments(site, run), "--quiet", "--backend", "process", "--workers", "1"]) == 0
     assert [(r["text"], json.loads(r["meta"]), r["signals"]["votes"]) for r in rows(site)] == [
         ("Because of the tides.", {"asker": "dan"}, 2.0), ("It is so.", {"asker": "ann"}, 3.0)]
     assert [r["text"] for r in rows(site, "dropped")] == ["Nobody knows."]

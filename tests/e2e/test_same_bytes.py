@@ -18,6 +18,7 @@ from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
+from tests import commands
 from tests.corpus import sentences, write_warcs
 from tests.frozen import hold_run
 
@@ -93,6 +94,7 @@ def test_the_bytes_are_the_frozen_ones(whole):
 
 
 def command(*args: str, **env: str) -> subprocess.CompletedProcess:
+    """In a process of its own that begins with these variables, such as the hash seed."""
     return subprocess.run([sys.executable, *args], cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True,
                           timeout=1800)
 
@@ -122,12 +124,12 @@ def test_same_bytes_after_kills(site, expected, tmp_path):
     args = ["run", str(site / "recipe.yaml"), "--store", str(tmp_path), "--backend", "inline", "--quiet"]
     before: Counter = Counter()
     for point, nth in (("partition", 130), ("commit", 3), ("reduce", 1), ("publish", 2)):
-        died = command("-m", "tests.e2e.kill", point, str(nth), *args)
+        died = commands.command("tests.e2e.kill", point, str(nth), *args)
         assert died.returncode == -signal.SIGKILL, f"{point}: was not killed: {died.stdout}{died.stderr}"
         now = commits(tmp_path)
         assert before.keys() <= now.keys(), f"{point}: something committed was lost"
         before = now
-    again = command("-m", "pipeline.cli", *args)
+    again = commands.command("pipeline.cli", *args)
     assert again.returncode == 0, again.stderr
     assert result(tmp_path) == expected
     after = commits(tmp_path)
