@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -24,3 +25,32 @@ def test_a_benchmark_runs(tmp_path, script, arguments, says):
                           check=False, cwd=tmp_path)
     assert "Traceback" not in done.stderr, done.stderr
     assert says in done.stdout and done.returncode in (0, 1)       # 1: the figure wanted was missed
+
+
+@pytest.mark.slow
+def test_mutants_are_killed_by_the_tests_that_run_their_line_and_found_again(tmp_path):
+    pytest.importorskip("pytest_cov")
+    for file, text in {"pipeline/a.py": "def low(a, b):\n    if a < b:\n        return a\n    return b\n",
+                       "tests/test_a.py": "import os, subprocess, sys\nfrom pipeline.a import low\n"
+                       "def test_first(): assert low(1, 2) == 1\n"
+                       "def test_child(): assert '7' in subprocess.check_output([sys.executable, '-c', "
+                       "'from pipeline.a import low; print(low(8, 7))'], text=True)\n",
+                       "tests/conftest.py": "", "stages/a.py": "", "tokenizer/a.py": "", "trainer/a.py": ""}.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+
+    def run(script, *arguments):
+        done = subprocess.run([sys.executable, FOLDER / script, "data", "--tree", tmp_path, *arguments], cwd=tmp_path,
+                              capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    assert run("branches.py", "--measure").split()[-6:] == ["total", "4", "100.0", "2", "0", "100.0"]
+    run("mutants.py", "--count", "3", "--out", "first.json")
+    killed = {m["old"]: m["by"] for m in json.loads((tmp_path / "first.json").read_text())}
+    assert killed == {"if a < b:": "tests/test_a.py::test_first", "return a": "tests/test_a.py::test_first",
+                      "return b": "tests/test_a.py::test_child"}
+    (tmp_path / "stages/b.py").write_text("\n# moved\n" + (tmp_path / "pipeline/a.py").read_text())
+    (tmp_path / "pipeline/a.py").write_text("from stages.b import low\n")
+    run("branches.py", "--measure")
+    assert "stages/b.py" in run("mutants.py", "--replay", "first.json")
