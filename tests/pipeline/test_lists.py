@@ -71,9 +71,9 @@ def test_a_damaged_list_is_an_error(tmp_path):
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("barrier", [MinHash(), Exact(by="both")], ids=["minhash", "exact"])
 def test_specs_are_below_4_kb_with_thousands_of_groups(barrier, rounds):
-    barrier.sizes = Sizes(group_rows=12_000, bucket_bytes=1 << 20, segment_bytes=1 << 10,
+    barrier.sizes = Sizes(group_rows=6000, bucket_bytes=1 << 20, segment_bytes=1 << 10,
                           one_task_edges=0 if rounds else Sizes.one_task_edges)
-    parts = [PartRef(f"{n:032x}", "web", 0, 1000, 10**6, ref(n), ref(n, "side")) for n in range(20_000)]
+    parts = [PartRef(f"{n:032x}", "web", 0, 1000, 10**6, ref(n), ref(n, "side")) for n in range(10_000)]
     counters = {"linked": 1000, "candidates": 10**6, "repeated": 5, "moved": 0, "max_round": 1}
     done: dict = {}
     lists = ListFiles()

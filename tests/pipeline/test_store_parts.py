@@ -199,7 +199,7 @@ def test_row_groups_are_bounded_and_a_long_text_stands_alone(tmp_path):
 
 
 def test_memory_is_a_row_group_not_the_part(tmp_path):
-    """300 MB through a writer and back: peak well below the part. In a process of its own, whose peak is not that of
+    """80 MB through a writer and back: peak well below the part. In a process of its own, whose peak is not that of
     who started it (as ru_maxrss is)."""
     code = f"""
         import random
@@ -207,18 +207,18 @@ def test_memory_is_a_row_group_not_the_part(tmp_path):
         from pipeline.store.parts import PartWriter, document_schema, read_documents
         from stages.document import Document
         before = peak_rss_mb()
-        writer = PartWriter({str(tmp_path / "p.parquet")!r}, document_schema(("a",)))
+        writer = PartWriter({str(tmp_path / "p.parquet")!r}, document_schema(("a",)), 4 << 20, 1 << 20)
         words = [random.Random(i).randbytes(50).hex() for i in range(2000)]
-        for i in range(3000):
+        for i in range(800):
             writer.write(Document(f"{{i:032x}}", " ".join(words[(i * 31 + j) % 2000] for j in range(1000)), source="s"))
         writer.close()
-        assert writer.text_bytes > 300e6
+        assert writer.text_bytes > 80e6
         assert sum(len(d.text) for d in read_documents({str(tmp_path / "p.parquet")!r})) == writer.text_bytes
         print(peak_rss_mb() - before)
     """
     out = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=Path(__file__).parents[2],
                          capture_output=True, text=True)
-    assert float(out.stdout) < 200                # MB, for 300 MB of text
+    assert float(out.stdout) < 70                 # MB, for 80 MB of text, of which Arrow itself takes 40
 
 
 def test_duplicate_id_is_an_error(tmp_path):
@@ -269,7 +269,7 @@ def any_document(draw, number: int) -> Document:
 
 
 @pytest.mark.hypothesis
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, *UNTIMED])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, *UNTIMED])
 @given(st.data(), st.integers(0, 12), st.booleans(), st.integers(1, 5))
 def test_any_documents_have_the_content_of_the_plain_description(tmp_path, data, n, dropped, rows):
     docs = [data.draw(any_document(i)) for i in range(n)]
