@@ -52,21 +52,14 @@ def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
     return db
 
 
-class Spilled(Sequence[T], Generic[T]):
-    """A list on disk that only grows at its end. `encode` turns an item into JSON, `decode` turns that back into an
-    item."""
+class OnDisk(Sequence[T], Generic[T]):
+    """A sequence whose items are read in pieces. Subclasses set `_size` and define `_read`."""
 
-    def __init__(self, items: Iterable[T] = (), *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
-        self._encode, self._decode = encode, decode
-        self._db = scratch_database(1)
-        self._db.execute("CREATE TABLE item (place INTEGER PRIMARY KEY, data TEXT)")
-        self._size = 0
-        for item in items:
-            self.append(item)
+    _size = 0
 
-    def append(self, item: T) -> None:
-        self._db.execute("INSERT INTO item VALUES (?, ?)", (self._size, json.dumps(self._encode(item))))
-        self._size += 1
+    def _read(self, first: int, stop: int) -> list[T]:
+        """The items [first, stop)."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return self._size
@@ -78,21 +71,33 @@ class Spilled(Sequence[T], Generic[T]):
 
     def __getitem__(self, at: int | slice) -> T | list[T]:
         if isinstance(at, slice):
-            first, stop, step = at.indices(self._size)
-            if step != 1:
-                return [self[i] for i in range(first, stop, step)]
-            return self._read(first, stop)
-        place = at + self._size if at < 0 else at
-        if not 0 <= place < self._size:
-            raise IndexError(at)
+            places = range(self._size)[at]
+            return self._read(places.start, places.stop) if places.step == 1 else [self[i] for i in places]
+        place = range(self._size)[at]
         return self._read(place, place + 1)[0]
 
     def __iter__(self) -> Iterator[T]:
         first = 0
-        while first < self._size:
-            found = self._read(first, first + CHUNK)
-            yield from found
-            first += len(found)
+        while first < self._size:                    # it may grow meanwhile
+            items = self._read(first, first + CHUNK)
+            yield from items
+            first += len(items)
+
+
+class Spilled(OnDisk[T]):
+    """A list on disk that only grows at its end. `encode` turns an item into JSON, `decode` turns that back into an
+    item."""
+
+    def __init__(self, items: Iterable[T] = (), *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
+        self._encode, self._decode = encode, decode
+        self._db = scratch_database(1)
+        self._db.execute("CREATE TABLE item (place INTEGER PRIMARY KEY, data TEXT)")
+        for item in items:
+            self.append(item)
+
+    def append(self, item: T) -> None:
+        self._db.execute("INSERT INTO item VALUES (?, ?)", (self._size, json.dumps(self._encode(item))))
+        self._size += 1
 
     def _read(self, first: int, stop: int) -> list[T]:
         rows = self._db.execute("SELECT data FROM item WHERE place >= ? AND place < ? ORDER BY place", (first, stop))

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import overload
 
 from pipeline.base.prf import prf
 from pipeline.engine.task import ResourceRequest, TaskSpec
 from pipeline.store.records import PartRecord
-from pipeline.store.temp import scratch_database
+from pipeline.store.temp import OnDisk, scratch_database
 
 #: rows of a batch read at a time
 CHUNK = 1000
@@ -24,7 +23,7 @@ CHUNK = 1000
 Get = Callable[[str], PartRecord | None]
 
 
-class TaskRecords(Sequence[PartRecord]):
+class TaskRecords(OnDisk[PartRecord]):
     """Records of the tasks of a batch, in the order of their specs, read from the log on demand.
 
     `origins` are the `TaskSpec.origin` of the same tasks.
@@ -32,26 +31,6 @@ class TaskRecords(Sequence[PartRecord]):
 
     def __init__(self, db: sqlite3.Connection, batch: int, size: int, get: Get) -> None:
         self._db, self._batch, self._size, self._get = db, batch, size, get
-
-    def __len__(self) -> int:
-        return self._size
-
-    @overload
-    def __getitem__(self, at: int) -> PartRecord: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[PartRecord]: ...
-
-    def __getitem__(self, at: int | slice) -> PartRecord | list[PartRecord]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(self._size))]
-        place = at + self._size if at < 0 else at
-        if not 0 <= place < self._size:
-            raise IndexError(at)
-        return self._read(self._rows(place, place + 1)[0][0])
-
-    def __iter__(self) -> Iterator[PartRecord]:
-        for key, _ in self._all():
-            yield self._read(key)
 
     @property
     def origins(self) -> Iterator[str]:
@@ -69,7 +48,10 @@ class TaskRecords(Sequence[PartRecord]):
         return self._db.execute("SELECT key, origin FROM task WHERE batch = ? AND place >= ? AND place < ? "
                                 "ORDER BY place", (self._batch, first, stop)).fetchall()
 
-    def _read(self, key: str) -> PartRecord:
+    def _read(self, first: int, stop: int) -> list[PartRecord]:
+        return [self._record(key) for key, _ in self._rows(first, stop)]
+
+    def _record(self, key: str) -> PartRecord:
         record = self._get(key)
         if record is None:
             raise KeyError(f"task {key} has no record in the log")
