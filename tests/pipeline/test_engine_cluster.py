@@ -179,56 +179,6 @@ def test_a_task_no_node_can_hold_ends_the_run_with_its_name_its_need_and_the_lar
     assert "declares 5,000 MB of memory; the largest node" in error and "can give a task 600 MB" in error
 
 
-STOPPED = """
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **NODE})
-nodes = [cluster.add_node(num_cpus=2, memory=2000 << 20, **NODE) for _ in range(2)]
-backend = backend_at(cluster.address)
-run = Run(backend, """ + HELD.format(parts=24) + """, straggler_s=1.5)
-until(lambda: len(backend.fleet.usable) == 2 and all(p.running for p in backend.fleet.usable))
-
-def family(top):                               # processes of a node: its raylet and all below it
-    found, known = [], {top}
-    stats = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                stats[int(name)] = int(open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[1])
-            except OSError:
-                pass
-    while True:
-        more = {pid for pid, parent in stats.items() if parent in known} - known
-        if not more:
-            return known
-        known |= more
-
-raylet = nodes[0].all_processes["raylet"][0].process.pid
-stopped = family(raylet)
-for pid in stopped:
-    os.kill(pid, signal.SIGSTOP)
-release()
-run.join()
-lost = backend.nodes_lost
-backend.close()
-for pid in stopped:
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        pass
-say(run, lost=lost, stopped=len(stopped), doubled=sum(len(hosts) > 1 for hosts in backend.places.values()))
-cluster.shutdown()
-"""
-
-
-def test_a_node_that_stops_costs_a_second_attempt_and_nothing_else(store, tmp_path):
-    """SIGSTOP of a whole node: nobody hears anything of it, and Ray does not miss it for a minute or more."""
-    found = on_cluster(STOPPED, tmp_path)
-    assert (found["error"], found["log"]) == (None, True)
-    assert found["stopped"] >= 4, "raylet, supervisor, two children"
-    assert 1 <= found["doubled"] <= 4 and found["lost"] == 0, "the run ended before anybody missed it"
-    assert found["most"] <= 8, "in flight: two times the slots"
-    assert found["outcome"] == repr(inline(store, held(24, tmp_path), tmp_path))
-
-
 DRAINED = """
 from ray.core.generated import autoscaler_pb2
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **NODE})
@@ -270,36 +220,6 @@ def test_a_node_that_is_drained_gets_no_more_work_and_charges_nobody(store, tmp_
     assert found["after"] == found["given"] and found["gone"] and found["lost"] == 0
     assert found["returned"] >= 1
     assert found["outcome"] == repr(inline(store, held(10, tmp_path), tmp_path))
-
-
-MEMORY = """
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **NODE})
-backend = backend_at(cluster.address)
-lost, real = [], backend._lost
-backend._lost = lambda slot, why, preempted=False: (lost.append(why), real(slot, why, preempted))[1]
-run = Run(backend, """ + HELD.format(parts=6) + """)
-until(lambda: any(p.running for p in backend.fleet.usable))
-
-[slot] = backend.fleet.usable
-slot.actor.__ray_call__.remote(lambda self: [bytearray(b"x" * (64 << 20)) for _ in range(64)] and None)
-until(lambda: lost)
-release()
-run.join()
-backend.close()
-say(run, lost=lost)
-cluster.shutdown()
-"""
-
-
-def test_a_supervisor_ray_kills_for_memory_says_so(store, tmp_path):
-    from pipeline.engine.worker.limits import memory_use
-
-    used, total = memory_use()
-    found = on_cluster(MEMORY, tmp_path, RAY_memory_monitor_refresh_ms="100",
-                       RAY_memory_usage_threshold=f"{(used + 2.5e9) / total:.3f}")
-    assert found["error"] is None
-    assert any("low on memory" in why for why in found["lost"]), found["lost"]
-    assert found["outcome"] == repr(inline(store, held(6, tmp_path), tmp_path))
 
 
 HEAD = "f" * 51 + "00000"          # what Ray's fake provider takes the head for
