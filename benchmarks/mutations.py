@@ -12,7 +12,7 @@ import difflib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ class Function:
         return mutant if self.place(mutant) == start and ast.dump(tree) != ast.dump(ast.parse(self.source)) else None
 
 
+@cache
 def functions(tree: Path) -> list[Function]:
     """All but those that write for readers and those that numba compiles."""
     def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
