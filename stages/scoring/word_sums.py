@@ -217,10 +217,9 @@ def _enter(words: Any, seed: int, hashes: Any, values: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, rows: Any, total: Any) -> int:
-    """Add up the row of a word, if it has one, and the rows of its n-grams, with < before and > after it. Returns the
-    number of rows."""
+    """Add the row of a word, if it has one, and the rows of its n-grams, with < before and > after it, to `total`.
+    Returns the number of rows."""
     shortest, longest, bucket, first = grams
-    total[:] = 0.0
     count = 0
     if row >= 0:
         count = 1
@@ -289,7 +288,8 @@ def _mean(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: 
                 if i - begin == 4 and _starts(data, begin, i, _EOS):
                     return number + _end(seed, vocabulary, rows, hidden)   # the library reads no further
                 count = 0
-                total[:] = 0.0
+                for d in range(len(total)):            # loops: numba takes seconds to compile an assignment of a row
+                    total[d] = 0.0
                 if row >= 0 or not _starts(data, begin, i, _LABEL):     # the library takes it for a label
                     count = _sum(data, begin, i, row, grams, places, rows, total)
                 for d in range(len(hidden)):
@@ -302,7 +302,8 @@ def _mean(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: 
                     hashes[place] = h
                     at[place] = word
                     counts[word] = count
-                    sums[word] = single
+                    for d in range(len(single)):
+                        sums[word, d] = single[d]
         begin = i + 1
     return number + _end(seed, vocabulary, rows, hidden)
 
@@ -324,13 +325,14 @@ def _ask(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: A
          tree: Any) -> tuple[int, float]:
     """(number of the most probable label, its probability) of a text; -1 when no word of it is known."""
     if kept[4][0] == len(kept[0]):                          # full: start again
-        kept[2][:] = np.uint64(0)
+        kept[2].fill(np.uint64(0))
         kept[4][0] = 0
     hidden = np.zeros(rows.shape[1])
     number = _mean(data, seed, kept, vocabulary, grams, places, rows, hidden)
     if number == 0:
         return -1, 0.0
-    hidden /= number
+    for d in range(len(hidden)):
+        hidden[d] /= number
     inner = len(tree)
     labels = len(out)
     score = np.zeros(labels + inner)
