@@ -77,9 +77,10 @@ def folders(host: str, path: str) -> list[str]:
                                                     for n in range(len(steps), 1, -1))]))
 
 
-def categories_of(archive: Path) -> tuple[str, ...]:
-    """The categories of an archive. Raises ValueError, naming the archive, when it cannot be read."""
-    return tuple(sorted(_members(archive)))
+def categories_of(archive: Path, *, max_files: int = _MEMBERS, max_bytes: int = _BYTES) -> tuple[str, ...]:
+    """The categories of an archive. Raises ValueError, naming the archive, when it cannot be read or holds more than
+    `max_files` files or `max_bytes`."""
+    return tuple(sorted(_members(archive, max_files, max_bytes)))
 
 
 def _domain(line: bytes) -> bytes:
@@ -91,7 +92,7 @@ def _url(line: bytes) -> bytes:
     return (host.lower() + slash + path).rstrip(b"/")
 
 
-def _members(archive: Path) -> dict[str, dict[str, str]]:
+def _members(archive: Path, max_files: int = _MEMBERS, max_bytes: int = _BYTES) -> dict[str, dict[str, str]]:
     """{category: {kind: name of the archive member}}; links are followed."""
     try:
         with tarfile.open(archive) as tar:
@@ -100,9 +101,9 @@ def _members(archive: Path) -> dict[str, dict[str, str]]:
             total = 0
             for count, member in enumerate(tar, 1):
                 total += member.size
-                if count > _MEMBERS or total > _BYTES:
-                    raise ValueError(f"{archive} holds more than {_MEMBERS:,} files or {_BYTES >> 30} GiB: take what "
-                                     "is needed of it into one of your own")
+                if count > max_files or total > max_bytes:
+                    raise ValueError(f"{archive} holds more than {max_files:,} files or {max_bytes >> 30} GiB: take "
+                                     "what is needed of it into one of your own")
                 parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
                 if member.isreg() and len(parts) >= 2 and parts[-1] in _KINDS:
                     files.setdefault(parts[-2], {})[parts[-1]] = member.name

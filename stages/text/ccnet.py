@@ -165,17 +165,17 @@ def train_pieces(texts: Iterable[str], vocab: int, normalize: str) -> bytes:
     return out.getvalue()
 
 
-def _lines(texts: Iterable[str], normalize: Callable[[str], str]) -> Iterator[str]:
-    """Normalised texts in lines of at most PIECES_LINE bytes, cut at spaces where there are any."""
+def _lines(texts: Iterable[str], normalize: Callable[[str], str], most: int = PIECES_LINE) -> Iterator[str]:
+    """Normalised texts in lines of at most `most` bytes, cut at spaces where there are any."""
     left = PIECES_CHARS
     for text in texts:
         line, at = re.sub(r"\s+", " ", normalize(text)[:left]).strip(), 0
         left -= len(line)
         while at < len(line):
-            part = line[at:at + PIECES_LINE + 1]           # only this much is encoded: a book may be one line
+            part = line[at:at + most + 1]           # only this much is encoded: a book may be one line
             cut, held = len(part), part.encode()
-            if len(held) > PIECES_LINE:
-                cut = len(held[:PIECES_LINE].decode(errors="ignore"))
+            if len(held) > most:
+                cut = len(held[:most].decode(errors="ignore"))
                 cut = max(part.rfind(" ", 1, cut), 0) or cut
             yield part[:cut]
             at += cut + line.startswith(" ", at + cut)

@@ -141,10 +141,9 @@ def test_a_score_of_another_models_is_not_taken_for_ones_own(models):
     assert stage.process(doc) is None and not doc.signals
 
 
-def test_lines_of_a_book_that_is_one_line(monkeypatch):
+def test_lines_of_a_book_that_is_one_line():
     book = " ".join(["wörter", "x" * 70, "日本語", "y"] * 200)
-    monkeypatch.setattr("stages.text.ccnet.PIECES_LINE", 60)
-    lines = list(_lines([book], str))
+    lines = list(_lines([book], str, 60))
     assert "".join(lines).replace(" ", "") == book.replace(" ", "")
     assert max(len(line.encode()) for line in lines) <= 60 and not any(line.startswith(" ") for line in lines)
     assert "x" * 60 in lines and len(lines) < 1000

@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tarfile
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
 
 from stages.document import Document
+from stages.filter.blacklists import categories_of
 from stages.filter.url import Url
 from stages.text.hashlist import HashList, LabelledList, write_hashes, write_labelled
 from stages.vectors import read_vectors
@@ -165,15 +167,12 @@ def test_categories_that_are_not_there(ut1, tmp_path):
             Url(integrated=False, blacklists=ut1, categories=wrong)
 
 
-def test_an_archive_that_is_too_much_is_refused(ut1, monkeypatch):
+def test_an_archive_that_is_too_much_is_refused(ut1):
     """Before what is too much of it is unpacked."""
-    monkeypatch.setattr("stages.filter.blacklists._BYTES", 100)
-    assert "blacklists.tar.gz holds more than 100,000 files or" in Url(integrated=False, blacklists=ut1).problems()[
-        "blacklists"]
-    monkeypatch.setattr("stages.filter.blacklists._BYTES", 4 << 30)
-    monkeypatch.setattr("stages.filter.blacklists._MEMBERS", 3)
-    with pytest.raises(ValueError, match="more than 3 files"):
-        categories(ut1, "gambling")
+    assert len(categories_of(Path(ut1), max_files=7, max_bytes=1000)) == 4
+    for limits in ({"max_bytes": 100}, {"max_files": 3}):
+        with pytest.raises(ValueError, match=r"blacklists\.tar\.gz holds more than"):
+            categories_of(Path(ut1), **limits)
 
 
 def test_many_categories_share_a_file(tmp_path, monkeypatch):
