@@ -43,9 +43,9 @@ class CurriculumError(TokenmillError, ValueError):
 
 
 # -- permutation -------------------------------------------------------------------------------------------------
-def round_keys(key: str, rounds: int = ROUNDS) -> np.ndarray:
-    """The round keys, uint64 (rounds,): blake2b of the key's text, read little-endian on every machine."""
-    digest = hashlib.blake2b(key.encode(), digest_size=8 * rounds).digest()
+def round_keys(key: str) -> np.ndarray:
+    """The round keys, uint64 (ROUNDS,): blake2b of the key's text, read little-endian on every machine."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
 
@@ -102,7 +102,7 @@ def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) 
 
 
 # -- Webster -----------------------------------------------------------------------------------------------------
-def check_weights(weights: Sequence[int], n: int = 0) -> None:
+def check_weights(weights: Sequence[int], n: int) -> None:
     """Check that weights are integers >= 0 with a positive sum, small enough for int64 arithmetic up to sample n."""
     if not weights or min(weights) < 0 or sum(weights) <= 0 or any(w != int(w) for w in weights):
         raise CurriculumError(f"weights must be integers >= 0 with a positive sum, not {list(weights)}")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from tokenizer.mixture.curriculum import Curriculum
-from tokenizer.mixture.order import Located, Order, counts, sample_of
+from tokenizer.mixture.order import Order, counts, sample_of
 
 
 def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
@@ -65,31 +62,21 @@ def plan_text(curriculum: Curriculum) -> str:
     return "\n".join(lines) + "\n"
 
 
-def tally(curriculum: Curriculum, read: Iterable[Located]) -> np.ndarray:
-    """Count the windows in the `Located` ranges that a loader read, int64 (phases, streams)."""
-    out = np.zeros((len(curriculum.phases), len(curriculum.streams)), np.int64)
-    for at in read:
-        np.add.at(out, (at.phase, at.stream), 1)
-    return out
-
-
-def realised(curriculum: Curriculum, samples: int, read: np.ndarray | None = None) -> list[dict[str, Any]]:
+def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
     """Planned and realised windows after the first `samples` samples: one row for each (phase, stream) with a weight.
 
-    `planned` is the stream's share of the phase's samples so far, and may be fractional. `realised` is a number of
-    windows, taken from `read` (see `tally`) if a loader counted them, else from the order itself. The two differ by
-    less than one window for up to three streams (Webster apportionment keeps the quota there), and by little more for
-    more streams.
+    `planned` is the stream's share of the phase's samples so far, and may be fractional. `realised` is the number of
+    windows in the order. The two differ by less than one window for up to three streams (Webster apportionment keeps
+    the quota there), and by little more for more streams.
     """
     rows = []
-    for p, phase in enumerate(curriculum.phases):
+    for phase in curriculum.phases:
         weights = [phase.weights.get(s.name, 0) for s in curriculum.streams]
         done = max(0, min(samples, phase.stop) - phase.start)
         got = counts(done, weights)
         for s, stream in enumerate(curriculum.streams):
             if weights[s]:
-                windows = got[s] if read is None else int(read[p, s])
                 rows.append({"phase": phase.name, "stream": stream.name,
-                             "planned": done * weights[s] / sum(weights), "realised": windows,
-                             "tokens": windows * phase.sequence})
+                             "planned": done * weights[s] / sum(weights), "realised": got[s],
+                             "tokens": got[s] * phase.sequence})
     return rows
