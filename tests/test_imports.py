@@ -46,7 +46,7 @@ EXCEPTIONS = {
     # `--address`: which clusters are to be trusted is decided in one place
     ("trainer/launch/start.py", "pipeline.cluster.connect"),
     # DCP keeps its metadata as a pickle; it is read by an unpickler that admits a list of classes and nothing else
-    ("trainer/checkpoint/checkpoints.py", "pickle"),
+    ("trainer/checkpoint/reader.py", "pickle"),
 }
 RAY = {*(f"pipeline/engine/backends/ray_{part}.py" for part in ("backend", "demand", "local", "metrics")),
        "pipeline/cluster/jobs.py", "trainer/launch/ray.py"}

@@ -16,7 +16,7 @@ from tests.trainer.synthetic import EOS, VOCAB, make_run
 from trainer.__main__ import main
 from trainer.base.config import ConfigError
 from trainer.checkpoint import checkpoints as ckpt
-from trainer.checkpoint import hf
+from trainer.checkpoint import hf, hf_config
 from trainer.loop import train as loop
 from trainer.loop.run import open_run
 from trainer.model.attention import document_mask
@@ -115,7 +115,7 @@ def test_transformers_computes_the_same_logits(exported, name):
 @pytest.mark.parametrize("name", CASES)
 def test_what_comes_back_is_what_went(exported, name):
     model, folder = exported[name]
-    config, vocab = hf.read_config(folder)
+    config, vocab = hf_config.read_config(folder)
     assert vocab == VOCAB
     assert not hf.differing(replace(model.config, mup=0), folder)
     assert (config.rope_theta, config.rope_scaling) == (model.config.rope_theta, model.config.rope_scaling)
@@ -192,7 +192,7 @@ def test_logits_of_a_plain_reference_implementation(config):
     ({"width": 45, "head_dim": 8}, "multiple of the heads")])
 def test_what_no_architecture_has_is_refused(change, said):
     with pytest.raises(ConfigError, match=said):
-        hf.to_json(replace(BASE, **change), VOCAB, 64, EOS, "fp32")
+        hf_config.to_json(replace(BASE, **change), VOCAB, 64, EOS, "fp32")
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -205,7 +205,7 @@ def test_configurations_this_trainer_has_not_are_refused(exported, tmp_path, cha
     text = json.loads((exported["gqa"][1] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**text, **change}))
     with pytest.raises(ConfigError, match=said):
-        hf.read_config(tmp_path)
+        hf_config.read_config(tmp_path)
 
 
 def test_configurations_of_transformers_5_are_read(exported, tmp_path):
@@ -213,7 +213,7 @@ def test_configurations_of_transformers_5_are_read(exported, tmp_path):
     new = {k: v for k, v in text.items() if k not in ("rope_theta", "rope_scaling")}
     new["rope_parameters"] = {**text["rope_scaling"], "rope_theta": text["rope_theta"]}
     (tmp_path / "config.json").write_text(json.dumps(new))
-    assert hf.read_config(tmp_path) == hf.read_config(exported["mqa, llama3"][1])
+    assert hf_config.read_config(tmp_path) == hf_config.read_config(exported["mqa, llama3"][1])
 
 
 def test_tensors_that_do_not_fit_are_named(exported, tmp_path):
@@ -299,9 +299,9 @@ def test_a_user_trains_exports_and_goes_on(tmp_path, capsys):
     assert after["heldout_loss_before"] == pytest.approx(before["heldout_loss"], abs=1e-5)
     assert before["heldout_loss"] < before["heldout_loss_before"] - 0.5
     assert ckpt.latest(second / "train" / "checkpoints").meta["config"]["init.from"] == str(out)
-    other = {**section, "model": {**section["model"], "layers": 1}}
+    other = {**section, "model": {**section["model"], "layers": 2}}
     third = make_run(tmp_path / "d", total=960, documents=60, model=other["model"], train={"init": section["init"]})
-    with world("cpu") as here, pytest.raises(ConfigError, match="layers: 1, there 2"):
+    with world("cpu") as here, pytest.raises(ConfigError, match="layers: 2, there 1"):
         loop.train(open_run(str(third), None, None, []), here, say=lambda _text: None)
 
 

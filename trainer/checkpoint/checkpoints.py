@@ -17,10 +17,8 @@ which ranks communicate anyway.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import pickle
 import secrets
 import shutil
 import threading
@@ -35,13 +33,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from pipeline.base.files import link, sha256, sync, write_synced
 from trainer.checkpoint.config import CheckpointConfig
+from trainer.checkpoint.reader import MetadataError, Reader
 from trainer.parallel.world import World, reshard
 
 VERSION = 1
@@ -385,45 +383,12 @@ def load(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimi
     reader = Reader(checkpoint.folder)
     try:
         reader.read_metadata()                   # read here first, where its errors are not wrapped
-    except (pickle.UnpicklingError, EOFError, AttributeError) as error:
-        raise CheckpointError(f"{checkpoint.folder / '.metadata'}: {error}; delete {checkpoint.folder.parent} to go on "
-                              f"from the checkpoint before it") from None
+    except MetadataError as error:
+        raise CheckpointError(f"{error}; delete {checkpoint.folder.parent} to go on from the checkpoint before "
+                              f"it") from None
     materialise_state(optimizer)
     try:
         dcp.load(tensors(model, optimizer), storage_reader=reader)
     except CheckpointException as error:
         raise CheckpointError(f"{checkpoint.folder}: could not be read: {error}") from None
     dist.barrier()
-
-
-class Reader(FileSystemReader):
-    """torch's reader with a restricted `.metadata`. torch unpickles that file without limits; here only the classes it
-    consists of are allowed, so that a hostile checkpoint cannot run code. (torch itself reads the tensors with
-    weights_only.)"""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        path = Path(self.path) / ".metadata"
-        metadata = MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
-        if getattr(metadata, "storage_meta", None) is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
-class MetadataUnpickler(pickle.Unpickler):
-    MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-    NAMES = frozenset({("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
-                       ("pathlib", "PosixPath"), ("pathlib", "Path"), ("pathlib._local", "PosixPath")})
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in self.NAMES:
-            return super().find_class(module, name)
-        if "." not in name:
-            value = getattr(torch, name, None) if module == "torch" else None
-            if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-                return value
-            # only classes defined in these modules, not names that they import
-            found = super().find_class(module, name) if module in self.MODULES else None
-            if isinstance(found, type) and found.__module__ == module:
-                return found
-        raise CheckpointError(f"the checkpoint's .metadata names {module}.{name}, which none of this trainer's does")

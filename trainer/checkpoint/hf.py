@@ -1,9 +1,8 @@
-"""Writes and reads models in Hugging Face's layout, config.json and safetensors, for use with transformers.
+"""Writes and reads models in Hugging Face's layout, for use with transformers: safetensors here, config.json in
+`hf_config`.
 
-A model's features determine its transformers architecture (`ARCHITECTURES`). A model with features that no architecture
-has is refused; no feature is dropped silently. Both sides lay out rotary positions alike, so weights are copied, not
-permuted. Factors that muP applies at run time are folded into the weights. A file holds about `SHARD` bytes, and the
-weights of one file are held in memory.
+Both sides lay out rotary positions alike, so weights are copied, not permuted. Factors that muP applies at run time are
+folded into the weights. A file holds about `SHARD` bytes, and the weights of one file are held in memory.
 """
 
 from __future__ import annotations
@@ -23,22 +22,14 @@ from torch import Tensor, nn
 
 from tokenizer.mixture.curriculum import Curriculum
 from trainer.base.config import ConfigError, build
-from trainer.checkpoint.checkpoints import Checkpoint, CheckpointError, Reader
+from trainer.checkpoint.checkpoints import Checkpoint, CheckpointError
 from trainer.checkpoint.damage import damage
-from trainer.model.config import ModelConfig, RopeScaling
+from trainer.checkpoint.hf_config import DTYPES, read_config, to_json
+from trainer.checkpoint.reader import Reader
+from trainer.model.config import ModelConfig
 from trainer.model.tensor import fill
 from trainer.model.transformer import Transformer, phase_rope
 
-#: features beyond Llama's → (architecture, model_type). No architecture has two of them
-ARCHITECTURES = {
-    frozenset(): ("LlamaForCausalLM", "llama"),
-    frozenset({"qk_norm"}): ("Qwen3ForCausalLM", "qwen3"),
-    frozenset({"qkv_bias"}): ("Qwen2ForCausalLM", "qwen2"),
-    frozenset({"nope_every"}): ("SmolLM3ForCausalLM", "smollm3"),
-    frozenset({"activation: relu2"}): ("ArceeForCausalLM", "arcee"),
-    frozenset({"rotary"}): ("Phi3ForCausalLM", "phi3"),
-}
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 #: most bytes of a safetensors file
 SHARD = 4 * 10**9
 INDEX = "model.safetensors.index.json"
@@ -55,61 +46,7 @@ def safetensors() -> Any:
     return safetensors
 
 
-# -- the two layouts ---------------------------------------------------------------------------------------------------
-def features(config: ModelConfig) -> frozenset[str]:
-    """Features of a model beyond Llama's, by their configuration keys."""
-    used = {"qk_norm": config.qk_norm, "qkv_bias": config.qkv_bias, "nope_every": config.nope_every > 0,
-            "activation: relu2": config.activation == "relu2", "rotary": config.rotary < 1,
-            "softcap": config.softcap > 0}
-    return frozenset(name for name, there in used.items() if there)
-
-
-def to_json(config: ModelConfig, vocab: int, longest: int, eos: int, dtype: str) -> dict[str, Any]:
-    """Return config.json of the model. `longest` is the longest sequence it was trained on, in tokens. Raises
-    ConfigError when no architecture of transformers has its features."""
-    found = features(config)
-    if found not in ARCHITECTURES:
-        one = "; ".join(f"{', '.join(sorted(k)) or 'none of them'}: {name}" for k, (name, _) in ARCHITECTURES.items())
-        raise ConfigError(f"no architecture of transformers has {' and '.join(sorted(found))}. There is, for {one}")
-    name, kind = ARCHITECTURES[found]
-    if config.width % config.heads and kind in ("llama", "arcee"):
-        raise ConfigError(f"{name} wants a width ({config.width}) that is a multiple of the heads ({config.heads})")
-    if config.rope_scaling is not None and kind == "phi3":
-        raise ConfigError(f"no architecture of transformers has partial rotation with rope_scaling "
-                          f"{config.rope_scaling.kind}")
-    scaling = rope_scaling(config.rope_scaling) if config.rope_scaling else None
-    stretched = round(config.rope_scaling.factor * (config.rope_scaling.original or 0)) if config.rope_scaling else 0
-    result = {"architectures": [name], "model_type": kind, "vocab_size": vocab, "hidden_size": config.width,
-            "intermediate_size": config.ffn, "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
-            "num_key_value_heads": config.kv_heads, "head_dim": config.dim,
-            "hidden_act": "relu2" if config.activation == "relu2" else "silu",
-            "max_position_embeddings": max(longest, stretched), "rms_norm_eps": config.norm_eps,
-            "rope_theta": config.rope_theta, "rope_scaling": scaling, "tie_word_embeddings": config.tie,
-            "attention_bias": False, "mlp_bias": False, "initializer_range": config.init_std,
-            "bos_token_id": None, "eos_token_id": eos, "pad_token_id": None, "use_cache": True,
-            "torch_dtype": str(DTYPES[dtype]).removeprefix("torch.")}
-    if kind == "smollm3":
-        result |= {"no_rope_layer_interval": config.nope_every,
-                 "no_rope_layers": [int((i + 1) % config.nope_every != 0) for i in range(config.layers)]}
-    if kind == "phi3":
-        result |= {"partial_rotary_factor": config.rotary, "original_max_position_embeddings": longest}
-    return result
-
-
-def rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
-    """Return the scaling under transformers' keys."""
-    result: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind != "linear":
-        result["original_max_position_embeddings"] = scaling.original
-    if scaling.kind == "llama3":
-        result |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
-    if scaling.kind == "yarn":
-        result |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        if scaling.attention_factor is not None:
-            result["attention_factor"] = scaling.attention_factor
-    return result
-
-
+# -- the tensors ---------------------------------------------------------------------------------------------------
 def layout(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Map each tensor of theirs to ours: several of ours are stacked by rows (Phi-3 fuses q, k, v and gate, up)."""
     fused = config.rotary < 1
@@ -254,81 +191,6 @@ def words(path: Path) -> dict[int, str]:
 
 
 # -- in ----------------------------------------------------------------------------------------------------------------
-def read_config(folder: Path) -> tuple[ModelConfig, int]:
-    """Read (configuration, rows of the embedding) of the model in `folder`. Raises ConfigError that names a feature
-    this trainer does not have."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; give a folder with config.json and safetensors")
-    given = json.loads(path.read_text(encoding="utf-8"))
-    kinds = {kind for _, kind in ARCHITECTURES.values()}
-    kind = given.get("model_type")
-    if kind not in kinds:
-        raise ConfigError(f"{path}: model_type {kind!r}; this trainer has {', '.join(sorted(kinds))}")
-
-    def refuse(key: str, allowed: tuple[Any, ...]) -> None:
-        if given.get(key) not in allowed:
-            raise ConfigError(f"{path}: {key}: {given[key]!r}: this trainer has no such {kind} model")
-
-    refuse("hidden_act", ("relu2",) if kind == "arcee" else ("silu", None))
-    refuse("mlp_bias", (False, None))
-    refuse("attention_bias", (False, None))
-    refuse("quantization_config", (None,))
-    refuse("use_sliding_window", (False, None))
-    sliding = given.get("sliding_window")
-    if kind == "phi3" and sliding is not None and sliding < given["max_position_embeddings"] - 1:
-        refuse("sliding_window", (None,))
-    heads = given["num_attention_heads"]
-    theta, share, scaling = read_rope(given, path)
-    own_rope = given.get("no_rope_layers") or []
-    if kind == "smollm3" and "no_rope_layers" not in given:
-        nope = given.get("no_rope_layer_interval", 4)
-    else:
-        nope = own_rope.index(0) + 1 if 0 in own_rope else 0
-        if nope and any(bool(own_rope[i]) == ((i + 1) % nope == 0) for i in range(len(own_rope))):
-            raise ConfigError(f"{path}: no_rope_layers: {own_rope}: this trainer leaves out RoPE in every k-th layer")
-    # for a key that config.json leaves out, the default of the transformers class that reads it
-    tied = given.get("tie_word_embeddings", kind == "smollm3")
-    mapping = {"layers": given["num_hidden_layers"], "width": given["hidden_size"], "heads": heads,
-               "kv_heads": given.get("num_key_value_heads") or heads, "ffn": given["intermediate_size"],
-               "head_dim": given.get("head_dim") or (128 if kind == "qwen3" else given["hidden_size"] // heads),
-               "tie": tied, "qk_norm": kind == "qwen3", "qkv_bias": kind == "qwen2", "nope_every": nope,
-               "rope_theta": theta, "norm_eps": given.get("rms_norm_eps", 1e-6 if kind != "phi3" else 1e-5),
-               "activation": "relu2" if kind == "arcee" else "swiglu", "rotary": share,
-               "init_std": given.get("initializer_range", 0.02)}
-    if scaling:
-        mapping["rope_scaling"] = scaling
-    return build(ModelConfig, mapping, str(path)), given["vocab_size"]
-
-
-def read_rope(given: Mapping[str, Any], path: Path) -> tuple[float, float, dict[str, Any] | None]:
-    """Read (θ, rotated share of a head, our mapping of the scaling) from a config.json of transformers 4 or 5."""
-    told = dict(given.get("rope_parameters") or given.get("rope_scaling") or {})
-    theta = told.get("rope_theta", given.get("rope_theta"))
-    if theta is None:
-        raise ConfigError(f"{path}: rope_theta is missing; add it (the class's default differs between versions)")
-    share = told.get("partial_rotary_factor", given.get("partial_rotary_factor", 1.0))
-    if share < 1 and given["model_type"] != "phi3":
-        raise ConfigError(f"{path}: partial_rotary_factor {share} is read of phi3 models alone")
-    kind = told.get("rope_type", told.get("type", "default"))
-    if kind == "default":
-        return float(theta), float(share), None
-    names = {"factor": "factor", "original_max_position_embeddings": "original", "low_freq_factor": "low",
-             "high_freq_factor": "high", "beta_fast": "beta_fast", "beta_slow": "beta_slow",
-             "attention_factor": "attention_factor"}
-    passed = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    other = sorted(k for k, v in told.items() if k not in names and k not in passed and v is not None)
-    if kind not in ("linear", "llama3", "yarn") or other:
-        raise ConfigError(f"{path}: rope_scaling {kind} with {', '.join(other) or 'its keys'}: this trainer has "
-                          f"linear, llama3 and yarn with {', '.join(names)}")
-    scaling = {ours: told[theirs] for theirs, ours in names.items() if told.get(theirs) is not None}
-    if kind != "linear" and "original" not in scaling:
-        scaling["original"] = given["max_position_embeddings"]
-    if kind == "linear":
-        scaling.pop("original", None)
-    return float(theta), float(share), {"kind": kind, **scaling}
-
-
 def files_of(folder: Path) -> dict[str, Path]:
     """Return {their tensor: the safetensors file that holds it}."""
     package = safetensors()

@@ -21,10 +21,10 @@ def run(options: argparse.Namespace) -> int:
 
     import yaml
 
-    from trainer.checkpoint import hf
+    from trainer.checkpoint import hf, hf_config
 
     folder = Path(options.folder)
-    config, vocab = hf.read_config(folder)
+    config, vocab = hf_config.read_config(folder)
     hf.check(folder, config, vocab)
     plain = config.identity()
     unused = {f.name for f in fields(config) if plain.get(f.name) == f.default}
