@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 from trainer.base.arguments import of_a_run
 
 if TYPE_CHECKING:
-    from tokenizer.mixture.curriculum import Curriculum, Stream
+    from tokenizer.mixture.curriculum import Curriculum, Phase, Stream
+    from trainer.loop.run import Run
 
 
 def add_parser(commands: Any) -> None:
@@ -39,9 +40,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from tokenizer.mixture.curriculum import Curriculum, CurriculumError, cut, edit
+    from tokenizer.mixture.curriculum import Curriculum
     from tokenizer.mixture.realised import plan_text
-    from tokenizer.mixture.resolve import parse_count, place
     from trainer.base.config import ConfigError, build, override, read_train
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.config import TrainConfig
@@ -57,18 +57,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{found.folder.parent} belongs to another training than this one:\n  " + "\n  ".join(wrong)
                           + "\nTake these back first (an older curriculum is RUN/curriculum.N.json)")
     step = at_step(options.at, found.step if found else 0, old.curriculum.steps)
-    given = read_phases(Path(options.phases))
     warnings: list[str] = []
-    try:
-        total = parse_count(given["total"], "total") if "total" in given else \
-            sum(p.tokens for p in old.curriculum.phases if not p.extra)
-        kept = cut(old.curriculum, old.sample_at(step))
-        streams = new_streams(given["phases"], old.curriculum, old.store)
-        names = [s.name for s in (*old.curriculum.streams, *streams)]
-        phases = place(given["phases"], total, names, warnings, kept, f"{options.phases}: phases")
-        made = edit(old.curriculum, old.sample_at(step), phases, streams)
-    except CurriculumError as error:
-        raise ConfigError(str(error)) from None
+    made, phases = edited(old, step, Path(options.phases), warnings)
     config = old.config
     if options.recipe:
         train = read_train(Path(options.recipe))
@@ -99,6 +89,25 @@ def run(options: argparse.Namespace) -> int:
                   f"it saves when it stops cannot go on so: put {before.name} back (mv {before} "
                   f"{old.folder / 'curriculum.json'}) and edit at a step that is still ahead of it")
     return 0
+
+
+def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curriculum, list[Phase]]:
+    """The curriculum of `old` with the phases in the file `path` after step `step`, and these phases. Adds to
+    `warnings`. Raises ConfigError."""
+    from tokenizer.mixture.curriculum import CurriculumError, cut, edit
+    from tokenizer.mixture.resolve import parse_count, place
+    from trainer.base.config import ConfigError
+
+    given, before, sample = read_phases(path), old.curriculum, old.sample_at(step)
+    try:
+        total = parse_count(given["total"], "total") if "total" in given else \
+            sum(p.tokens for p in before.phases if not p.extra)
+        streams = new_streams(given["phases"], before, old.store)
+        names = [s.name for s in (*before.streams, *streams)]
+        phases = place(given["phases"], total, names, warnings, cut(before, sample), f"{path}: phases")
+        return edit(before, sample, phases, streams), phases
+    except CurriculumError as error:
+        raise ConfigError(str(error)) from None
 
 
 def at_step(text: str, done: int, steps: int) -> int:
