@@ -35,11 +35,11 @@ def mixed(n: int) -> list[Document]:
                      signals={"quality": i / n}) for i, k in enumerate(np.exp(rng.uniform(0, 7, n)))]
 
 
-@pytest.mark.parametrize("where", [{}, {"source": "web"}, {"source": ["web", "wiki"]}], ids=str)
-def test_groups_draw_what_one_task_draws(run, monkeypatch, where):
+def test_groups_draw_what_one_task_draws(run, monkeypatch):
     monkeypatch.setattr(sample_text, "GROUP_BYTES", 2000)
     docs, sizes = mixed(260), Sizes(group_bytes=10_000, group_rows=40)
-    for rows, size in ((7, 1), (7, 400), (23, 9_000), (260, 30_000), (11, 10**9)):
+    web, both = {"source": "web"}, {"source": ["web", "wiki"]}
+    for rows, size, where in ((7, 1, {}), (7, 400, web), (23, 9_000, both), (260, 30_000, {}), (11, 10**9, web)):
         parts = run.parts(docs, rows)
         wanted = _sample([run.store.at(p.text["$ref"]) for p in parts], Taken(where), size, 7)
         done = {}
