@@ -1,25 +1,28 @@
-"""What several ranks do for test_reshard.py: `python -m tests.trainer.checkpoint_ranks WHAT STORE/runs/RUN OUT`."""
+"""What several ranks do for test_reshard.py: `python -m tests.trainer.checkpoint_ranks WHAT STORE/runs/RUN OUT`; and a
+training that is killed, for test_checkpoint.py and test_async_checkpoint.py."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 
+from tests.trainer.synthetic import quiet
+from trainer.__main__ import main as command
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.parallel.world import World, world
 
-SET = ["log_every=1000", "evaluate.every=1000", "checkpoint.every=5", "checkpoint.async=true"]
+SET = ["log_every=1000", "evaluate.every=1000", "checkpoint.every=3", "checkpoint.async=true"]
 #: divides by two ranks of a tensor group
 SPLIT = ["model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=64"]
-
-
-def quiet(_text: str) -> None:
-    pass
 
 
 def failing(run: str, out: str, here: World) -> None:
@@ -41,17 +44,47 @@ def failing(run: str, out: str, here: World) -> None:
 
     try:
         with mock.patch.object(ckpt, "FileSystemWriter", writer), mock.patch.object(ckpt.Saver, "poll", poll):
-            train(open_run(run, None, f"{out}/failing", SET), here, 20, quiet)
+            train(open_run(run, None, f"{out}/failing", SET), here, 13, quiet)
     except ckpt.CheckpointError as error:
         Path(f"{out}/failing.{here.rank}").write_text(str(error))
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Dying(ckpt.FileSystemWriter):
+    """Dies when half of each file is written."""
+
+    def write_data(self, plan, planner):
+        super().write_data(plan, planner).wait()
+        for path in Path(self.path).iterdir():
+            os.truncate(path, path.stat().st_size // 2)
+        die()
+
+
+def killed(where: str, arguments: list[str]) -> None:
+    """A training that is killed in its second checkpoint: while data is written, before it is committed, or after."""
+    calls: list[object] = []
+
+    def second(real: Callable[..., Any], last: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls.append(arguments)
+            return (last if len(calls) == 2 else real)(*arguments, **options)
+        return call
+
+    name, last = {"data": ("FileSystemWriter", Dying), "commit": ("put_absent", die),
+                  "committed": ("retain", die)}[where]
+    with mock.patch.object(ckpt, name, second(getattr(ckpt, name), last)):
+        command(arguments)
 
 
 def main(what: str, run: str, out: str) -> None:
     torch.set_num_threads(1)
     with world("cpu") as here:
         if what == "two":
-            train(open_run(run, None, f"{out}/reshard", SET), here, 20, quiet)
-            train(open_run(run, None, f"{out}/tensor", [*SET, *SPLIT, "parallel.tensor=2"]), here, 8, quiet)
+            train(open_run(run, None, f"{out}/reshard", SET), here, 8, quiet)
+            train(open_run(run, None, f"{out}/tensor", [*SET, *SPLIT, "parallel.tensor=2"]), here, 4, quiet)
             failing(run, out, here)
         else:
             train(open_run(run, None, f"{out}/reshard", SET), here, None, quiet)

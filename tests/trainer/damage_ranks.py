@@ -9,7 +9,8 @@ from unittest import mock
 
 import torch
 
-from tests.trainer.test_checkpoint import opened, quiet
+from tests.trainer.synthetic import quiet
+from tests.trainer.test_checkpoint import opened
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.damage import choose, damage
 from trainer.loop.train import train

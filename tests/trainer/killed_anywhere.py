@@ -32,7 +32,7 @@ from trainer.parallel.world import world
 Line = tuple[str, int]
 WRITERS = {module.__file__ for module in (checkpoint, files, ledger, high_loss)}
 KILLED = 9
-STOP = 22
+STOP = 17
 
 
 def child(run: str, out: Path, kill: tuple[Line, int] | None = None, counts: Path | None = None) -> int:
@@ -56,7 +56,7 @@ def child(run: str, out: Path, kill: tuple[Line, int] | None = None, counts: Pat
         return at_line
 
     try:
-        with world("cpu") as here, stability_ranks.garbage(18, 19, 20, 21):
+        with world("cpu") as here, stability_ranks.garbage(13, 14, 15, 16):
             sys.settrace(trace)
             loop.train(stability_ranks.opened(run, str(out), *stability_ranks.REWIND), here, STOP, lambda _text: None)
             sys.settrace(None)

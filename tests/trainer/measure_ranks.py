@@ -1,5 +1,5 @@
-"""What ranks do for test_noise.py: `python -m tests.trainer.measure_ranks RUN OUT [NAME KEY=VALUE …]`: without a name
-measure what the hooks see and train; with one, train with these overrides into OUT/NAME."""
+"""What ranks do for test_noise.py, `python -m tests.trainer.measure_ranks RUN OUT two|meshes`: two measure what the
+hooks see and train; four train in every mesh."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tests.trainer.synthetic import quiet
 from trainer.data.batches import Data
 from trainer.loop.run import Run, open_run
 from trainer.loop.train import train
@@ -22,6 +23,8 @@ from trainer.parallel.world import World, gather_gradients, shard, world
 
 #: rows of the step; each is a micro-batch
 ROWS, STEPS = 8, 3
+#: trainings of four ranks
+MESHES = {"tensor": "{tensor: 2}", "hybrid": "{shard: hybrid, shard_size: 2}"}
 
 
 def built(run: Run, here: World) -> Transformer:
@@ -70,13 +73,16 @@ def plain_norms(run: Run, rank: int, size: int) -> list[float]:
     return found
 
 
-def main(run: str, out: str, name: str = "two", *overrides: str) -> None:
+def main(run: str, out: str, job: str = "two") -> None:
     torch.set_num_threads(1)
     with world("cpu") as here:
-        opened = open_run(run, None, f"{out}/{name}", overrides)
-        if name == "two":
+        if job == "two":
+            opened = open_run(run, None, f"{out}/two", [])
             (Path(out) / f"norms.{here.rank}.json").write_text(json.dumps(sharded_norms(opened, here)))
-        train(opened, here, STEPS, lambda _text: None)
+            train(opened, here, STEPS, quiet)
+        else:
+            for name, parallel in MESHES.items():
+                train(open_run(run, None, f"{out}/{name}", [f"parallel={parallel}"]), here, STEPS, quiet)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from tests.trainer.synthetic import quiet
 from trainer.base.config import build
 from trainer.loop import train as loop
 from trainer.loop.config import TrainConfig
@@ -37,10 +38,6 @@ MUON = {"kind": "muon", "lr": 0.1, "adamw_lr": 0.1, "weight_decay": 0.1, "scalin
 
 def configured(**keys):
     return build(TrainConfig, {"model": {"preset": "tiny"}, "optimizer": keys}, "test: train").optimizer
-
-
-def quiet(_text: str) -> None:
-    pass
 
 
 def put(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -157,7 +154,7 @@ def tensor_parallel(here: World) -> list[torch.Tensor]:
 def trainings(run: str, out: Path, here: World) -> None:
     for kind, keys in KINDS.items():
         sets = ["optimizer={}", f"optimizer.kind={kind}", *(f"optimizer.{k}={v}" for k, v in keys.items())]
-        loop.train(open_run(run, None, f"{out}/{kind}", sets), here, 7, quiet)
+        loop.train(open_run(run, None, f"{out}/{kind}", sets), here, 5, quiet)
 
 
 def main(what: str, out: str, run: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Several ranks of a module of the tests, as gloo processes on ports the system chose."""
+"""Processes that begin with torch imported: ranks of a module of the tests, on ports the system chose, and others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,59 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch.distributed as dist
 
-#: A rank begins with these imported (six CPU seconds otherwise): it is forked by a server that has no threads.
-PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "trainer.loop.train"]
+#: A process begins with these imported (six CPU seconds otherwise): it is forked by a server that has no threads.
+PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.utils.tensorboard",
+             "trainer.loop.train"]
+
+
+def begin(target: Callable[..., object], *arguments: object, log: str = os.devnull, **environment: str) -> BaseProcess:
+    """Start `target(*arguments)`, a function of a module, in a process of its own that writes stderr to `log`."""
+    forked = multiprocessing.get_context("forkserver")
+    forked.set_forkserver_preload(PRELOADED)
+    process = forked.Process(target=_run, args=(target, arguments, log, {**os.environ, **environment}))
+    process.start()
+    return process
+
+
+def _run(target: Callable[..., object], arguments: tuple[object, ...], log: str, environment: dict[str, str]) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*arguments)
+
+
+class Forked:
+    """Stands in for Popen where a launcher starts `python -m trainer ARGUMENTS`."""
+
+    def __init__(self, command: list[str], env: dict[str, str], **_: object) -> None:
+        self.process = begin(_command, command[3:], **env)
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self) -> int | None:
+        self.process.join()
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+def _command(arguments: list[str]) -> None:
+    from trainer.__main__ import main
+
+    sys.exit(main(arguments))
 
 
 def launch(module: str, size: int, *arguments: str, timeout: float = 600, ends: int = 0) -> list[str]:
@@ -23,34 +69,26 @@ def launch(module: str, size: int, *arguments: str, timeout: float = 600, ends: 
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port), "WORLD_SIZE": str(size),
                    "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
-    forked = multiprocessing.get_context("forkserver")
-    forked.set_forkserver_preload(PRELOADED)
+    ranks: list[BaseProcess] = []
     with ExitStack() as stack:
         # files, not pipes: a rank whose pipe is full would wait for us, who wait for another, who waits for it
         logs = [stack.enter_context(tempfile.NamedTemporaryFile("r")) for _ in range(size)]
-        ranks = [forked.Process(target=_rank, args=(module, arguments, log.name, {
-            **os.environ, **environment, "RANK": str(r)})) for r, log in enumerate(logs)]
         deadline = time.monotonic() + timeout
         try:
-            for rank in ranks:
-                rank.start()
+            for r, log in enumerate(logs):
+                ranks.append(begin(_main, module, arguments, log=log.name, RANK=str(r), **environment))
             for rank in ranks:
                 rank.join(max(0.0, deadline - time.monotonic()))
         finally:
             for rank in ranks:
-                if rank.pid is not None:
-                    rank.kill()
-                    rank.join()
+                rank.kill()
+                rank.join()
         errors = [log.read() for log in logs]
     ended = [rank.exitcode for rank in ranks]
     assert ended == [ends] * size, f"{ended}\n" + "\n".join(errors)[-4000:]
     return errors
 
 
-def _rank(module: str, arguments: tuple[str, ...], log: str, environment: dict[str, str]) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
-    os.dup2(descriptor, 2)
-    os.environ.clear()
-    os.environ.update(environment)
+def _main(module: str, arguments: tuple[str, ...]) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     importlib.import_module(module).main(*arguments)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from tests.trainer.test_checkpoint import quiet
+from tests.trainer.synthetic import quiet
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.damage import choose
 from trainer.parallel.world import World, world

@@ -13,11 +13,26 @@ import yaml
 from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.layout import MANIFEST, Manifest, Shard, file_name, token_dtype
 from tokenizer.shards.writer import ShardWriter
+from trainer.observe.metrics import read
 
 #: a prime, so that nothing divides evenly over ranks
 VOCAB, EOS = 97, 0
 TOKENIZER = {"sha256": "c" * 64, "vocab_size": VOCAB, "eos": EOS, "path": "tokenizers/none/tokenizer.json"}
-MODEL = {"layers": 2, "width": 36, "heads": 3, "kv_heads": 1, "ffn": 51, "qk_norm": True}
+MODEL = {"layers": 1, "width": 36, "heads": 3, "kv_heads": 1, "ffn": 51, "qk_norm": True}
+
+
+def quiet(_text: str) -> None:
+    pass
+
+
+def steps(out: Path) -> list[dict[str, Any]]:
+    """The metrics of the steps of a training that has begun, or will."""
+    path = out / "metrics.jsonl"
+    return [line for line in read(path) if line["event"] == "step"] if path.exists() else []
+
+
+def losses(out: Path) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in steps(out)}
 
 
 def language(seed: int, documents: int, successors: int = 3, mean: int = 40, chain: int = 0) -> list[np.ndarray]:

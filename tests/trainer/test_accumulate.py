@@ -7,9 +7,9 @@ import json
 import pytest
 
 from tests.trainer.processes import launch
-from tests.trainer.ranks import ACCUMULATED, MODEL, quiet
-from tests.trainer.synthetic import make_run
-from tests.trainer.test_parity import losses, norms
+from tests.trainer.ranks import ACCUMULATED, MODEL
+from tests.trainer.synthetic import losses, make_run, quiet
+from tests.trainer.test_parity import norms
 from trainer.loop import train as loop
 from trainer.loop.run import open_run
 from trainer.parallel.world import world
@@ -26,7 +26,7 @@ def four(tmp_path_factory):
     run, out = str(make_run(store, model=MODEL, documents=200, total=5760, phases=phases)), store / "out"
     out.mkdir()
     with world("cpu") as here:
-        loop.train(open_run(run, None, str(out / "one"), []), here, 4, quiet)
+        loop.train(open_run(run, None, str(out / "one"), []), here, 2, quiet)
     launch("tests.trainer.ranks", 4, "accumulated", run, str(out))
     return out
 
@@ -34,7 +34,7 @@ def four(tmp_path_factory):
 @pytest.mark.parametrize("name", ACCUMULATED)
 def test_micro_batches_give_the_gradients_of_one_large_batch(four, name):
     one, found = losses(four / "one"), losses(four / name)
-    assert list(found) == list(one) == list(range(1, 5))
+    assert list(found) == list(one) == [1, 2]
     assert max(abs(one[step] - found[step]) for step in one) < 1e-4
     assert norms(four / name) == pytest.approx(norms(four / "one"), rel=1e-3)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -19,9 +17,12 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.trainer.synthetic import make_run
-from tests.trainer.test_checkpoint import FAST, KILL, ROOT, losses, quiet
+from tests.trainer.checkpoint_ranks import killed
+from tests.trainer.processes import begin
+from tests.trainer.synthetic import losses, make_run, quiet
+from tests.trainer.test_checkpoint import FAST
 from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint.reader import Reader
 from trainer.loop.run import Run, open_run
 from trainer.loop.train import train
 from trainer.observe.metrics import read
@@ -51,11 +52,11 @@ def sync(folder, tmp_path_factory):
 
 def content(found: ckpt.Checkpoint) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint of one rank, by what they are called."""
-    reader = ckpt.Reader(found.folder)
+    reader = Reader(found.folder)
     metadata = reader.read_metadata()
     state = {name: torch.empty(about.size, dtype=about.properties.dtype)
              for name, about in metadata.state_dict_metadata.items()}
-    torch.distributed.checkpoint.load(state, storage_reader=ckpt.Reader(found.folder))
+    torch.distributed.checkpoint.load(state, storage_reader=Reader(found.folder))
     return state
 
 
@@ -188,9 +189,9 @@ def test_what_one_rank_could_not_hear_of_it_leaves_to_the_first(tmp_path, alone,
                                              pytest.param("committed", 12, marks=pytest.mark.slow)])
 def test_a_kill_in_the_background_leaves_a_loadable_latest(folder, sync, tmp_path, alone, where, left):
     arguments = ["run", str(folder), "--out", str(tmp_path), *(x for key in ASYNC for x in ("--set", key))]
-    killed = subprocess.run([sys.executable, "-c", KILL, where, *arguments], cwd=ROOT, capture_output=True, text=True,
-                            timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    training = begin(killed, where, arguments)
+    training.join(600)
+    assert training.exitcode == -signal.SIGKILL
     assert ckpt.latest(tmp_path / "checkpoints").step == left
     train(opened(folder, tmp_path), alone, 20, quiet)
     assert next(x["step"] for x in read(tmp_path / "metrics.jsonl") if x["event"] == "resume") == left

@@ -8,8 +8,6 @@ import pickle
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,9 @@ from unittest import mock
 
 import pytest
 
-from tests.trainer.synthetic import make_run
+from tests.trainer.checkpoint_ranks import killed
+from tests.trainer.processes import begin
+from tests.trainer.synthetic import losses, make_run, quiet
 from tokenizer.mixture.curriculum import Curriculum, edit
 from trainer.base.config import TrainingError
 from trainer.checkpoint import checkpoints as ckpt
@@ -26,16 +26,7 @@ from trainer.loop.train import train
 from trainer.observe.metrics import read
 from trainer.parallel.world import World
 
-ROOT = Path(__file__).resolve().parents[2]
 FAST = ["evaluate.every=1000", "log_every=1000", "checkpoint.every=6"]
-
-
-def quiet(_text: str) -> None:
-    pass
-
-
-def losses(out: Path) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in read(out / "metrics.jsonl") if line["event"] == "step"}
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +39,20 @@ def opened(folder: Path, out: Path, *overrides: str) -> Run:
 
 
 @pytest.fixture(scope="module")
-def whole(folder, tmp_path_factory):
-    """Losses of the uninterrupted run."""
+def done(folder, tmp_path_factory):
+    """The folder of the uninterrupted run."""
     from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("whole")
     with world("cpu") as here:
         train(opened(folder, out), here, None, quiet)
-    return losses(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole(done):
+    """Losses of the uninterrupted run."""
+    return losses(done)
 
 
 def test_stop_and_resume_at_any_step_is_exact(folder, whole, tmp_path, alone):
@@ -68,52 +65,20 @@ def test_stop_and_resume_at_any_step_is_exact(folder, whole, tmp_path, alone):
 
 
 def test_accumulation_and_micro_batches_change_nothing(folder, whole, tmp_path, alone):
-    train(opened(folder, tmp_path, "micro_batch=64"), alone, 30, quiet)                 # two rows of 32, or one of 64
+    train(opened(folder, tmp_path, "micro_batch=64"), alone, 26, quiet)                 # two rows of 32, or one of 64
     got = losses(tmp_path)
     assert got == pytest.approx({step: whole[step] for step in got}, abs=1e-4)
-    assert len(got) == 30
+    assert len(got) == 26
 
 
 def test_half_precision_trains_and_resumes(folder, whole, tmp_path, alone):
     """bf16 products over fp32 parameters follow the fp32 losses, and the probe after loading agrees."""
-    for stop in (8, 20):
+    for stop in (6, 12):
         train(opened(folder, tmp_path, "precision=bf16"), alone, stop, quiet)
     got = losses(tmp_path)
-    assert len(got) == 20
+    assert len(got) == 12
     assert got != {step: whole[step] for step in got}
     assert got == pytest.approx({step: whole[step] for step in got}, rel=0.01)
-
-
-KILL = """
-import os, signal, sys
-from trainer.checkpoint import checkpoints as ckpt
-from trainer.__main__ import main
-
-def die(*a, **k):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-class Dying(ckpt.FileSystemWriter):
-    def write_data(self, plan, planner):
-        super().write_data(plan, planner).wait()
-        for name in os.listdir(self.path):                    # half a file
-            path = os.path.join(self.path, name)
-            os.truncate(path, os.path.getsize(path) // 2)
-        die()
-
-real, writer, calls = ckpt.put_absent, ckpt.FileSystemWriter, []
-def second(real, last):
-    def call(*a, **k):
-        calls.append(a)
-        return (last if len(calls) == 2 else real)(*a, **k)
-    return call
-if sys.argv[1] == "data":
-    ckpt.FileSystemWriter = second(writer, Dying)
-elif sys.argv[1] == "commit":
-    ckpt.put_absent = second(real, die)
-else:
-    ckpt.retain = second(ckpt.retain, die)
-main(sys.argv[2:])
-"""
 
 
 @pytest.mark.parametrize(("where", "left"), [
@@ -121,9 +86,9 @@ main(sys.argv[2:])
     pytest.param("committed", 12, marks=pytest.mark.slow)])
 def test_kill_in_a_checkpoint_leaves_a_loadable_latest(folder, whole, tmp_path, alone, where, left):
     arguments = ["run", str(folder), "--out", str(tmp_path), *(x for key in FAST for x in ("--set", key))]
-    killed = subprocess.run([sys.executable, "-c", KILL, where, *arguments], cwd=ROOT, capture_output=True, text=True,
-                            timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    training = begin(killed, where, arguments)
+    training.join(600)
+    assert training.exitcode == -signal.SIGKILL
     assert (tmp_path / "checkpoints" / "step_00000012").is_dir()
     assert ckpt.latest(tmp_path / "checkpoints").step == left
     train(opened(folder, tmp_path), alone, 20, quiet)
@@ -222,12 +187,12 @@ def test_a_rank_that_does_not_see_the_checkpoint_does_not_begin_anew(folder, tmp
         train(opened(folder, tmp_path), alone, None, quiet)
 
 
-def test_a_rank_that_does_not_see_the_summary_does_not_train_alone(folder, tmp_path, alone):
+def test_a_rank_that_does_not_see_the_summary_does_not_train_alone(folder, done, tmp_path, alone):
     """The first one has seen it and is through."""
-    run = opened(folder, tmp_path)
-    whole = train(run, alone, None, quiet)
-    (tmp_path / "summary.json").unlink()
-    with mock.patch.object(World, "broadcast", first_rank(whole["steps"], True)), \
+    shutil.copytree(done, tmp_path / "out")
+    (tmp_path / "out" / "summary.json").unlink()
+    run = opened(folder, tmp_path / "out")
+    with mock.patch.object(World, "broadcast", first_rank(run.curriculum.steps, True)), \
             mock.patch.object(ckpt, "load") as load:
         assert train(run, replace(alone, rank=1), None, quiet) == {}
     assert not load.called

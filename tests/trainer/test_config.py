@@ -135,7 +135,7 @@ def test_run_by_name_in_a_store_and_plan(tmp_path, capsys):
     assert main(["plan", "toy", "--store", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "anneal" in text
-    assert "21,648 parameters" in text
+    assert "12,588 parameters" in text
     assert "never gets to the peak" not in text and "sequences" not in text
     assert main(["plan", "toy", "--store", str(tmp_path), "--ranks", "3"]) == 0
     assert "phase stable: a batch of 5 sequences does not divide by 3: ranks with 2 are waited for, 17% of the time " \

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.trainer.processes import Forked
 from tests.trainer.ranks import MODEL, one_global_seed
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
@@ -25,7 +26,8 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_sound_machine_passes(run, capfd):
+def test_a_sound_machine_passes(run, capfd, monkeypatch):
+    monkeypatch.setattr("trainer.launch.local.subprocess.Popen", Forked)
     assert main(["doctor", str(run), "--device", "cpu", "--set", "parallel.tensor=2"]) == 0
     said = capfd.readouterr().out
     lines = {line[8:30].strip(): line for line in said.splitlines()[:-1]}

@@ -13,43 +13,19 @@ import pytest
 from pipeline.base.clock import Clock
 from pipeline.cli.training import forward
 from tests.chaos.processes import until
-from tests.trainer.synthetic import make_run
+from tests.trainer.processes import begin
+from tests.trainer.synthetic import losses, make_run
 from trainer.__main__ import COMMANDS, main
 from trainer.base.config import ConfigError
 from trainer.base.signals import interruptions
 from trainer.checkpoint.checkpoints import complete
 from trainer.launch import local
+from trainer.loop.metrics_buffer import MetricsBuffer
 from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.observe.metrics import read
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-#: a training that has done two steps and goes on when it has been told to stop, and not before
-HELD = """
-import sys, time
-from trainer.base import signals
-from trainer.__main__ import main
-from trainer.loop.metrics_buffer import MetricsBuffer
-
-flush, done = MetricsBuffer.flush, []
-
-def held(self, interrupted):
-    found = flush(self, interrupted)
-    done.append(1)
-    while len(done) == 2 and not signals._caught:
-        time.sleep(0.01)
-    return found
-
-MetricsBuffer.flush = held
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def losses(out: Path) -> dict[int, float]:
-    path = out / "metrics.jsonl"
-    return {line["step"]: line["loss"] for line in read(path) if line["event"] == "step"} if path.exists() else {}
 
 
 @pytest.mark.slow
@@ -111,20 +87,26 @@ def test_ctrl_c_during_set_up_is_no_traceback(tmp_path, monkeypatch, capfd):
         assert capfd.readouterr().err == "stopped: nothing was saved\n"
 
 
-def test_ctrl_c_saves_also_when_it_ends_who_listens(tmp_path):
+def test_ctrl_c_saves_also_when_it_ends_who_listens(tmp_path, monkeypatch):
     """`train run RUN 2>&1 | tee log`: a terminal sends it to both, and what is said then raises."""
-    folder = make_run(tmp_path, documents=200, total=1920)
-    training = subprocess.Popen([sys.executable, "-c", HELD, "run", str(folder), "--device", "cpu"], cwd=ROOT,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                env={**os.environ, "OMP_NUM_THREADS": "1"})
-    try:
-        until(lambda: len(losses(folder / "train")) >= 2, 600, "two steps")
-        training.stdout.close()
-        training.send_signal(signal.SIGINT)
-        assert training.wait(600) == 128 + signal.SIGINT
-    finally:
-        training.kill()
-        training.wait()
+    folder = make_run(tmp_path, documents=60, total=960)
+    reader, writer = os.pipe()
+    flush, done = MetricsBuffer.flush, []
+
+    def interrupted_after_two(self, interrupted):
+        found = flush(self, interrupted)
+        done.append(1)
+        if len(done) == 2:
+            os.close(reader)
+            os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(MetricsBuffer, "flush", interrupted_after_two)
+    with open(writer, "w") as listener:
+        monkeypatch.setattr(sys, "stdout", listener)
+        assert main(["run", str(folder), "--device", "cpu"]) == 128 + signal.SIGINT
+        print("what is left", flush=True)             # as when Python ends: an error there would change the exit code
+        monkeypatch.undo()
     assert [c.step for c in complete(folder / "train" / "checkpoints")] == [len(losses(folder / "train"))] == [3]
 
 
@@ -148,21 +130,25 @@ def test_a_gpu_that_is_not_there_is_said_once_before_anything_begins(monkeypatch
                                       "build of torch\n")
 
 
+def launches(folder: Path, rank: Path) -> None:
+    """A launcher of two ranks that are this script."""
+    os.chdir(folder)
+    sys.executable = str(rank)
+    local.launch(["run"], 2, "cpu")
+
+
 def test_nobody_trains_on_when_the_launcher_is_killed(tmp_path):
     """They are asked to stop in good order: the next start would train beside them."""
     rank = tmp_path / "rank.sh"
     rank.write_text("#!/bin/sh\ntrap 'touch stopped.$RANK; exit' TERM\ntouch started.$RANK\n"
                     "while :; do sleep 0.1; done\n")
     rank.chmod(0o755)
-    script = (f"import sys\nfrom trainer.launch.local import launch\nsys.executable = {str(rank)!r}\n"
-              f"launch(['run'], 2, 'cpu')")
-    launcher = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path,
-                                env={**os.environ, "PYTHONPATH": str(ROOT)})
+    launcher = begin(launches, tmp_path, rank)
     try:
         until(lambda: len(list(tmp_path.glob("started.*"))) == 2, 600, "two ranks")
     finally:
-        launcher.send_signal(signal.SIGKILL)
-        launcher.wait()
+        launcher.kill()
+        launcher.join()
     until(lambda: len(list(tmp_path.glob("stopped.*"))) == 2, 600, "their end")
 
 

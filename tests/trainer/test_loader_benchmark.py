@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -87,16 +88,36 @@ def test_a_loader_that_is_too_slow_is_found_out(folder, monkeypatch, capsys):
     assert "spent waiting for data" in capsys.readouterr().out
 
 
-def test_the_command_over_two_ranks(folder, capfd):
-    assert main(["soak", str(folder), "--steps", "20", "--ranks", "2", "--json"]) == 0
-    report = json.loads(capfd.readouterr().out)
-    assert report["ranks"] == 2 and report["steps"] == 20 and report["sound"] and report["rate"] is None
+def test_the_command(folder, capsys):
+    assert main(["soak", str(folder), "--steps", "20", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ranks"] == 1 and report["steps"] == 20 and report["sound"] and report["rate"] is None
     assert report["memory_after"] > 1 << 20
     assert main(["soak", str(folder), "--steps", "20"]) == 0
-    out = capfd.readouterr().out
+    out = capsys.readouterr().out
     assert "(the last 20)" in out and "memory does not grow" in out
     assert main(["soak", str(folder), "--rate", "fast"]) == 2
-    assert "--rate" in capfd.readouterr().err
+    assert "--rate" in capsys.readouterr().err
+
+
+def test_the_command_over_two_ranks_joins_what_each_of_them_prints(folder, tmp_path, monkeypatch, capsys):
+    """A rank is this command with --rank; here a script prints what that printed."""
+    for rank in range(2):
+        assert main(["soak", str(folder), "--steps", "20", "--ranks", "2", "--rank", str(rank)]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["steps"] == 20 and printed["bytes"] > 0
+        (tmp_path / f"{rank}").write_text(json.dumps({**FINE, "wait_p99_ms": rank, "tokens": printed["tokens"]}))
+    script = tmp_path / "rank.sh"
+    script.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/given\nfor last; do :; done\ncat {tmp_path}/$last\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    command = ["soak", str(folder), "--steps", "20", "--ranks", "2", "--json"]
+    assert main(command) == 0
+    assert sorted((tmp_path / "given").read_text().splitlines()) == \
+        [" ".join(["-m", "trainer", *command, "--rank", rank]) for rank in "01"]
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ranks"], report["wait_p99_ms"], report["sound"]) == (2, 1, True)
+    assert report["tokens_per_s"] == printed["tokens"] / FINE["seconds"]
 
 
 def test_a_rank_that_fails_fails_the_command(capfd):

@@ -36,10 +36,13 @@ def off(got: torch.Tensor, want: torch.Tensor) -> float:
     return ((got.float() - want).norm() / want.norm()).item()
 
 
-@pytest.mark.parametrize(("dtype", "loss_tol", "grad_tol"), [(torch.float32, 1e-6, 1e-6), (torch.bfloat16, 1e-3, 6e-3)])
-@pytest.mark.parametrize("chunk", [64, 300, 5000])
-@pytest.mark.parametrize(("z", "cap"), [(0.0, 0.0), (1e-2, 0.0), (1e-2, 0.7), (0.0, 3.0)])
-def test_equals_the_plain_formula(dtype, loss_tol, grad_tol, chunk, z, cap):
+@pytest.mark.parametrize(("dtype", "chunk", "z", "cap"), [
+    (torch.float32, 64, 0.0, 0.0), (torch.float32, 300, 1e-2, 0.0), (torch.float32, 5000, 1e-2, 0.7),
+    (torch.float32, 64, 0.0, 3.0), (torch.bfloat16, 300, 0.0, 0.0), (torch.bfloat16, 5000, 1e-2, 0.0),
+    (torch.bfloat16, 64, 1e-2, 0.7), (torch.bfloat16, 300, 0.0, 3.0)])
+def test_equals_the_plain_formula(dtype, chunk, z, cap):
+    """Each dtype with each chunk and each formula."""
+    loss_tol, grad_tol = (1e-6, 1e-6) if dtype == torch.float32 else (1e-3, 6e-3)
     hidden, weight, target = case(dtype)
     scale = torch.tensor(1 / 857.0)
     objective, nll, z_sum = ChunkedCE.apply(hidden, weight, target, scale, z, chunk, cap)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.trainer.measure_ranks import ROWS, STEPS, plain_norms
+from tests.trainer.measure_ranks import MESHES, ROWS, STEPS, plain_norms
 from tests.trainer.processes import launch
-from tests.trainer.synthetic import make_run
+from tests.trainer.synthetic import make_run, quiet, steps
 from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.observe import norms
@@ -103,11 +103,6 @@ def test_norms_of_micro_batches_are_those_of_plain_autograd(out):
     assert found["off"] == [0.0, 0.0, 0.0]                                        # not asked for, not measured
 
 
-def measured(out: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] == "step"]
-
-
 def agree(one: list[dict], two: list[dict]) -> None:
     """Noise scale and norms of two trainings that are the same."""
     assert len(one) == len(two) == STEPS
@@ -121,25 +116,26 @@ def agree(one: list[dict], two: list[dict]) -> None:
 
 def alone_into(run: Path, out: Path) -> list[dict]:
     with world("cpu") as here:
-        train(open_run(str(run), None, str(out), []), here, STEPS, lambda _text: None)
-    return measured(out)
+        train(open_run(str(run), None, str(out), []), here, STEPS, quiet)
+    return steps(out)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["{tensor: 2}", "{shard: hybrid, shard_size: 2}"])
-def test_four_ranks_in_a_mesh_estimate_the_same(tmp_path, parallel):
+def test_four_ranks_in_a_mesh_estimate_the_same(tmp_path):
     """Layers divided between two ranks, or two copies of everything: nothing counts twice, nothing is left out."""
     run = make_run(tmp_path / "store", documents=300, total=3840, train={"log_every": 1, "micro_batch": 32},
                    model={"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "qk_norm": True},
                    phases=[{"name": "a", "until": "100%", "sequence": 32, "batch": 32 * ROWS, "mix": {"web": 1}}])
-    launch("tests.trainer.measure_ranks", 4, str(run), str(tmp_path), "four", f"parallel={parallel}")
-    agree(alone_into(run, tmp_path / "one"), measured(tmp_path / "four"))
+    launch("tests.trainer.measure_ranks", 4, str(run), str(tmp_path), "meshes")
+    one = alone_into(run, tmp_path / "one")
+    for name in MESHES:
+        agree(one, steps(tmp_path / name))
 
 
 def test_one_rank_and_two_estimate_the_same(out):
     """The same training: two ranks with a micro-batch of a row, and one; each line's estimates agree."""
     run, folder = out
-    one, two = alone_into(run, folder / "one"), measured(folder / "two")
+    one, two = alone_into(run, folder / "one"), steps(folder / "two")
     agree(one, two)
     assert two[-1]["straggler"]["ratio"] >= 1 and two[-1]["straggler"]["rank"] in (0, 1)
     assert "straggler" not in one[-1]

@@ -12,9 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.processes import launch
-from tests.trainer.ranks import FOUR, MODEL, built, initial_hashes, quiet
-from tests.trainer.synthetic import make_run
-from tests.trainer.test_parity import losses, norms, parity
+from tests.trainer.ranks import FEW, FOUR, MODEL, STOP, TOTAL, built, initial_hashes
+from tests.trainer.synthetic import losses, make_run, quiet
+from tests.trainer.test_parity import norms, parity
 from trainer.base.config import ConfigError, build
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.loop import train as loop
@@ -31,7 +31,7 @@ from trainer.parallel.world import arranged, clip, shard, world
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return str(make_run(tmp_path_factory.mktemp("store"), model=MODEL))
+    return str(make_run(tmp_path_factory.mktemp("store"), model=MODEL, total=TOTAL, documents=300))
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +40,11 @@ def four(run, tmp_path_factory):
     out = tmp_path_factory.mktemp("four")
     with world("cpu") as here:
         (out / "init.alone.json").write_text(json.dumps(initial_hashes(run, here)))
-        loop.train(open_run(run, None, str(out / "one"), []), here, 30, quiet)
+        loop.train(open_run(run, None, str(out / "one"), []), here, STOP, quiet)
     launch("tests.trainer.ranks", 4, "parallel", run, str(out))
     with world("cpu") as here:
         for name in FOUR:
-            loop.train(open_run(run, None, str(out / name), []), here, 30, quiet)
+            loop.train(open_run(run, None, str(out / name), []), here, STOP, quiet)
     return out
 
 
@@ -54,9 +54,9 @@ def test_four_ranks_in_any_arrangement_give_the_losses_of_one(four, name):
     one, found = losses(four / "one"), losses(four / name)
     lines = read(four / name / "metrics.jsonl")
     assert [(line["event"], line["step"], line["world"]) for line in lines if line["event"] in ("start", "resume")] == \
-        [("start", 0, 4), ("resume", 22, 1)]
+        [("start", 0, 4), ("resume", FEW, 1)]
     assert one.keys() == found.keys()
-    assert parity(one, found) < 1e-4                  # the last 8 steps: one rank, from the checkpoint of four
+    assert parity(one, found) < 1e-4                  # the last steps: one rank, from the checkpoint of four
     assert norms(four / name) == pytest.approx(norms(four / "one"), rel=1e-3)
 
 
@@ -83,7 +83,7 @@ def test_a_poisoned_rank_of_four_poisons_all(four):
 def plain(run, tmp_path_factory):
     out = tmp_path_factory.mktemp("plain")
     with world("cpu") as here:
-        loop.train(open_run(run, None, str(out), []), here, 22, quiet)
+        loop.train(open_run(run, None, str(out), []), here, FEW, quiet)
     return out
 
 
@@ -92,8 +92,8 @@ def plain(run, tmp_path_factory):
     ["parallel.checkpointing={every: 2}", "parallel.offload=true"],
     pytest.param(["compile=true", "parallel.checkpointing=selective"], marks=pytest.mark.slow)])
 def test_saving_memory_changes_no_loss(run, plain, tmp_path, alone, overrides):
-    loop.train(open_run(run, None, str(tmp_path), overrides), alone, 22, quiet)
-    assert parity(losses(plain), losses(tmp_path)) < 1e-5
+    loop.train(open_run(run, None, str(tmp_path), overrides), alone, FEW, quiet)
+    assert parity(losses(plain), losses(tmp_path), FEW) < 1e-5
     assert norms(tmp_path) == pytest.approx(norms(plain), rel=1e-4)
     a, b = (ckpt.latest(out / "checkpoints") for out in (plain, tmp_path))
     assert a.meta["probe"]["loss"] == pytest.approx(b.meta["probe"]["loss"], abs=1e-5)

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tests.trainer.processes import launch
-from tests.trainer.ranks import MODEL, TWO, initial_hashes, one_global_seed, quiet, text
-from tests.trainer.synthetic import make_run
+from tests.trainer.ranks import MODEL, STOP, TOTAL, TWO, initial_hashes, one_global_seed, text
+from tests.trainer.synthetic import losses, make_run, quiet
 from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint.reader import Reader
 from trainer.loop import resume
 from trainer.loop import train as loop
 from trainer.loop.run import open_run
@@ -20,15 +21,11 @@ from trainer.observe.metrics import read
 from trainer.parallel.world import world
 
 
-def losses(out: Path) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in read(out / "metrics.jsonl") if line["event"] == "step"}
-
-
-def parity(a: dict[int, float], b: dict[int, float]) -> float:
-    """Largest difference in loss of any step that both have, at least 20 of them from the first on."""
+def parity(a: dict[int, float], b: dict[int, float], least: int = STOP) -> float:
+    """Largest difference in loss of any step that both have, at least `least` of them from the first on."""
     both = sorted(a.keys() & b.keys())
     assert both == list(range(1, len(both) + 1))
-    assert len(both) >= 20
+    assert len(both) >= least
     return max(abs(a[step] - b[step]) for step in both)
 
 
@@ -36,15 +33,15 @@ def parity(a: dict[int, float], b: dict[int, float]) -> float:
 def out(tmp_path_factory):
     """Runs everything once: one rank here, two ranks in processes, each resuming what the other began."""
     store = tmp_path_factory.mktemp("store")
-    run, out = str(make_run(store, model=MODEL)), store / "out"
+    run, out = str(make_run(store, model=MODEL, total=TOTAL, documents=300)), store / "out"
     out.mkdir()
     with world("cpu") as here:
         (out / "init.alone.json").write_text(json.dumps(initial_hashes(run, here)))
         (out / "text.alone.json").write_text(json.dumps(text(run, here, [])))
         loop.train(open_run(run, None, str(out / "one"), []), here, None, quiet)
-        loop.train(open_run(run, None, str(out / "one-then-two"), []), here, 30, quiet)
+        loop.train(open_run(run, None, str(out / "one-then-two"), []), here, STOP, quiet)
         with mock.patch.object(resume, "initialise", one_global_seed):
-            loop.train(open_run(run, None, str(out / "mutant-one"), []), here, 22, quiet)
+            loop.train(open_run(run, None, str(out / "mutant-one"), []), here, STOP, quiet)
     launch("tests.trainer.ranks", 2, "parity", run, str(out))
     with world("cpu") as here:
         loop.train(open_run(run, None, str(out / "two-then-one"), []), here, None, quiet)
@@ -53,7 +50,7 @@ def out(tmp_path_factory):
 
 def saved(out: Path) -> dict[str, tuple]:
     """{name: (shape, dtype)} of the tensors in the latest checkpoint."""
-    metadata = ckpt.Reader(ckpt.latest(out / "checkpoints").folder).read_metadata().state_dict_metadata
+    metadata = Reader(ckpt.latest(out / "checkpoints").folder).read_metadata().state_dict_metadata
     return {name: (tuple(x.size), x.properties.dtype) for name, x in metadata.items()}
 
 
@@ -64,17 +61,16 @@ def norms(out: Path) -> list[float]:
 @pytest.mark.parametrize("name", ["two", *TWO])
 def test_two_ranks_give_the_losses_of_one(out, name):
     one, two = losses(out / "one"), losses(out / name)
-    assert len(two) == (len(one) if name == "two" else 22)
+    assert len(two) == (len(one) if name == "two" else STOP)
     assert parity(one, two) < 1e-4
     assert norms(out / name) == pytest.approx(norms(out / "one")[:len(two)], rel=1e-3)
     # also where parameters stay gathered after the forward passes before it
     assert saved(out / name) == saved(out / "one")
 
 
-@pytest.mark.parametrize("mutant", ["mutant-two", "mutant-tensor"])
-def test_the_parity_check_fails_when_one_global_seed_initialises_shards(out, mutant):
-    assert parity(losses(out / "mutant-one"), losses(out / mutant)) > 1e-4
-    first = losses(out / mutant)
+def test_the_parity_check_fails_when_one_global_seed_initialises_shards(out):
+    first = losses(out / "mutant-two")
+    assert parity(losses(out / "mutant-one"), first) > 1e-4
     assert min(first.values()) < first[1]            # it trains all the same: nothing but parity tells
 
 
@@ -131,6 +127,6 @@ def test_other_results_are_equal_too(out):
     for key in ("heldout_loss", "heldout_loss_before", "unigram_entropy", "gap", "train_loss_last"):
         assert one[key] == pytest.approx(two[key], abs=1e-4), key
     a, b = (ckpt.latest(out / name / "checkpoints") for name in ("one", "two"))
-    assert (a.step, a.meta["samples"]) == (b.step, b.meta["samples"]) == (44, 180)
+    assert (a.step, a.meta["samples"]) == (b.step, b.meta["samples"]) == (11, 45)
     assert a.meta["probe"]["loss"] == pytest.approx(b.meta["probe"]["loss"], abs=1e-4)
     assert torch.__version__ == a.meta["torch"]

@@ -99,10 +99,11 @@ def test_accumulation_takes_no_more_than_one_micro_batch():
 
 
 def test_fake_ranks_hold_no_whole_gradients_between_micro_batches():
-    made = config(parallel={"checkpointing": "selective"})
+    shallow, parallel = {**MODEL, "layers": 2}, {"checkpointing": "selective"}
+    made = config(model=shallow, parallel=parallel)
     parameters = made.model.parameters(VOCAB)
     one, several = (measure(made, VOCAB, 64, 4, LENGTH, 2, again) for again in (False, True))
-    whole = measure(config(parallel={"checkpointing": "selective", "accumulate": "unsharded"}), VOCAB, 64, 4, LENGTH, 2,
+    whole = measure(config(model=shallow, parallel={**parallel, "accumulate": "unsharded"}), VOCAB, 64, 4, LENGTH, 2,
                     True)
     assert several == pytest.approx(one, rel=0.05)
     assert whole - several > 0.5 * 4 * parameters
@@ -151,7 +152,7 @@ def test_amounts_and_devices():
 
 
 def test_plan_of_a_run(tmp_path, capsys):
-    run = make_run(tmp_path, documents=200, total=3840, model=MODEL)
+    run = make_run(tmp_path, documents=60, total=960, model={**MODEL, "layers": 1})
     at = open_run(str(run), None, None, ["micro_batch=64"])
     assert micro_batch(at, 1) == (2, 32, True)                        # as many tokens as 1 × 64
     assert main(["plan", str(run), "--ranks", "4", "--gpu", "H100", "--price", "2", "--memory", "10GB", "--set",

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.trainer.synthetic import losses
 from trainer.__main__ import main
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
 from trainer.loop.run import open_run
 from trainer.loop.train import train
-from trainer.observe.metrics import read
 
 pytestmark = pytest.mark.slow
 
@@ -97,10 +97,6 @@ def trained(tmp_path_factory):
             opened = open_run(str(run), None, str(top / name), more)
             found[name] = top / name, train(opened, here, None, lambda _text: None)
     return dirty, found
-
-
-def losses(out: Path) -> dict[int, float | None]:
-    return {line["step"]: line["loss"] for line in read(out / "metrics.jsonl") if line["event"] == "step"}
 
 
 def jumps(out: Path) -> dict[int, float]:

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from tests.trainer.synthetic import language as documents
-from tests.trainer.synthetic import make_run, write_shards
-from tests.trainer.test_checkpoint import losses, quiet
+from tests.trainer.synthetic import losses, make_run, quiet, steps, write_shards
 from tokenizer.mixture.curriculum import Curriculum
 from trainer.__main__ import main
 from trainer.checkpoint import checkpoints as ckpt
@@ -44,10 +43,6 @@ def whole(folder, tmp_path_factory):
     with world("cpu") as here:
         train(open_run(str(folder), None, str(out), SET), here, None, quiet)
     return out
-
-
-def steps(out: Path) -> list[dict]:
-    return [line for line in read(out / "metrics.jsonl") if line["event"] == "step"]
 
 
 def test_phases_are_what_they_say(folder, whole):

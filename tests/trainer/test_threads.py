@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from tests.trainer.synthetic import make_run
+from trainer.__main__ import main
 from trainer.launch import local
 from trainer.loop import threads
 from trainer.loop.run import Run, open_run
@@ -20,7 +19,6 @@ from trainer.model import attention
 from trainer.observe.metrics import read
 from trainer.parallel.world import compiles
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 WIDE = ["model={layers: 2, width: 1024, heads: 8}", "micro_batch=4096"]
 
@@ -89,15 +87,17 @@ def test_ranks_of_this_machine_get_their_share(monkeypatch, given, expected):
     assert [e["LOCAL_WORLD_SIZE"] for e in environments] == ["2"] * 2
 
 
-def test_a_small_model_trains_on_one_thread(folder, tmp_path):
+def test_a_small_model_trains_on_one_thread(folder, tmp_path, monkeypatch, capsys):
     """With no word from the environment, on any machine; the metrics say so."""
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    command = [sys.executable, "-m", "trainer", "run", str(folder), "--out", str(tmp_path), "--stop-at", "2"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment)
-    assert ended.returncode == 0, ended.stderr
-    start = read(tmp_path / "metrics.jsonl")[0]
-    assert start["threads"] == 1
-    [line] = [text for text in ended.stdout.splitlines() if text.startswith("model: ")]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    torch.set_num_threads(2)
+    try:
+        assert main(["run", str(folder), "--out", str(tmp_path), "--stop-at", "2", "--device", "cpu"]) == 0
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(1)
+    assert read(tmp_path / "metrics.jsonl")[0]["threads"] == 1
+    [line] = [text for text in capsys.readouterr().out.splitlines() if text.startswith("model: ")]
     assert f", 1 thread of {threads.cores():g} cores" in line
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer.synthetic import make_run
+from tests.trainer.synthetic import make_run, quiet
 from trainer.__main__ import main
 from trainer.base.signals import interruptions, request_stop
 from trainer.checkpoint import checkpoints as ckpt
@@ -30,10 +30,6 @@ from trainer.observe.plot import smooth, svg, thin, ticks
 from trainer.optim import build as optim
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def quiet(_text: str) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -255,11 +251,11 @@ def test_a_signal_ends_two_ranks_with_a_checkpoint(tmp_path):
     assert saved.meta["world"] == 2
 
 
-def test_a_failing_rank_fails_the_launch(tmp_path, capfd):
+def test_a_missing_shard_fails_the_command(tmp_path, capsys):
     folder = make_run(tmp_path, documents=60, total=960)
     next((tmp_path / "shards" / "web" / "split=train").glob("*.tokens")).unlink()
-    assert main(["run", str(folder), "--ranks", "2", "--device", "cpu"]) == 1
-    assert ".tokens: missing" in capfd.readouterr().err
+    assert main(["run", str(folder), "--device", "cpu"]) == 1
+    assert ".tokens: missing" in capsys.readouterr().err
 
 
 def test_load_tokenizer_says_why_not(tmp_path):

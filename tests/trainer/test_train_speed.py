@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import subprocess
@@ -15,18 +17,21 @@ from benchmarks import train_speed
 from tests.chaos.processes import alive, until
 from trainer.model.config import ModelConfig
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: it would be measured")
 
 
 @no_gpu
-def test_without_cuda_it_says_so_and_writes_what_it_found(tmp_path):
-    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "train_speed.py"), "--out", "speed.json", "--ways",
-                           "nanochat", "--timeout", "550"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "no CUDA device" in done.stdout and "mean nothing" in done.stdout
+def test_without_cuda_it_says_so_and_writes_what_it_found(tmp_path, monkeypatch, capsys):
+    def measured(command: list[str], _seconds: float) -> tuple[int, str, str]:
+        with monkeypatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+            patch.setattr(sys, "argv", command[1:])
+            return train_speed.main(), printed.getvalue(), ""
+
+    monkeypatch.setattr(train_speed, "child", measured)
+    monkeypatch.setattr(sys, "argv", ["train_speed", "--out", str(tmp_path / "speed.json"), "--ways", "nanochat"])
+    assert train_speed.main() == 0
+    out = capsys.readouterr().out
+    assert "no CUDA device" in out and "mean nothing" in out
     found = json.loads((tmp_path / "speed.json").read_text())
     assert found["smoke"] and found["device"] == "cpu" and found["peak_flops"] is None
     assert [r["way"] for r in found["results"]] == ["nanochat"]

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.trainer import synthetic
-from tests.trainer.synthetic import make_run
-from tests.trainer.test_checkpoint import quiet
+from tests.trainer.synthetic import make_run, quiet
 from tokenizer.mixture.order import Order
 from tokenizer.shards.reader import ShardSet
 from trainer.__main__ import main
@@ -218,8 +217,6 @@ def test_against_a_list_says_which_documents_the_model_has_seen(folder, run, cap
     assert "1 ids, 1 of them in the shards" in said(capsys, str(folder), "--against", str(listed))[1]
     status, text = said(capsys, str(folder), "--against", str(tmp_path / "none"))
     assert status == 2 and "files" not in text                            # said before anything is read
-
-
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "cut", "flipped", '{"version": 1, "tokenizer": 3}', "\0\0", "3"])
