@@ -127,7 +127,7 @@ def test_commands_print_no_planted_value(tmp_path, capfd):
     rng, values, prose = random.Random(5), [], sentences()
     with (tmp_path / "in.jsonl").open("w", encoding="utf-8") as out:
         for kind in GENERATED:
-            for case in cases(kind, 4, seed=11)[:4]:
+            for case in cases(kind, 4, seed=11)[:2]:
                 values += [re.sub(r"^.*?(?=[0-9]|$)", "", v) if kind == "ids" else v for v in case.values]
                 words = " ".join(rng.sample(prose, 14))
                 for text in (f"{words}\n{case.text}", f"{words}\n{case.text}\nOnce more: {case.text}"):
@@ -145,7 +145,7 @@ def test_commands_print_no_planted_value(tmp_path, capfd):
 
     run("plan", recipe, "--store", store, "--json")
     run("plan", recipe, "--sample", "50%", "--workers", 1, "--store", store)
-    run("run", recipe, "--store", store, "--backend", "process", "--workers", 1, "--json")
+    run("run", recipe, "--store", store, "--backend", "inline", "--json")
     run("plan", recipe, "--store", store, "--why", "deduped", "--set", "datasets.deduped.steps.minhash.verify=0.6")
     for as_json in ((), ("--json",)):
         run("list", "--store", store, *as_json)
@@ -157,7 +157,7 @@ def test_commands_print_no_planted_value(tmp_path, capfd):
     for id in removed:
         for as_json in ((), ("--json",)):
             assert "once more" in run("dedup", "explain", id, "--store", store, *as_json)
-    assert len("".join(shown)) > 50_000
+    assert len("".join(shown)) > 25_000
     nothing_of(values, shown)
     # as deduplication sees them: without punctuation, digits as 0
     nothing_of([v for v in map(simplify, values) if any(map(str.isalpha, v))], shown)
