@@ -221,8 +221,8 @@ class Extrapolation:
                      sum(r.high * share for r, share in parts))
 
     def _barrier(self, node: Mapping[str, Any], records: Sequence[PartRecord]) -> tuple[Range, Range, int]:
-        """(CPU seconds, bytes of exchange files, tasks) of a deduplication. Its CPU time is at least that of the
-        sample, most of which may be start-up, and at most that in proportion to the documents."""
+        """(CPU seconds, bytes of exchange files, tasks) of a deduplication. Its CPU time is at least that on the
+        sample, most of which may be start-up. It is at most that time multiplied by the growth in documents."""
         parts = [r for d in node["deps"] for r in self.run.records.get(d, ())]
         docs = sum(_kept(r, s) for r in parts for s in self.scale)
         grown = max(1.0, sum(_kept(r, s) * scale for r in parts for s, scale in self.scale.items()) / max(docs, 1))

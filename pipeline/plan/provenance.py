@@ -1,4 +1,4 @@
-"""Records in readable form, beside a run's recipe, the ingredients of its results, so that a later plan can say why a
+"""Records the ingredients of a run's results in readable form, beside its recipe. A later plan can then say why a
 result is stale.
 
 Keys are hashes: they show that something differs, but not what. Every run therefore writes, before its first task,

@@ -64,8 +64,8 @@ class Host:
         return self.memory_mb - OWN_MB if self.largest_mb is None else self.largest_mb
 
     def clamp(self, kind: ResourceRequest) -> ResourceRequest:
-        """Returns `kind`. Where memory is not reserved, a task that fits `largest_mb` may run alone even if it declares
-        more than `memory_mb` allows; its kind is then returned with as much memory as `memory_mb` allows."""
+        """Returns `kind`, with its memory lowered to what a supervisor can have here. This is done only where memory is
+        not reserved and the kind fits `largest_mb`: a task of it may then run alone, above that limit."""
         if kind.memory_mb > self.largest or self.largest_mb is None:
             return kind
         return kind._replace(memory_mb=max(1, min(kind.memory_mb, self.memory_mb - OWN_MB)))
