@@ -191,8 +191,8 @@ class Verify:
     verify (0: no check), max_comparisons; $volatile: cache (bytes of shingles that are held).
 
     Writes segments `verdicts` (VERDICT, bucket = number of the group) with one record for every document of every
-    cluster. Writes segments `near` (NEAR, the same buckets) with two records, one for each of the two, for every pair
-    of kept documents that were compared and whose similarity is at least RESEMBLING.
+    cluster. Writes segments `near` (NEAR, the same buckets) for pairs of kept documents that were compared and whose
+    similarity is at least RESEMBLING. Each document of a pair gets a record that names the other.
     Memory: a block of candidates, the largest cluster, and the cache of shingles.
     """
 
