@@ -257,7 +257,7 @@ def _json(value: Any, what: str) -> Any:
             value = json.loads(value)
         except (ValueError, RecursionError):
             raise Refused("bad_turn", f"{what} are no JSON") from None
-    if deeper(value, MAX_DEPTH):
+    if deeper(value):
         raise Refused("bad_turn", f"{what} nested deeper than {MAX_DEPTH} levels")
     return value
 

@@ -90,7 +90,7 @@ class Jsonl(Reader):
             return bad("invalid_utf8", slice, offset, ordinal, detail=str(e))
         except (ValueError, RecursionError) as e:
             return bad("bad_json", slice, offset, ordinal, detail=str(e))
-        if line.count(b"[") + line.count(b"{") > MAX_DEPTH and deeper(row, MAX_DEPTH):
+        if line.count(b"[") + line.count(b"{") > MAX_DEPTH and deeper(row):
             return bad("bad_json", slice, offset, ordinal, detail=f"nested deeper than {MAX_DEPTH} levels")
         # `null` is not a blank line but a value that is no object
         return NULL if row is None else row
@@ -115,7 +115,7 @@ class Jsonl(Reader):
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
         """Pieces at line ends; a compressed file or a JSON array is read in one piece."""
-        size = check_file(local, path)
+        check_file(local, path)
         if is_array(local):
             self.warnings.append(f"{path}: read in one piece, for it is one JSON array; JSON Lines can be shared out")
             return None
@@ -126,7 +126,9 @@ class Jsonl(Reader):
                 return None
             pieces: list[Split] = []
             start = at = ordinal = lines = 0
+            ended = True                                      # with a line end
             while block := stream.read():
+                ended = block.endswith(b"\n")
                 if at + len(block) - start >= target and (end := block.rfind(b"\n")) >= 0:
                     count = block.count(b"\n", 0, end + 1)
                     stop = at + end + 1
@@ -136,21 +138,14 @@ class Jsonl(Reader):
                     lines += block.count(b"\n")
                 at += len(block)
             if at > start:
-                last = 0 if _ends_in_newline(local, size) else 1
-                pieces.append(Split(start, at, ordinal, lines + last, at - start))
+                pieces.append(Split(start, at, ordinal, lines + (not ended), at - start))
             return pieces or None
 
 
-def _ends_in_newline(local: str, size: int) -> bool:
-    with open(local, "rb") as f:
-        f.seek(size - 1)
-        return f.read() == b"\n"
-
-
-def deeper(value: Any, depth: int) -> bool:
-    """Whether lists and objects are nested more than `depth` levels deep."""
+def deeper(value: Any) -> bool:
+    """Whether lists and objects are nested more than `MAX_DEPTH` levels deep."""
     level = [value]
-    for _ in range(depth + 1):
+    for _ in range(MAX_DEPTH + 1):
         level = [v for v in level if isinstance(v, (dict, list))]
         if not level:
             return False

@@ -75,7 +75,7 @@ class Notebook(Files):
             book = json.loads(source)
         except (ValueError, RecursionError):
             raise _NoNotebook("bad_json") from None
-        if source.count("[") + source.count("{") > MAX_DEPTH and deeper(book, MAX_DEPTH):
+        if source.count("[") + source.count("{") > MAX_DEPTH and deeper(book):
             raise _NoNotebook("bad_json")
         cells = _cells(book)
         if len(cells) > self.config.max_cells:
