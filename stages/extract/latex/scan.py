@@ -313,16 +313,23 @@ class Scan:
             put(" (")                                           # plain TeX: \footnote{*}{text}
             self.after[self.closing[brace if text < 0 else text]] = ")"
             return at if text < 0 else text
-        elif word in REFERENCES:
-            if brace >= 0:
-                labels = self.text[brace + 1:min(self.closing[brace], brace + _OPTION)].replace(",", " ").split()
-                put(f"[{', '.join(labels)}]")
-            return self._past(at, 1)
         elif word in UNITS and brace >= 0:                      # \ensuremath{x} and quantities are formulas
             end = self._past(at, UNITS[word])
             inner = self.text[brace + 1:end - 1] if UNITS[word] == 1 else self.text[m.start():end]
             put(inner if word == "num" else self.kept.keep(f"${inner}$"))
             return end
+        else:
+            return self._other(word, at, brace)
+        return at
+
+    def _other(self, word: str, at: int, brace: int) -> int:
+        """Handle references, settings, spaces and all other commands that begin no text."""
+        put = self.out.append
+        if word in REFERENCES:
+            if brace >= 0:
+                labels = self.text[brace + 1:min(self.closing[brace], brace + _OPTION)].replace(",", " ").split()
+                put(f"[{', '.join(labels)}]")
+            return self._past(at, 1)
         elif word in DROPPED:
             return self._dropped(word, at)
         elif word in REGISTERS:
