@@ -43,15 +43,6 @@ def run(raw: bytes, mime: str = "text/html", charset: str = "", **config: object
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("engine", ENGINES)
-def test_article_without_its_surroundings(engine):
-    chrome = "<nav><ul>" + "".join(f"<li><a href='/{i}'>Menu {i}</a></li>" for i in range(30)) + "</ul></nav>"
-    reason, doc = run(page(f"{chrome}{ARTICLE}<footer>Imprint of the site</footer>"), engine=engine)
-    assert reason is None and doc.text.count(SENTENCE.strip()) == 18
-    assert "Menu 7" not in doc.text and "Imprint" not in doc.text
-    assert doc.meta == {"title": "A title", "lang": "en"} and doc.text == doc.text.strip()
-
-
 def test_what_the_page_says_about_itself():
     head = ('<title>\n Tom &amp; Jerry </title><link rel=stylesheet href="https://x/c.css">'
             '<link href="https://example.org/a?x=1&amp;y=2" rel="canonical">')
@@ -100,7 +91,7 @@ def test_sniffing(start, mime, expected):
 
 # -- hostile pages ---------------------------------------------------------------------------------------------------
 BOMBS = {
-    "50 MB on one line": b"<html><body><p>" + b"x" * 50_000_000,
+    "10 MB on one line": b"<html><body><p>" + b"x" * 10_000_000,
     "data URI": page(f"<img src='data:image/png;base64,{base64.b64encode(bytes(4_000_000)).decode()}'>{ARTICLE}"),
     "script": page(f"<script>var a = '{'x' * 5_000_000}';</script>{ARTICLE}"),
     "svg": page("<svg>" + "<path d='M0 0 L1 1'/>" * 20_000 + f"</svg>{ARTICLE}"),
@@ -127,16 +118,14 @@ def test_bombs_end_as_text_or_reason(engine, bomb):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("seed", range(5))
-def test_random_and_cut_pages(engine, seed):
-    rng = random.Random(seed)
+def test_random_and_cut_pages(engine):
+    rng = random.Random(0)
     stage = Html(engine=engine)
     whole = page(ARTICLE + "<table><tr><td>a<td>b</table><ul><li>x<li>y</ul><pre>code</pre>")
-    for _ in range(40):
-        raw = bytearray(whole[:rng.randrange(len(whole))])
+    for _ in range(100):
+        raw = bytearray(whole[:rng.randrange(1, len(whole))])
         for _ in range(rng.randrange(0, 30)):
-            if raw:
-                raw[rng.randrange(len(raw))] = rng.randrange(256)
+            raw[rng.randrange(len(raw))] = rng.randrange(256)
         doc = Document("id", raw=bytes(raw), mime="text/html")
         reason = stage.process(doc)
         assert bool(doc.text) == (reason is None)
@@ -179,14 +168,15 @@ def test_broken_utf8_loses_only_the_broken_places():
     assert reason is None and GERMAN.strip() in doc.text
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_decode_never_fails(seed):
-    rng = random.Random(seed)
-    raw = rng.choice([b"", b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf", b"\x1b$B"]) + rng.randbytes(rng.randrange(3000))
+def test_decode_never_fails():
+    rng = random.Random(0)
     labels = ["", "utf-16", "utf-7", "hz", "idna", "rot13", "base64", "iso-2022-jp", "x" * 99]
-    text, name = decode(raw, rng.choice(labels))
-    text.encode()
-    assert decode(raw, "") == decode(raw, "") and name
+    for mark in (b"", b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf", b"\x1b$B"):
+        for label in labels:
+            raw = mark + rng.randbytes(rng.randrange(3000))
+            text, name = decode(raw, label)
+            text.encode()
+            assert decode(raw, "") == decode(raw, "") and name
 
 
 def test_labels_mean_what_browsers_take_them_for():
@@ -194,41 +184,7 @@ def test_labels_mean_what_browsers_take_them_for():
         "cp1252", "gb18030", "cp932", "utf-8", "cp949", "", ""]
 
 
-# -- reproducible ----------------------------------------------------------------------------------------------------
-def bench_pages(every: int) -> list[Document]:
-    items = Warc().read(str(shared_data("bench", "realweb.warc.gz")), Slice("web", "a"))
-    return [i for n, i in enumerate(items) if isinstance(i, Document) and n % every == 1]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_same_text_in_any_order(engine):
-    docs = bench_pages(40)
-    texts = []
-    for order in (docs, docs[::-1], random.Random(3).sample(docs, len(docs))):
-        stage, found = Html(engine=engine), {}
-        for doc in order:
-            doc.text = ""
-            found[doc.id] = (stage.process(doc), doc.text)
-        texts.append(found)
-    assert texts[0] == texts[1] == texts[2] and sum(bool(t) for _, t in texts[0].values()) > 30
-
-
-def test_same_text_with_another_hash_seed(tmp_path):
-    docs = bench_pages(120)
-    for n, doc in enumerate(docs):
-        (tmp_path / f"{n:03}.html").write_bytes(doc.raw)
-    script = ("import sys, glob, hashlib\nfrom stages.extract.html.step import Html\n"
-              "from stages.document import Document\n"
-              "h = hashlib.sha256()\nstage = Html()\n"
-              "for f in sorted(glob.glob(sys.argv[1] + '/*')):\n"
-              "    d = Document('x', raw=open(f, 'rb').read(), mime='text/html')\n"
-              "    stage.process(d); h.update(d.text.encode())\n"
-              "print(h.hexdigest())\n")
-    digests = {subprocess.run([sys.executable, "-c", script, str(tmp_path)], env={"PYTHONHASHSEED": seed, "PATH": ""},
-                              capture_output=True, text=True, check=True).stdout for seed in ("0", "1")}
-    assert len(digests) == 1
-
-
+# -- keys, and machines that are too small ---------------------------------------------------------------------------
 def test_key_carries_engine_versions_and_settings():
     assert Html().key() == Html(engine="mill").key() != Html(engine="resiliparse").key()
     assert set(LIBRARIES) == set(ALL) and Html.extracts
@@ -236,15 +192,25 @@ def test_key_carries_engine_versions_and_settings():
     assert "trafilatura" not in Html().libraries, "another version of it makes no page of mill's stale"
 
 
-@pytest.mark.parametrize("engine", ALL)
-def test_the_libraries_of_an_engine_are_those_it_imports(engine):
+def test_the_libraries_of_an_engine_are_those_it_imports():
     """What an engine loads of the distributions that extract, in a process of its own, is in its key."""
-    script = ("import sys\nfrom stages.extract.html.step import Html\n"
-              f"stage = Html(engine={engine!r}); stage.setup()\n"
-              "names = {m.partition('.')[0].removeprefix('tokenmill_') for m in sys.modules}\n"
-              "print(*names & {'trafilatura', 'justext', 'lxml', 'resiliparse'})")
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert set(said.split()) <= set(Html(engine=engine).libraries)
+    script = """
+import os, sys
+from stages.extract.html.step import Html
+for engine in sys.argv[1:]:
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        Html(engine=engine).setup()
+        names = {m.partition(".")[0].removeprefix("tokenmill_") for m in sys.modules}
+        print(engine, *names & {"trafilatura", "justext", "lxml", "resiliparse"}, flush=True)
+        os._exit(0)
+"""
+    engines = [engine for engine in ALL if "trafilatura" not in LIBRARIES[engine]]     # other keys hold them all
+    ran = subprocess.run([sys.executable, "-c", script, *engines], capture_output=True, text=True, check=True)
+    loaded = {engine: set(names) for engine, *names in map(str.split, ran.stdout.splitlines())}
+    assert loaded.keys() == set(engines) == {"mill", "resiliparse"}
+    assert all(loaded[engine] <= set(Html(engine=engine).libraries) for engine in engines)
 
 
 @pytest.mark.parametrize(("module", "name"), [
@@ -277,26 +243,30 @@ def test_libxml2_without_memory():
         loud(parse)(etree.ErrorTypes.ERR_DOCUMENT_EMPTY)
 
 
-@pytest.mark.parametrize("room", [4, 12, 30])
-def test_a_page_in_too_little_memory(room):
+def test_a_page_in_too_little_memory():
     """libxml2 itself without memory: a MemoryError or the text of a machine that has enough, nothing between."""
-    code = f"""
-import resource, sys
+    script = """
+import os, resource
 from stages.document import Document
 from stages.extract.html.step import Html
 stage = Html(engine="trafilatura", fast=True)
 stage.process(Document("0", raw=b"<html><p>warm up", mime="text/html"))
 raw = ("<html><body>" + "<div class=c><p>Some words of <b>a</b> page.</p></div>" * 19_000).encode()
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + ({room} << 20),) * 2)
-try:
-    doc = Document("0", raw=raw, mime="text/html")
-    print(stage.process(doc), len(doc.text))
-except MemoryError:
-    print("memory")
+for room in (4, 12, 30):
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        continue
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (room << 20),) * 2)
+    try:
+        doc = Document("0", raw=raw, mime="text/html")
+        print(stage.process(doc), len(doc.text), flush=True)
+    except MemoryError:
+        print("memory", flush=True)
+    os._exit(0)
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert said.stdout.strip() == "memory", (said.stdout, said.stderr[-500:])
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
+    assert ran.stdout.split() == ["memory"] * 3, (ran.stdout, ran.stderr[-500:])
 
 
 # -- real data -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -22,10 +23,8 @@ from justext.core import html_to_dom, preprocessor, revise_paragraph_classificat
 from stages.document import Document
 from stages.extract.html import justext, readability
 from stages.extract.html.step import ENGINES, Html
-from stages.read.reader import Slice
-from stages.read.warc import Warc
 from stages.stage import library_versions
-from tests.conftest import shared_data
+from tests.stages.texts import crawled_pages
 
 S = "The quick brown fox jumps over the lazy dog, and nobody in the village ever asked it why it did so. "
 #: engines whose own work is bounded; pages are parsed by libxml2 in all but one
@@ -65,57 +64,46 @@ def synthetic(n: int) -> list[bytes]:
     return out
 
 
-@pytest.mark.parametrize("form", ["text", "markdown"])
-@pytest.mark.parametrize("engine", NAMES)
-def test_the_same_in_any_order_and_after_anything(engine, form):
-    pages = [*synthetic(16), ARTICLE]
-    order = list(range(len(pages)))
-    found = []
-    for seed in (None, 1, 2):
-        stage = Html(engine=engine, format=form)
-        shuffled = order if seed is None else random.Random(seed).sample(order, len(order))
-        told = {}
-        for i in shuffled:
-            for raw in (*(pages[j] for j in range(0, i % 3)), pages[i]):       # some of them twice, in between
-                doc = Document("id", raw=raw, mime="text/html")
-                reason = stage.process(doc)
-            told[i] = (reason, doc.text, json.dumps(doc.meta, sort_keys=True))
-        found.append(told)
-    assert found[0] == found[1] == found[2] and sum(bool(text) for _, text, _ in found[0].values()) > 5
+MODES = {**{name: {"engine": name} for name in ENGINES}, "mill without tables": {"tables": False},
+         **{f"trafilatura {name}": {"engine": "trafilatura", **config} for name, config in (
+             ("fast", {"fast": True}), ("precision", {"favor": "precision"}), ("recall", {"favor": "recall"}),
+             ("comments", {"comments": True, "tables": False}))}}
 
 
-SCRIPT = """
-import hashlib, sys, json
-from stages.extract.html.step import ENGINES, Html
-from stages.document import Document
-from tests.stages.test_html_engines import synthetic, ARTICLE
-pages = [*synthetic(25), ARTICLE]
-back = sys.argv[1] == "back"
-pages = pages[::-1] if back else pages
-said = []
-for form in sorted(("text", "markdown"), reverse=back):
-    for engine in sorted(ENGINES, reverse=back):
-        stage, found = Html(engine=engine, format=form), []
-        for raw in pages:
-            doc = Document("x", raw=raw, mime="text/html")
-            found.append((stage.process(doc), doc.text, sorted(doc.meta.items())))
-        said.append((engine, form, hashlib.sha256(json.dumps(sorted(map(str, found))).encode()).hexdigest()))
-print(*sorted(said), sep="\\n")
-"""
+def answers(shuffled: bool = False) -> dict[str, str]:
+    """Hash of what every mode and format makes of the synthetic pages: reasons, texts, metadata.
+
+    Shuffled, the modes run from the last to the first, and every other page comes behind one that was read before.
+    """
+    pages, out = [*synthetic(14), ARTICLE], {}
+    for mode, config in sorted(MODES.items(), reverse=shuffled):
+        for form in ("text", "markdown"):
+            stage, told = Html(format=form, **config), {}
+            for i in random.Random(mode).sample(range(len(pages)), len(pages)) if shuffled else range(len(pages)):
+                for raw in (*pages[:i % 2 if shuffled else 0], pages[i]):
+                    doc = Document("id", raw=raw, mime="text/html")
+                    told[i] = stage.process(doc), doc.text, doc.meta
+            said = json.dumps(sorted(told.items()), sort_keys=True)
+            out[f"{mode} {form}"] = hashlib.sha256(said.encode()).hexdigest()
+    return out
 
 
-def test_the_same_in_two_processes():
-    said = [subprocess.run([sys.executable, "-c", SCRIPT, way], capture_output=True, text=True, check=True,
-                           env={"PATH": "", "PYTHONHASHSEED": seed}, cwd=".").stdout
-            for seed, way in (("0", "on"), ("1", "back"))]
-    assert said[0] == said[1] and len(said[0].splitlines()) == 2 * len(ENGINES)
+@pytest.fixture(scope="module")
+def here() -> dict[str, str]:
+    return answers()
+
+
+def test_the_same_in_another_process_in_any_order_and_after_anything(here):
+    code = "import json; from tests.stages import test_html_engines as t; print(json.dumps(t.answers(shuffled=True)))"
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                           env={**os.environ, "PYTHONHASHSEED": "1"}).stdout
+    assert json.loads(there) == here
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", NAMES)
 def test_the_same_on_real_pages(engine):
-    items = Warc().read(str(shared_data("bench", "realweb.warc.gz")), Slice("web", "a"))
-    docs = [i for n, i in enumerate(items) if isinstance(i, Document) and n % 40 == 7]
+    docs = crawled_pages()[::4]
     found = []
     for order in (docs, docs[::-1]):
         stage, told = Html(engine=engine, format="markdown"), {}
@@ -128,34 +116,34 @@ def test_the_same_on_real_pages(engine):
 
 # -- bounded ---------------------------------------------------------------------------------------------------------
 BOMBS = {
-    "images": page("<div><img src=x></div>" * 40_000 + f"<p>{S * 5}</p>"),
-    "short paragraphs": page("<p>ab</p>" * 50_000),
+    "images": page("<div><img src=x></div>" * 10_000 + f"<p>{S * 5}</p>"),
+    "short paragraphs": page("<p>ab</p>" * 12_500),
     "50,000 tags": page("<div>" * 50_000 + S),
-    "long and nested": page("<div class=content>" * 200 + f"<p>{S * 3}</p>" * 5_000),
-    "quotes": page("<blockquote>" * 200 + f"<p>{S}</p>" * 3_000),
-    "lists": page("<ul><li>" * 120 + f"<p>{S}</p>" * 3_000),
-    "emphasis": page("<p>" + "<b><i>" * 120 + S * 5_000),
-    "rows": page("<table>" + "<tr><td>a</td><td>b c</td></tr>" * 25_000 + "</table>"),
-    "columns": page("<table><tr>" + "<td>x</td>" * 5_000 + "</tr>" + "<tr><td>y</td></tr>" * 15_000 + "</table>"),
-    "spans": page("<table>" + "<tr><td colspan=100>x</td></tr>" * 45_000 + f"</table><p>{S * 5}"),
-    "tables in tables": page("<table><tr><td>" * 80 + "<p>x</p>" * 40_000),
-    "data URI": page(f"<img src='data:image/png;base64,{'A' * 1_900_000}'><p>{S * 5}</p>"),
-    "script": page(f"<script>var a = '{'x+y ' * 450_000}';</script><p>{S * 5}</p>"),
-    "svg": page("<svg>" + "<path d='M0 0 L1 1'/>" * 45_000 + f"</svg><p>{S * 5}</p>"),
-    "formulas": page(r"<p>\(" * 60_000 + "<math>" * 20_000 + "<script type='math/tex'>x" * 3_000),
-    "one line": page("<p>" + "x" * 1_900_000),
-    # text behind what is left out is joined to the text before, 100,000 times
-    "buttons": page("<div>" + "<button></button>x " * 99_000 + f"</div><p>{S * 5}</p>"),
-    "images in text": page("<div>" + "<img src=x>x " * 99_000 + f"</div><p>{S * 5}</p>"),
-    "lists in an item": page("<ul><li>" + "<ul><b> </b></ul>x " * 49_000 + f"</ul><p>{S * 5}</p>"),
-    "fewer lists in an item": page("<ul><li>" + "<ul><b> </b></ul>x " * 9_900 + f"</ul><p>{S * 5}</p>"),
-    "paragraphs in one": page("<p><span>" + "<p>some</p>x " * 99_000),
-    "kinds": page(f"<p>{S * 5}</p><script type='application/ld+json'>DiscussionForumPosting" + '"@type":[' * 200_000),
+    "long and nested": page("<div class=content>" * 200 + f"<p>{S * 3}</p>" * 1_250),
+    "quotes": page("<blockquote>" * 200 + f"<p>{S}</p>" * 750),
+    "lists": page("<ul><li>" * 120 + f"<p>{S}</p>" * 750),
+    "emphasis": page("<p>" + "<b><i>" * 120 + S * 1_250),
+    "rows": page("<table>" + "<tr><td>a</td><td>b c</td></tr>" * 6_250 + "</table>"),
+    "columns": page("<table><tr>" + "<td>x</td>" * 2_500 + "</tr>" + "<tr><td>y</td></tr>" * 5_000 + "</table>"),
+    "spans": page("<table>" + "<tr><td colspan=100>x</td></tr>" * 11_250 + f"</table><p>{S * 5}"),
+    "tables in tables": page("<table><tr><td>" * 80 + "<p>x</p>" * 10_000),
+    "data URI": page(f"<img src='data:image/png;base64,{'A' * 475_000}'><p>{S * 5}</p>"),
+    "script": page(f"<script>var a = '{'x+y ' * 110_000}';</script><p>{S * 5}</p>"),
+    "svg": page("<svg>" + "<path d='M0 0 L1 1'/>" * 11_250 + f"</svg><p>{S * 5}</p>"),
+    "formulas": page(r"<p>\(" * 15_000 + "<math>" * 5_000 + "<script type='math/tex'>x" * 750),
+    "one line": page("<p>" + "x" * 475_000),
+    # text behind what is left out is joined to the text before, 25,000 times
+    "buttons": page("<div>" + "<button></button>x " * 25_000 + f"</div><p>{S * 5}</p>"),
+    "images in text": page("<div>" + "<img src=x>x " * 25_000 + f"</div><p>{S * 5}</p>"),
+    "lists in an item": page("<ul><li>" + "<ul><b> </b></ul>x " * 12_500 + f"</ul><p>{S * 5}</p>"),
+    "fewer lists in an item": page("<ul><li>" + "<ul><b> </b></ul>x " * 2_500 + f"</ul><p>{S * 5}</p>"),
+    "paragraphs in one": page("<p><span>" + "<p>some</p>x " * 25_000),
+    "kinds": page(f"<p>{S * 5}</p><script type='application/ld+json'>DiscussionForumPosting" + '"@type":[' * 50_000),
     # what a parser, or resiliparse, looks at again at every level
-    "links far down": page("<div>" * 240 + "<a href=/x>l</a> " * 59_000),
+    "links far down": page("<div>" * 240 + "<a href=/x>l</a> " * 15_000),
     "19,900 levels": page("<div>w " * 19_900 + S),
     "unclosed links": page("<a><div>" * 9_900 + S),
-    "headings in headings": page("<h1><div>" * 120 + S * 19_000),
+    "headings in headings": page("<h1><div>" * 120 + S * 4_750),
 }
 
 
@@ -165,8 +153,8 @@ WORST = {"images", "short paragraphs", "50,000 tags", "formulas", "spans", "tabl
 
 @pytest.mark.parametrize("bomb", [pytest.param(b, marks=() if b in WORST else pytest.mark.slow) for b in BOMBS])
 @pytest.mark.parametrize("engine", NAMES)
-def test_two_megabytes_take_two_seconds(engine, bomb):
-    assert len(BOMBS[bomb]) <= 2_100_000
+def test_half_a_megabyte_takes_half_a_second(engine, bomb):
+    assert len(BOMBS[bomb]) <= 525_000
     # the engines' own bounds: most of these pages are told by their number of nodes before they meet one
     stage = Html(engine=engine, format="markdown" if engine != "trafilatura" else "text", max_nodes=100_000)
     stage.process(Document("warm", raw=ARTICLE, mime="text/html"))
@@ -175,8 +163,8 @@ def test_two_megabytes_take_two_seconds(engine, bomb):
     reason = stage.process(doc)
     took = time.process_time() - began
     assert reason in (None, "html_too_deep", "no_text") and bool(doc.text) == (reason is None)
-    assert len(doc.text) < 4_000_000, "indentation must not multiply the text"
-    assert took < 10, "five times the promise: a busy machine counts double, what has no bound takes minutes"
+    assert len(doc.text) < 1_000_000, "indentation must not multiply the text"
+    assert took < 2.5, "five times the promise: a busy machine counts double, what has no bound takes far longer"
 
 
 def test_readability_gives_up_at_a_count():
@@ -201,20 +189,20 @@ def test_a_reference_of_five_thousand_digits_is_none(engine, form):
 
 
 # -- what the engines say --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("form", ["text", "markdown"])
 @pytest.mark.parametrize("engine", NAMES)
-def test_article_without_its_surroundings(engine):
-    reason, text = run(ARTICLE, engine=engine)
-    assert reason is None and text.count(S.strip()) == 16 and "Menu" not in text and "Imprint" not in text
-    reason, text = run(ARTICLE, engine=engine, format="markdown")
-    assert reason is None and text.count(S.strip()) == 16 and "Menu" not in text and "Imprint" not in text
-    assert "# A heading" in text.split("\n")
+def test_article_without_its_surroundings(engine, form):
+    reason, text = run(ARTICLE, engine=engine, format=form)
+    assert reason is None and text.count(S.strip()) == 16 and text == text.strip()
+    assert "Menu" not in text and "Imprint" not in text
+    assert ("# A heading" in text.split("\n")) == (form == "markdown")
 
 
 def test_justext_is_the_packages():
     """The same paragraphs with the same classes, as the package finds them in English pages."""
     english = frozenset(package.get_stoplist("English"))
     compared = 0
-    for raw in [*synthetic(60), ARTICLE]:
+    for raw in [*synthetic(30), ARTICLE]:
         text = raw.decode()
         theirs = package.justext(text, english)
         tree = preprocessor(html_to_dom(text))
@@ -224,19 +212,19 @@ def test_justext_is_the_packages():
         mine = [(p.text, p.class_type) for p in ours if not justext._UNSPACED.search(p.text)]
         assert mine == [(p.text, p.class_type) for p in theirs if not justext._UNSPACED.search(p.text)]
         compared += len(mine)
-    assert compared > 150
+    assert compared > 100
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_neighbours_decide_as_in_the_package(seed):
-    rng = random.Random(seed)
-    made = [SimpleNamespace(cf_class=rng.choice(["good", "neargood", "short", "short", "bad", "bad"]), class_type="",
-                            heading=rng.random() < 0.3, text="x" * rng.randrange(1, 120))
-            for _ in range(rng.randrange(0, 25))]
-    other = [SimpleNamespace(**vars(p)) for p in made]
-    justext.revise(made, 150)
-    revise_paragraph_classification(other, 150)
-    assert [p.class_type for p in made] == [p.class_type for p in other]
+def test_neighbours_decide_as_in_the_package():
+    rng = random.Random(0)
+    for _ in range(200):
+        ours = [SimpleNamespace(cf_class=rng.choice(["good", "neargood", "short", "short", "bad", "bad"]),
+                                class_type="", heading=rng.random() < 0.3, text="x" * rng.randrange(1, 120))
+                for _ in range(rng.randrange(0, 25))]
+        theirs = [SimpleNamespace(**vars(p)) for p in ours]
+        justext.revise(ours, 150)
+        revise_paragraph_classification(theirs, 150)
+        assert [p.class_type for p in ours] == [p.class_type for p in theirs], ours
 
 
 def test_language_is_that_of_most_stop_words():
@@ -252,28 +240,14 @@ def test_language_is_that_of_most_stop_words():
 
 # -- vectors ---------------------------------------------------------------------------------------------------------
 GOLDEN = Path(__file__).with_name("html_engines.json")
-MODES = {**{name: {"engine": name} for name in ENGINES}, "mill without tables": {"tables": False},
-         **{f"trafilatura {name}": {"engine": "trafilatura", **config} for name, config in (
-             ("fast", {"fast": True}), ("precision", {"favor": "precision"}), ("recall", {"favor": "recall"}),
-             ("comments", {"comments": True, "tables": False}))}}
-
-
 LIBRARIES = tuple(sorted({name for engine in ENGINES for name in Html(engine=engine).libraries}))
 
 
-def vectors() -> dict[str, str]:
-    """Hash of what every mode and format makes of the synthetic pages: reason and text."""
-    pages = [*synthetic(40), ARTICLE]
-    return {f"{mode} {form}": hashlib.sha256(json.dumps([run(raw, format=form, **config) for raw in pages]).encode())
-            .hexdigest() for mode, config in MODES.items() for form in ("text", "markdown")}
-
-
-def test_engines_say_what_they_said():
+def test_engines_say_what_they_said(here):
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     if golden["libraries"] != library_versions(LIBRARIES):
         pytest.skip(f"the vectors are of {golden['libraries']}")
-    found = vectors()
-    assert {k for k, v in found.items() if golden["vectors"].get(k) != v} == set(), "bump the version, --write them"
+    assert {k for k, v in here.items() if golden["vectors"].get(k) != v} == set(), "bump the version, --write them"
 
 
 def test_key_carries_engine_and_format():
@@ -282,5 +256,5 @@ def test_key_carries_engine_and_format():
 
 
 if __name__ == "__main__" and "--write" in sys.argv:
-    made = {"libraries": library_versions(LIBRARIES), "vectors": vectors()}
+    made = {"libraries": library_versions(LIBRARIES), "vectors": answers()}
     GOLDEN.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")

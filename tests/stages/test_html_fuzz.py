@@ -1,6 +1,6 @@
 """Mutated pages: text or a counted reason from every engine in both formats, in bounded time and memory, reproducibly.
 
-CI tries 300, `make fuzz` 10,000, in a process that has what a worker has. A finding is its number: the same page is
+CI tries 120, `make fuzz` 10,000, in a process that has what a worker has. A finding is its number: the same page is
 made of it again (`mutated(seed)`).
 """
 
@@ -31,9 +31,9 @@ TOKENS = [b"<", b">", b"</div>", b"<div>", b"<table><tr><td>", b"</table>", b"<u
           b"<caption>", b"<dd>", b"<blockquote>"]
 REASONS = {None, "not_html", "html_too_deep", "html_too_many_nodes", "no_text"}
 CPU_S, MEMORY = 4.0, 3 << 30
-PAGES = 300 if settings.default.max_examples <= 100 else 10_000           # hypothesis' profile `fuzz`
+PAGES = 120 if settings.default.max_examples <= 100 else 10_000           # hypothesis' profile `fuzz`
 #: the first ones are tried with the fast tests
-FEW = 20
+FEW = 12
 
 CODE = """
 import hashlib, itertools, time

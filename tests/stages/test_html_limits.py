@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -13,9 +12,7 @@ from stages.document import Document
 from stages.extract.html import limits
 from stages.extract.html.limits import ATTRIBUTES, OPTIONS, TEMPLATES, nodes, shorten
 from stages.extract.html.step import ENGINES, Html
-from stages.read.reader import Slice
-from stages.read.warc import Warc
-from tests.conftest import shared_data
+from tests.stages.texts import crawled_pages
 
 S = "The quick brown fox jumps over the lazy dog, and nobody in the village ever asked it why it did so. "
 START = re.compile(rb"<[a-zA-Z]")
@@ -57,13 +54,13 @@ def test_what_a_page_says_of_itself_is_no_code():
 
 
 def test_a_long_page_is_cut_in_front_of_a_tag():
-    raw = page(b"".join(f"<p>{i}: größer {S}</p>".encode() for i in range(30_000)))
+    raw = page(b"".join(f"<p>{i}: größer {S * 6}</p>".encode() for i in range(5_000)))
     short = shorten(raw, 2_000_000)
     assert raw.startswith(short) and 1_999_000 < len(short) <= 2_000_000 and raw[len(short)] == ord("<")
     reason, doc = run(raw)
     assert reason is None and "größer" in doc.text and doc.signals["html_cut_bytes"] == len(raw) - len(short)
     last = int(re.findall(r"(\d+): ", doc.text)[-1])
-    assert f"{last}: größer {S.strip()}" in doc.text and 15_000 < last < 30_000
+    assert f"{last}: größer {S.strip()}" in doc.text and 2_500 < last < 5_000
     assert run(page(ARTICLE))[1].signals["html_cut_bytes"] == 0.0
 
 
@@ -85,9 +82,9 @@ def test_pages_up_to_the_limit_are_untouched():
 def test_shortening_takes_no_time(token):
     import time
 
-    raw, began = token * (20_000_000 // len(token)), time.process_time()
-    assert len(shorten(raw, 2_000_000)) <= 2_000_000
-    assert time.process_time() - began < 10
+    raw, began = token * (5_000_000 // len(token)), time.process_time()
+    assert len(shorten(raw, 500_000)) <= 500_000
+    assert time.process_time() - began < 2
 
 
 # -- nodes -----------------------------------------------------------------------------------------------------------
@@ -121,12 +118,15 @@ def test_what_would_cost_a_parser_much_is_not_parsed(engine, body):
 
 def test_templates_do_not_end_the_process():
     """lexbor's serialiser is recursive for them: 100,000 were the end of a worker."""
-    code = ("from stages.extract.html.step import Html; from stages.document import Document\n"
-            "raw = b'<p>a b c' + b'<template>x' * 90_000\n"
-            "for engine in ('mill', 'resiliparse'):\n"
-            "    print(Html(engine=engine).process(Document('x', raw=raw, mime='text/html')))")
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert said.stdout.split() == ["html_too_many_nodes"] * 2, said.stderr[-300:]
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0, "the process ended, or the page has another reason"
+        return
+    right = False
+    try:
+        right = all(run(b"<p>a b c" + b"<template>x" * 90_000, engine=engine)[0] == "html_too_many_nodes"
+                    for engine in ("mill", "resiliparse"))
+    finally:
+        os._exit(not right)
 
 
 def test_no_character_has_a_thousand_marks():
@@ -134,7 +134,7 @@ def test_no_character_has_a_thousand_marks():
     import time
 
     began = time.process_time()
-    text = run(page(ARTICLE + b"<p>a" + "\u0301\u0316".encode() * 400_000 + "b Ł̣́e</p>".encode()),
+    text = run(page(ARTICLE + b"<p>a" + "\u0301\u0316".encode() * 200_000 + "b Ł̣́e</p>".encode()),
                engine="trafilatura")[1].text
     assert time.process_time() - began < 15
     assert S.strip() in text and 20 < sum(map(text.count, "\u0301\u0316")) < 40
@@ -145,13 +145,11 @@ def test_cut_pages_are_counted():
     rng = random.Random(5)
     parts = [b"<", b"</", b"<!--", b"-->", b"<p ", b"a='", b'"', b"=", b">", b"<script>", b"</script>", b"<b>", b"</b>",
              b"<svg>", b"<option>", b"x", b"/", b" ", b"<!", b"--!>", b"<template>", b"</template>"]
-    for _ in range(3000):
+    for _ in range(1000):
         raw = b"".join(rng.choices(parts, k=rng.randrange(30)))
         assert 0 <= nodes(raw, 10**4) <= 10**4
 
 
 def test_real_pages_are_far_below_the_limit():
-    items = Warc().read(str(shared_data("bench", "realweb.warc.gz")), Slice("web", "a"))
-    docs = [i for n, i in enumerate(items) if isinstance(i, Document) and n % 20 == 3]
-    for doc in docs:
+    for doc in crawled_pages():
         assert nodes(doc.raw, 100_000) < min(30_000, 2 * len(START.findall(doc.raw)) + 50), doc.url

@@ -81,7 +81,7 @@ def test_nothing_of_the_text_is_lost_or_repeated():
     """Whatever the nesting: the words of the text come out once, in their order."""
     tags = ["p", "div", "b", "i", "a", "ul", "li", "ol", "table", "tr", "td", "h2", "span", "code", "section", "dl",
             "dt", "dd", "em", "figure"]
-    for seed in range(150):
+    for seed in range(50):
         rng = random.Random(seed)
         words = iter(f"w{n}" for n in range(10_000))
 
@@ -123,15 +123,15 @@ def test_formulas_are_kept(engine, formula):
     assert doc.text.count("And $x_1 < \\frac{a}{b}$, as they said of it.") == 4, doc.text
 
 
-@pytest.mark.parametrize("page", [("<math>" * 15_000 + "</math>") * 6, '<span class="katex-html">x' * 60_000,
-                                  ("<math>" * 9_000 + "<annotation" * 4_000 + "</math>") * 6,
-                                  '<div class="MathJax">' * 60_000, "<img class=latex alt='&#" + "9" * 7000 + ";'>"])
+@pytest.mark.parametrize("page", [("<math>" * 8_000 + "</math>") * 6, '<span class="katex-html">x' * 30_000,
+                                  ("<math>" * 5_000 + "<annotation" * 2_000 + "</math>") * 6,
+                                  '<div class="MathJax">' * 30_000, "<img class=latex alt='&#" + "9" * 7000 + ";'>"])
 def test_hostile_formulas_are_read_in_no_time(page):
     import time
 
     began = time.process_time()
     expose(page)
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 3
 
 
 def test_display_formulas_and_what_is_none():
@@ -282,21 +282,19 @@ _PYTHON = {"windows-874": "cp874"}
 
 
 @pytest.mark.parametrize(("language", "encoding"), ENCODED)
-@pytest.mark.parametrize("told", ["transport", "meta", "wrongly", "nowhere"])
-def test_pages_of_the_world(language, encoding, told):
+def test_pages_of_the_world(language, encoding):
     """The same text whether the encoding stands in the header, in the page, is mistaken for UTF-8, or is not said."""
-    wide = encoding.startswith("utf-16")
-    meta = f'<meta http-equiv="Content-Type" content="text/html; charset={encoding}">' if told == "meta" else ""
     body = "".join(f"<p>{i}. {TEXTS[language] * 4}</p>" for i in range(6))
-    page = f"<!DOCTYPE html><html><head>{meta}<title>x</title></head><body>{body}</body></html>"
-    raw = page.encode(_PYTHON.get(encoding, encoding))
-    charset = {"transport": encoding, "wrongly": "utf-8"}.get(told, "")
-    text, name = decode(raw, charset)
-    assert text == page, (name, text[:200])
-    assert name.startswith("utf-16") == wide
-    doc = Document("id", raw=raw, mime="text/html", charset=charset)
-    assert Html(engine="resiliparse").process(doc) is None
-    assert doc.text.count(TEXTS[language].strip()) == 24 and doc.meta["encoding"] == name
+    declared = f'<meta http-equiv="Content-Type" content="text/html; charset={encoding}">'
+    for charset, meta in ((encoding, ""), ("", declared), ("utf-8", ""), ("", "")):
+        page = f"<!DOCTYPE html><html><head>{meta}<title>x</title></head><body>{body}</body></html>"
+        raw = page.encode(_PYTHON.get(encoding, encoding))
+        text, name = decode(raw, charset)
+        assert text == page, (charset, meta, name, text[:200])
+        assert name.startswith("utf-16") == encoding.startswith("utf-16")
+        doc = Document("id", raw=raw, mime="text/html", charset=charset)
+        assert Html(engine="resiliparse").process(doc) is None
+        assert doc.text.count(TEXTS[language].strip()) == 24 and doc.meta["encoding"] == name
 
 
 @pytest.mark.parametrize(("language", "encoding", "declared"), [
@@ -343,6 +341,6 @@ def test_nuls_alone_are_no_utf16():
 def test_encoding_is_the_same_in_another_process():
     raw = "".join(f"<p>{TEXTS['korean']}" for _ in range(9)).encode("euc-kr")
     script = "import sys\nfrom stages.text.encoding import decode\nprint(ascii(decode(sys.stdin.buffer.read())))"
-    said = {subprocess.run([sys.executable, "-c", script], input=raw, capture_output=True, check=True,
-                           env={"PATH": "", "PYTHONHASHSEED": seed}).stdout for seed in ("0", "1")}
-    assert said == {ascii(decode(raw)).encode() + b"\n"}
+    there = subprocess.run([sys.executable, "-c", script], input=raw, capture_output=True, check=True,
+                           env={"PATH": "", "PYTHONHASHSEED": "1"}).stdout
+    assert there == ascii(decode(raw)).encode() + b"\n"

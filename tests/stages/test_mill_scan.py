@@ -50,12 +50,9 @@ def plainly(markup: str) -> list[tuple[str, str, int, int, int]]:
             solid = [(c, a) for c, a, _ in runs if not c.isspace() and c not in "\u2028\u2029"]
             out.append(
                 (
-                    text.rstrip("\n "),
-                    box if box in NAMES else "",
-                    sum((3 if c in "漢字" else 1) for c, a in solid if a),
-                    sum(c in STOPS for c, _ in solid),
-                    sum(c in COMMAS for c, _ in solid),
-                )
+                    text.rstrip("\n "), box if box in NAMES else "",
+                    sum((3 if c in "漢字" else 1) for c, a in solid if a), sum(c in STOPS for c, _ in solid),
+                    sum(c in COMMAS for c, _ in solid))
             )
         runs = []
 
@@ -124,76 +121,29 @@ def as_read(page: Page) -> list[tuple[str, str, int, int, int]]:
     return [
         (
             body[b[columns.B_START] : b[columns.B_END]].decode().rstrip("\n "),
-            NAMES[page.elements[b[columns.B_BOX], columns.E_TAG]],
-            int(b[columns.B_LINKED]),
-            int(b[columns.B_STOPS]),
-            int(b[columns.B_COMMAS]),
-        )
+            NAMES[page.elements[b[columns.B_BOX], columns.E_TAG]], int(b[columns.B_LINKED]), int(b[columns.B_STOPS]),
+            int(b[columns.B_COMMAS]))
         for b in page.blocks
     ]
 
 
 PIECES = [
-    "<div>",
-    "</div>",
-    "<p>",
-    "</p>",
-    "<a href=x>",
-    "</a>",
-    "<b>",
-    "</b>",
-    "<br>",
-    "<br/>",
-    "<ul><li>",
-    "</ul>",
-    "<li>",
-    "<table><tr><td>",
-    "<td>",
-    "</table>",
-    "<h2>",
-    "</h2>",
-    "<!-- <p>no --> ",
-    "<script>if (a<b) '</p>'</script>",
-    "<svg><path/>no</svg>",
-    "<template><p>no</p></template>",
-    "<x-card class='priceBox main'>",
-    "</x-card>",
-    "<img alt='a > b'>",
-    "<span hidden>",
-    "</span>",
-    "word",
-    " two words. ",
-    "one, two; three",
-    "\n",
-    "&amp;",
-    "&nbsp;",
-    "&lt;p&gt;",
-    "é",
-    "漢字。",
-    "كلمة، كلمة؟",
-    "🙂",
-    "Ünïcode",
-    "1,234",
-    "<select><option>no</select>",
-    "<i>",
-    "</i>",
-    "<nav>",
-    "</nav>",
-    "<p style='display: none'>",
-    "</body>",
-    "<noscript>",
-    "</noscript>",
-    "<textarea><p></textarea>",
-]
+    "<div>", "</div>", "<p>", "</p>", "<a href=x>", "</a>", "<b>", "</b>", "<br>", "<br/>", "<ul><li>", "</ul>",
+    "<li>", "<table><tr><td>", "<td>", "</table>", "<h2>", "</h2>", "<!-- <p>no --> ",
+    "<script>if (a<b) '</p>'</script>", "<svg><path/>no</svg>", "<template><p>no</p></template>",
+    "<x-card class='priceBox main'>", "</x-card>", "<img alt='a > b'>", "<span hidden>", "</span>", "word",
+    " two words. ", "one, two; three", "\n", "&amp;", "&nbsp;", "&lt;p&gt;", "é", "漢字。", "كلمة، كلمة؟", "🙂",
+    "Ünïcode", "1,234", "<select><option>no</select>", "<i>", "</i>", "<nav>", "</nav>", "<p style='display: none'>",
+    "</body>", "<noscript>", "</noscript>", "<textarea><p></textarea>"]
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_kernel_reads_what_a_plain_reading_reads(seed: int) -> None:
-    rng = random.Random(seed)
-    markup = serialised("".join(rng.choices(PIECES, k=rng.randrange(1, 120))))
-    page = walk(markup)
-    assert page is not None
-    assert as_read(page) == plainly(markup.decode())
+def test_kernel_reads_what_a_plain_reading_reads() -> None:
+    for seed in range(60):
+        rng = random.Random(seed)
+        markup = serialised("".join(rng.choices(PIECES, k=rng.randrange(1, 120))))
+        page = walk(markup)
+        assert page is not None
+        assert as_read(page) == plainly(markup.decode()), seed
 
 
 def test_what_a_block_is() -> None:
@@ -205,19 +155,8 @@ def test_what_a_block_is() -> None:
     )
     assert page is not None
     assert [(t, tag) for t, tag, *_ in as_read(page)] == [
-        ("T & U", "title"),
-        ("loose bold", "body"),
-        ("in a link", "div"),
-        ("par\nline", "p"),
-        ("new", "p"),
-        ("a\n  b", "pre"),
-        ("1", "td"),
-        ("2", "td"),
-        ("3", "td"),
-        ("4", "td"),
-        ("x", "li"),
-        ("y", "li"),
-    ]
+        ("T & U", "title"), ("loose bold", "body"), ("in a link", "div"), ("par\nline", "p"), ("new", "p"),
+        ("a\n  b", "pre"), ("1", "td"), ("2", "td"), ("3", "td"), ("4", "td"), ("x", "li"), ("y", "li")]
     assert (
         render(page, np.arange(12) > 0)
         == "loose bold\nin a link\npar\nline\nnew\na\n  b\n1 | 2\n3 | 4\n- x\n- y"
@@ -322,52 +261,56 @@ def test_flags_come_from_tags_roles_and_styles() -> None:
 HOSTILE = {
     "empty": "",
     "nothing but NULs": "\0" * 10_000,
-    "one tag for a megabyte": "<div " + "a" * 1_000_000,
-    "attributes": "<p " + "x=1 " * 100_000 + ">t",
+    "one tag for 250 kB": "<div " + "a" * 250_000,
+    "attributes": "<p " + "x=1 " * 25_000 + ">t",
     "names": "".join(f"<t{n}>" for n in range(200)),
     "unclosed": "<b>" * 250 + "x",
-    "brackets": "<" * 100_000,
-    "comment": "<!--" + "-" * 100_000,
+    "brackets": "<" * 25_000,
+    "comment": "<!--" + "-" * 25_000,
     "entities": "&lt;&amp;&nbsp" * 10_000,
     "quotes": "<a =\"'><p \"=x '>t",
     "foreign script": "<svg><script>x<y</script>t</svg>after",
     "plaintext": "a<plaintext>b</p>",
-    "text": "word " * 200_000,
-    "breaks": "a<br>" * 50_000,
-    "cells": "<table><tr>" + "<td>x" * 30_000,
+    "text": "word " * 50_000,
+    "breaks": "a<br>" * 12_500,
+    "cells": "<table><tr>" + "<td>x" * 7_500,
     "surrogates": "a\ud800b\udfffc",
     "bom": "\ufeff<p>x",
-    "class": "<p class='" + "aB" * 200_000 + "'>t",
-    "tabs": "<pre>" + "\t" * 100_000 + "x" + "\n \t" * 50_000 + "y",
-    "lists": "<ul><li>a<ol>" * 60 + "<li>b" * 50_000,
-    "marks": "<p>" + "<b>x</b> <i><code>y</code></i>" * 30_000,
-    "empty marks": "x<b></b>" * 50_000,
-    "siblings": "".join(f"<p class=c{n}>x" for n in range(50_000)),
+    "class": "<p class='" + "aB" * 50_000 + "'>t",
+    "tabs": "<pre>" + "\t" * 25_000 + "x" + "\n \t" * 12_500 + "y",
+    "lists": "<ul><li>a<ol>" * 60 + "<li>b" * 12_500,
+    "marks": "<p>" + "<b>x</b> <i><code>y</code></i>" * 7_500,
+    "empty marks": "x<b></b>" * 12_500,
+    "siblings": "".join(f"<p class=c{n}>x" for n in range(12_500)),
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_no_page_hurts(name: str) -> None:
-    began = time.process_time()
-    page = walk(serialised(HOSTILE[name]), collect=True, deepest=255)
+def all_of(markup: str) -> Page:
+    """The page, after all that is done with one."""
+    page = walk(serialised(markup), collect=True, deepest=255)
     assert page is not None
-    out = np.empty((len(page.blocks), f.FEATURES), np.int32)
-    f.describe(page.elements, len(page.elements), page.blocks, len(page.blocks), page.text, out)
-    look = np.empty((len(page.blocks), len(f.SECOND)), np.int32)
-    f.look_again(
-        page.elements,
-        len(page.elements),
-        page.blocks,
-        len(page.blocks),
-        f.makes(page.elements, page.blocks),
-        np.full(len(page.blocks), 500, np.int32),
-        look,
-    )
-    for markup in (False, True):
-        render(page, np.ones(len(page.blocks), bool), markup=markup)
+    blocks = len(page.blocks)
+    out, look = np.empty((blocks, f.FEATURES), np.int32), np.empty((blocks, len(f.SECOND)), np.int32)
+    f.describe(page.elements, len(page.elements), page.blocks, blocks, page.text, out)
+    f.look_again(page.elements, len(page.elements), page.blocks, blocks, f.makes(page.elements, page.blocks),
+                 np.full(blocks, 500, np.int32), look)
+    for marks in (False, True):
+        render(page, np.ones(blocks, bool), markup=marks)
+    return page
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    all_of("<p>x")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_page_hurts(name: str, compiled: None) -> None:
+    began = time.process_time()
+    page = all_of(HOSTILE[name])
+    assert time.process_time() - began < 5
     assert len(page.text) <= len(page.markup) + 16
     assert (page.blocks[:, columns.B_START] <= page.blocks[:, columns.B_END]).all()
-    assert time.process_time() - began < 60  # and that with the kernels compiled meanwhile
 
 
 def test_deep_pages_are_told_from_flat_ones() -> None:

@@ -7,9 +7,14 @@ import json
 import random
 import time
 from collections.abc import Callable
+from functools import cache
+from itertools import islice
 from typing import Any
 
-from tests.conftest import real_files
+from stages.document import Document
+from stages.read.reader import Slice
+from stages.read.warc import Warc
+from tests.conftest import real_files, shared_data
 
 PROSE = """The house stood at the end of a long road, and nobody had lived in it for years. Mr. Hill, who owned it,
 didn't care; he'd moved to the U.S. in 1999 (or so they say). "What's to be done with it?" he asked.
@@ -49,8 +54,15 @@ def real_texts(limit: int = 200) -> list[str]:
     return texts[:limit]
 
 
+@cache
+def crawled_pages() -> list[Document]:
+    """150 pages of a crawl: every fourth of the first ones. The test is skipped without real data."""
+    items = Warc().read(str(shared_data("bench", "realweb.warc.gz")), Slice("web", "a"))
+    return list(islice((i for i in items if isinstance(i, Document)), 1, 600, 4))
+
+
 def assert_linear(read: Callable[[Any], object], make: Callable[[int], Any], least: int = 1_000, most: float = 40,
-                  floor: float = 0.05) -> None:
+                  floor: float = 0.02) -> None:
     """Ten times the text takes no more than about ten times as long; less than `floor` seconds count as that many.
 
     What else the machine does adds to one measurement and not to the other, so that the best of five pairs counts.
