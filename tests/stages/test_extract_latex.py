@@ -328,24 +328,24 @@ def test_other_kinds_of_tex(source, text):
     "\\proclaim{", "\\author ", "\\footnote{", "\\lstinline{", "\\MakeShortVerb{\\|}|", "\\SI{", "\\font\\a",
     "\\begin{frame}{", "\\begin{proof}[", "\\begin{algorithmic}\\If{", "\\char", "\\title a\n"])
 def test_hostile_source_takes_linear_time(unit):
-    assert_linear(plain, lambda n: unit * n)
+    assert_linear(plain, lambda n: unit * n, 500)
 
 
 def test_macros_cannot_grow_without_bound():
     letters = "abcdefghijklmnopqrstuvwxyz"
     bomb = "".join(f"\\def\\{a}x{{{f'!{b}x' * 10}}}".replace("!", "\\") for a, b in pairwise(letters))
-    assert len(plain(bomb + "\\def\\zx{lol }" + "\\ax " * 10_000)[0]) < 3 << 20
+    assert len(plain(bomb + "\\def\\zx{lol }" + "\\ax " * 2_000)[0]) < 3 << 20
     doubling = r"\def\a#1{#1#1}" + r"\a{" * 40 + "x" + "}" * 40
     assert len(plain(doubling)[0]) < 3 << 20
     wide = r"\def\a#1{" + "#1" * 1900 + "}" + r"\def\b#1{" + r"\a{#1}" * 300 + r"}\b{" + "x" * 100_000 + "}"
     assert len(plain(wide)[0]) < 3 << 20
-    many = "".join(f"\\def\\m{a}{b}{{{'x' * 1900}}}" for a in letters for b in letters[:6]) + "\\maa" * 10_000
+    many = "".join(f"\\def\\m{a}{b}{{{'x' * 1900}}}" for a in letters for b in letters[:6]) + "\\maa" * 5_000
     assert len(plain(many)[0]) < 3 << 20
 
 
 def test_any_cut_of_a_paper_is_survived():
     rng, sources = random.Random(5), "\n".join((PAPER, *(source for source, _ in GOLDEN)))
-    for _ in range(300):
+    for _ in range(100):
         a = rng.randrange(len(sources))
         text = plain(sources[a:a + rng.randrange(1, 3000)])[0]
         assert not any("\ue000" <= c <= "\ue003" for c in text)

@@ -117,24 +117,23 @@ TERMS = (
 )
 
 
-@pytest.mark.parametrize("head", HOLDERS)
 @pytest.mark.parametrize(("text", "named"), [(MIT, "MIT"), (BSD, "BSD-3-Clause")])
-def test_lines_of_holders_are_no_terms(head, text, named):
-    assert licence(f"{head}\n\n{text}") == named
-    assert licence(f"{head} {text}") == named, "in one line"
+def test_lines_of_holders_are_no_terms(text, named):
+    for head in HOLDERS:
+        assert licence(f"{head}\n\n{text}") == named, head
+        assert licence(f"{head} {text}") == named, f"{head} in one line"
 
 
-@pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("head", ["Copyright (c) 2020 Acme. {}", "© 2020 Acme - {}", "(c) 2020 Acme: {}",
                                   "Copyright (c) 2018-present, Evan You. {}",
                                   "Portions copyright 2020 Acme, Inc. All rights reserved. {}",
                                   "Copyright (c) 2019 Someone\nCopyright (c) 2020 Acme. {}\nCopyright 2021 Others"])
-@pytest.mark.parametrize("text", [MIT, BSD])
-def test_terms_in_a_line_of_a_holder(head, terms, text):
-    line = head.format(terms)
-    assert licence(f"{line}\n\n{text}") == ""
-    assert licence(f"{text}\n{line}\n") == ""
-    assert licence(comment(f"{line}\n\n{text}")) == ""
+def test_terms_in_a_line_of_a_holder(head):
+    """Each term in each line; which licence it stands at, and where, takes turns."""
+    for n, terms in enumerate(TERMS):
+        line, text = head.format(terms), (MIT, BSD)[n % 2]
+        whole = (f"{line}\n\n{text}", f"{text}\n{line}\n", comment(f"{line}\n\n{text}"))[n % 3]
+        assert licence(whole) == "", whole[:200]
 
 
 @pytest.mark.parametrize("terms", ["For non-commercial use only.", "For internal use only.", "Confidential.",

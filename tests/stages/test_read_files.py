@@ -61,21 +61,19 @@ def test_every_reader_says_what_is_missing(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize("seed", range(12))
-def test_no_reader_raises_on_rubbish(name, seed, tmp_path):
+def test_no_reader_raises_on_rubbish(name, tmp_path):
     """Rubbish, with and without a known beginning, gives documents or counted records."""
-    rng = random.Random(seed)
-    start = rng.choice([b"", b"\x1f\x8b\x08\x00", b"PK\x03\x04", b"WARC/1.0\r\n", b"PAR1",
-                        b"<?xml version='1.0'?><mediawiki>", b"BZh9",
-                        b"\x28\xb5\x2f\xfd", b"%PDF-1.4\n", b'{"text": "', b"\x04\x22\x4d\x18", b"\xff\xfe"])
-    local = tmp_path / "x"
-    local.write_bytes(start + rng.randbytes(rng.choice((0, 5, 3000, 200_000))))
-    reader = reader_class(name)()
-    for path in ("x", "x.zip", "x.tar.gz", *(f"x{s}" for s in reader.suffixes[:3])):
-        items = read(reader, local, path)
-        assert all(isinstance(i, (Document, BadRecord)) for i in items)
-        assert len({i.id for i in items}) == len(items)
-        reader.splits(str(local), path, 1000)
+    rng, local, reader = random.Random(name), tmp_path / "x", reader_class(name)()
+    paths = ("x", "x.zip", "x.tar.gz", *(f"x{s}" for s in reader.suffixes[:3]))
+    for start in (b"", b"\x1f\x8b\x08\x00", b"PK\x03\x04", b"WARC/1.0\r\n", b"PAR1",
+                  b"<?xml version='1.0'?><mediawiki>", b"BZh9", b"\x28\xb5\x2f\xfd", b"%PDF-1.4\n",
+                  b'{"text": "', b"\x04\x22\x4d\x18", b"\xff\xfe"):
+        local.write_bytes(start + rng.randbytes(rng.choice((0, 5, 3000, 100_000))))
+        for path in paths:
+            items = read(reader, local, path)
+            assert all(isinstance(i, (Document, BadRecord)) for i in items)
+            assert len({i.id for i in items}) == len(items)
+            reader.splits(str(local), path, 1000)
 
 
 def test_config_enters_the_key():
@@ -291,9 +289,9 @@ def test_parquet_row_group_cap_leaves_ordinals_alone(tmp_path):
 
 @pytest.mark.parametrize("named", [True, False], ids=["dictionary", "plain"])
 def test_a_parquet_file_that_repeats_one_text_needs_no_memory_for_each(tmp_path, named):
-    """1_000 rows of one megabyte in a file of a few kB: they are never all in memory, whatever type the column says."""
+    """450 rows of one megabyte in a file of a few kB: they are never all in memory, whatever type the column says."""
     text = "all work and no play " * 50_000
-    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000, pa.int32()), pa.array([text]))
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 450, pa.int32()), pa.array([text]))
     # without Arrow's schema in the file the column is one of plain strings
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", compression="zstd", store_schema=named)
     assert pa.types.is_dictionary(pq.read_schema(tmp_path / "a.parquet").field("text").type) == named
@@ -301,7 +299,7 @@ def test_a_parquet_file_that_repeats_one_text_needs_no_memory_for_each(tmp_path,
     for doc in Parquet().read(str(tmp_path / "a.parquet"), Slice("s", "a.parquet")):
         held = max(held, pa.total_allocated_bytes() - before)
         docs += doc.text == text
-    assert docs == 1_000 and held < 300 << 20
+    assert docs == 450 and held < 300 << 20
 
 
 def test_parquet_reads_books_a_few_at_a_time(tmp_path):
@@ -435,13 +433,12 @@ FAULTS = [OSError(errno.EIO, "Input/output error"), OSError(errno.ESTALE, "Stale
           pa.ArrowMemoryError("no room")]
 
 
-@pytest.mark.parametrize("error", FAULTS, ids=["disk", "network", "memory", "arrow"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.bz2", "a.jsonl.xz", "a.jsonl.zst", "a.txt",
                                   "a.txt.gz", "a.xml.bz2", "a.zip", "a.tar.gz", "a.tar", "a.parquet"])
-def test_a_fault_of_the_machine_fails_the_task_and_loses_no_documents(name, error, tmp_path, failing):
+def test_a_fault_of_the_machine_fails_the_task_and_loses_no_documents(name, tmp_path, failing):
     """It is raised as it is: taken for damage, the rest of the file would be committed as lost."""
     rng, local = random.Random(0), tmp_path / name
-    rows = [{"text": f"{i} {rng.randbytes(90_000).hex()}"} for i in range(4)]
+    rows = [{"text": f"{i} {rng.randbytes(45_000).hex()}"} for i in range(4)]
     lines = "\n".join(map(json.dumps, rows)).encode()
     if name.endswith((".zip", ".tar", ".tar.gz")):
         (make_zip if name.endswith(".zip") else make_tar)(local, [(f"{i}.txt", r["text"].encode())
@@ -458,7 +455,7 @@ def test_a_fault_of_the_machine_fails_the_task_and_loses_no_documents(name, erro
         local.write_bytes(pack.get(name.rpartition(".")[2], bytes)(data))
         reader = TextFiles() if ".txt" in name else Wiki() if ".xml" in name else Jsonl()
     assert set(reasons(read(reader, local))) == {"document"}
-    for good in (0, 100_000, local.stat().st_size - 100):
+    for error, good in itertools.product(FAULTS, (0, 100_000, local.stat().st_size - 100)):
         failing(error, good)
         with pytest.raises(type(error)) as raised:
             read(reader, local)

@@ -46,7 +46,7 @@ def rows(n: int, rng: random.Random) -> list[dict]:
 
 
 def jsonl(path: Path, rng: random.Random) -> None:
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows(3500, rng)))
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows(2000, rng)))
 
 
 def parquet(path: Path, rng: random.Random) -> None:
@@ -73,7 +73,7 @@ MADE = {"jsonl": ("a.jsonl", jsonl, {"keep": ("extra",)}),
 
 
 @pytest.mark.parametrize("kind", MADE)
-@pytest.mark.parametrize("damage", [0, 1, 2, 3])
+@pytest.mark.parametrize("damage", [0, 3])
 def test_every_slice_reads_the_same_from_a_file_with_holes(kind, damage, tmp_path):
     name, make, config = MADE[kind]
     rng = random.Random(f"{kind}{damage}")

@@ -362,7 +362,7 @@ def test_an_error_of_the_disk_fails_the_task_and_loses_no_records(tmp_path, codi
     """Whichever read of the file fails: taken for damage, the rest of the file would be committed as lost."""
     rng = random.Random(4)
     local = write(tmp_path / "a", *(gzip.compress(page(i, rng.randbytes(9000))) if coding == "gz" else
-                                    page(i, rng.randbytes(9000)) for i in range(40)))
+                                    page(i, rng.randbytes(9000)) for i in range(20)))
     pread, calls, broken = os.pread, itertools.count(), None
 
     def failing(*at: int) -> bytes:
@@ -371,7 +371,7 @@ def test_an_error_of_the_disk_fails_the_task_and_loses_no_records(tmp_path, codi
         return pread(*at)
 
     monkeypatch.setattr(warc.os, "pread", failing)
-    for work in (lambda: read(local), lambda: Warc().splits(local, "a.warc.gz", 50_000)):
+    for work in (lambda: read(local), lambda: Warc().splits(local, "a.warc.gz", 20_000)):
         broken, calls = None, itertools.count()
         assert len(work()) > 5
         for number in range(next(calls)):
