@@ -36,7 +36,7 @@ def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Call
         try:
             return plan_and_run()
         except (DamageFound, DamagedFile) as e:
-            log.verify()
+            log.check_lease()
             damaged = e.paths if isinstance(e, DamageFound) else {e.path: f"{e.path} {e.why}"}
             _retire(store, log, damaged, mended, e)
             mended.update(damaged)

@@ -54,7 +54,7 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
             drafts = reduce_drafts(curriculum, [result(r) for r in mapped], format, file_bytes)
             written = yield _specs("materialize/write", drafts, lists)
             log.flush()
-            return publish_rows(store, folder, curriculum, drafts, [result(r) for r in written], log.verify)
+            return publish_rows(store, folder, curriculum, drafts, [result(r) for r in written], log.check_lease)
 
         scheduler = Scheduler(backend, log, progress)
         results = until_sound(store, log, scheduler, lambda: drive(

@@ -94,7 +94,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
 
         def snapshot(doc: dict[str, Any]) -> None:
             data = json.dumps(doc).encode()
-            log.verify()  # a driver that was taken over must not overwrite its successor's progress
+            log.check_lease()  # a driver that was taken over must not overwrite its successor's progress
             try:
                 store.write(f"runs/{name}/progress.json", data)        # not buffered: readers judge by its age
             finally:
@@ -121,7 +121,7 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
          report: bool) -> RunSummary:
     """Do the work of a run, between the first and the last snapshot of progress.
 
-    Files outside the log are written only while this driver owns the log: `log.verify` is called first.
+    Files outside the log are written only while this driver owns the log: `log.check_lease` is called first.
     """
     mended = dict(collect_garbage(log).damaged)
     if (hub := hub_tokenizer(recipe)) is not None:
@@ -145,7 +145,7 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     nodes = planner.nodes() + token_nodes(recipe, planner)
     files = {s: len(planner.source_files(s)) for s in planner.sources_used()}  # fail early on a missing input
     bad_files = scheduler.bad_files = BadFiles(recipe.run.max_bad_files, sum(files.values()))
-    log.verify()
+    log.check_lease()
     write_provenance(store, name, planner, nodes, log.epoch)
     done: dict[str, Any] = {}
     max_error_rate = float(recipe.run.max_error_rate)
@@ -177,15 +177,15 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
                 logger.warning("%s", said)
             raise
     log.flush()
-    log.verify()
+    log.check_lease()
     warnings = [*recipe.warnings, *planner.warnings, *bad_files.warnings(read_badly),
                 *(f"{path} was damaged or gone and was made anew" for path in sorted(mended)[:SHOWN])]
     shards = _finish_tokens(recipe, store, log, name, results, warnings)
-    log.verify()
+    log.check_lease()
     store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())
     write_tasks(store, name, ((n.name, chain.from_iterable(b.keys for b in n.batches)) for n in nodes))
     if report:
-        write_report(store, name, log.get, log.verify)
+        write_report(store, name, log.get, log.check_lease)
     return RunSummary(name, store.root,
                       {d: sum(r.files["kept.parquet"].rows for r in results[d].records) for d in recipe.datasets},
                       shards, scheduler.executed, scheduler.reused, warnings)
@@ -242,7 +242,7 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
     log.flush()
     passes = [results[p.name].records for p in planner.passes[node.dataset]]
     publish(store, node.dataset, passes[-1], dropped=chain.from_iterable(passes),
-            quarantine=chain.from_iterable(passes), verify=log.verify)
+            quarantine=chain.from_iterable(passes), check_lease=log.check_lease)
 
 
 def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
@@ -250,13 +250,13 @@ def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, re
     folder."""
     log.flush()
     passes = [results[p.name].records for p in planner.passes[node.dataset] if p.name in results]
-    publish_quarantine(store, node.dataset, chain.from_iterable(passes), log.verify)
+    publish_quarantine(store, node.dataset, chain.from_iterable(passes), log.check_lease)
 
 
 def _publish_lost(store: Store, log: Log, node: Node, result: StreamResult) -> None:
     """Link the documents that a token stream lost to errors of the tokenizer."""
     log.flush()
-    publish_quarantine(store, stream_quarantine(node.name.removeprefix("shards:")), result.encoded, log.verify)
+    publish_quarantine(store, stream_quarantine(node.name.removeprefix("shards:")), result.encoded, log.check_lease)
 
 
 def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: Mapping[str, Any],
@@ -269,11 +269,12 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
     sets = {}
     for stream in recipe.shards:
         found: StreamResult = results[f"shards:{stream}"]
-        sets[stream] = publish_shards(store, stream, found.assembled, found.parts, tokenizer, verify=log.verify)
+        sets[stream] = publish_shards(store, stream, found.assembled, found.parts, tokenizer,
+                                       check_lease=log.check_lease)
     if sets and recipe.curriculum is not None:
         curriculum, about_it = resolve(recipe.plain(), sets, tokenizer)
         warnings += about_it
-        log.verify()
+        log.check_lease()
         store.write(f"runs/{name}/curriculum.json", curriculum.dumps().encode())
     return {n: s["train"]["tokens"] for n, s in sets.items()}
 

@@ -224,8 +224,8 @@ def _makes_text(step: Any) -> bool:
 
 def _check(name: str, given: dict[str, Any]) -> None:
     """Raises RecipeError for keys that neither the reader nor the step of this name has, or values that do not fit."""
-    from pipeline.recipe.checker import Checker
     from pipeline.recipe.marks import Marks
+    from pipeline.recipe.problems import Checker
     from stages.catalog import reader_class, readers, stage_class, steps
 
     checker = Checker(Marks("--set"), ".", False)

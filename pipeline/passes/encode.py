@@ -356,10 +356,10 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
 
 
 def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], parts: Sequence[PartRef],
-                   tokenizer: Mapping[str, Any], verify: Callable[[], None] = lambda: None) -> dict[str, Any]:
+                   tokenizer: Mapping[str, Any], check_lease: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Link finished shards under shards/NAME/split=…/ and write their manifests, the pinned one before the current.
-    `verify` (`Log.verify`) is called first: a driver whose lease was taken over must not replace its successor's
-    manifests.
+    `check_lease` (`Log.check_lease`) is called first: a driver whose lease was taken over must not replace its
+    successor's manifests.
 
     Returns {name, tokenizer (sha256), dtype, train: {path, sha256, tokens, documents, bytes}, val: the same or None},
     the form `tokenizer.mixture.resolve.resolve` takes. Publishing the same results again changes nothing.
@@ -393,7 +393,7 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
                             tokens, documents, text_bytes, members, tuple(p.key for p in parts))
         manifest = replace(manifest, sha256=manifest.identity())
         folder = f"shards/{name}/split={split}"
-        verify()
+        check_lease()
         for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST):
             store.write(f"{folder}/{file}", manifest.dumps().encode())
         info[split] = {"path": folder, "sha256": manifest.sha256, "tokens": tokens, "documents": documents,

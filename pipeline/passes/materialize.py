@@ -334,9 +334,10 @@ def _dtype(curriculum: Curriculum) -> np.dtype:
 
 
 def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequence[TaskDraft],
-                 written: Sequence[TaskResult], verify: Callable[[], None] = lambda: None) -> RowManifest:
+                 written: Sequence[TaskResult], check_lease: Callable[[], None] = lambda: None) -> RowManifest:
     """Link the rows under `folder` (for example runs/RUN/rows) and write its rows.json last. `drafts` are the tasks of
-    `reduce_drafts`, `written` their results. `verify` (`Log.verify`) is called before rows.json is written."""
+    `reduce_drafts`, `written` their results. `check_lease` (`Log.check_lease`) is called before rows.json is
+    written."""
     index = {phase.start: p for p, phase in enumerate(curriculum.phases)}
     files, phase, number = [], -1, 0
     for draft, result in zip(drafts, written, strict=True):
@@ -353,6 +354,6 @@ def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequ
         files.append(RowFile(phase, a["first"], a["rows"], a["sequence"], names, sums))
     manifest = RowManifest(drafts[0].args["format"], _dtype(curriculum).name, curriculum.order,
                            tuple(s.name for s in curriculum.streams), curriculum.samples, tuple(files))
-    verify()
+    check_lease()
     store.write(f"{folder}/{ROWS}", manifest.dumps().encode())
     return manifest

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out
-from pipeline.engine.worker.faults import MAX_STOPS
+from pipeline.engine.worker.crash_triage import MAX_STOPS
 from pipeline.passes.storable import checked
 from pipeline.passes.tables import to_blame
 from pipeline.recipe.code import planned_reader

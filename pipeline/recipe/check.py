@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.recipe.checker import Checker
 from pipeline.recipe.curriculum import check_curriculum
 from pipeline.recipe.errors import KeyPath, key_path, nearest
 from pipeline.recipe.hub import is_hub_name
 from pipeline.recipe.model import Recipe, Where
+from pipeline.recipe.problems import Checker
 from pipeline.recipe.train import check_train
 from stages.catalog import UnknownName, reader_class, readers, stage_class, steps
 from stages.read.columns import RESERVED

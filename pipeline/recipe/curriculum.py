@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 from pipeline.base.quantities import parse_share, percent
-from pipeline.recipe.checker import Checker
 from pipeline.recipe.errors import KeyPath, key_path
 from pipeline.recipe.model import Curriculum, Phase, Recipe
+from pipeline.recipe.problems import Checker
 
 
 def check_curriculum(curriculum: Curriculum, recipe: Recipe, checker: Checker) -> None:

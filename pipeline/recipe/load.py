@@ -9,11 +9,11 @@ from typing import Any
 
 from pipeline.base.redact import secret_in
 from pipeline.recipe.check import check_recipe
-from pipeline.recipe.checker import Checker
 from pipeline.recipe.code import import_code
 from pipeline.recipe.errors import KeyPath, Mark, Problem, RecipeError, nearest
 from pipeline.recipe.marks import Marks, parse_yaml
 from pipeline.recipe.model import Recipe, Source
+from pipeline.recipe.problems import Checker
 
 READY = Path(__file__).resolve().parents[1] / "recipes"
 

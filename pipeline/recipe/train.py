@@ -12,7 +12,7 @@ from trainer.model.config import ModelConfig
 from trainer.optim.config import OptimizerConfig, kinds
 
 if TYPE_CHECKING:
-    from pipeline.recipe.checker import Checker
+    from pipeline.recipe.problems import Checker
 
 
 def check_train(train: dict[str, Any], checker: Checker) -> None:

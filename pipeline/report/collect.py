@@ -28,14 +28,15 @@ Get = Callable[[str], PartRecord | None]
 VERSION = 1
 
 
-def write_report(store: Store, run: str, get: Get, verify: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Collect the report of a run and write runs/RUN/report.{json,html} and STORE/report.json. Returns the document.
 
-    `get` gives the record of a key: `Log.get`, or `Log.read(store).get` where nothing runs. `verify` (`Log.verify`) is
-    called before anything is written: collecting may take long, and another driver may have taken over.
+    `get` gives the record of a key: `Log.get`, or `Log.read(store).get` where nothing runs. `check_lease`
+    (`Log.check_lease`) is called before anything is written: collecting may take long, and another driver may have
+    taken over.
     """
     document = collect(store, run, get)
-    _write(store, document, latest=True, verify=verify)
+    _write(store, document, latest=True, check_lease=check_lease)
     return document
 
 
@@ -56,13 +57,14 @@ def add_training(store: Store, run: str) -> bool:
     return True
 
 
-def _write(store: Store, document: dict[str, Any], *, latest: bool, verify: Callable[[], None] = lambda: None) -> None:
+def _write(store: Store, document: dict[str, Any], *, latest: bool,
+           check_lease: Callable[[], None] = lambda: None) -> None:
     """Write the report into the folder of its run and, for the latest run, also into the root of the store."""
     from pipeline.report.html import render
 
     page = render(document).encode()
     data = json_text(document, indent=1, sort_keys=True).encode()
-    verify()
+    check_lease()
     store.write(f"runs/{document['run']}/report.json", data)
     if latest:
         store.write("report.json", data)

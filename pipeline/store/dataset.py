@@ -62,15 +62,15 @@ Part = tuple[str, PartRecord, FileInfo]
 
 
 def publish(store: Store, name: str, records: Iterable[PartRecord], *, dropped: Iterable[PartRecord] = (),
-            quarantine: Iterable[PartRecord] = (), verify: Callable[[], None] = lambda: None) -> None:
+            quarantine: Iterable[PartRecord] = (), check_lease: Callable[[], None] = lambda: None) -> None:
     """Publish a dataset: the files `kept.parquet` of `records`, in this order, and `dropped.parquet` and
     `quarantine.parquet` of the records of all its passes. Replaces an earlier publication of that name. Only for the
-    driver that holds the log: `verify` (`Log.verify`) raises when it has lost the log, and the folder being published
-    then keeps its old manifest."""
+    driver that holds the log: `check_lease` (`Log.check_lease`) raises when it has lost the log, and the folder being
+    published then keeps its old manifest."""
     for folder, file, of in ((f"quarantine/{name}", QUARANTINE, quarantine),
                              (f"dropped/{name}", "dropped.parquet", dropped),
                              (f"datasets/{name}", "kept.parquet", records)):
-        _publish(store, folder, file, of, verify)
+        _publish(store, folder, file, of, check_lease)
 
 
 def stream_quarantine(stream: str) -> str:
@@ -80,27 +80,28 @@ def stream_quarantine(stream: str) -> str:
 
 
 def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
-                       verify: Callable[[], None] = lambda: None) -> None:
+                       check_lease: Callable[[], None] = lambda: None) -> None:
     """Publish only the files `quarantine.parquet` of `records`, as quarantine/NAME/."""
-    _publish(store, f"quarantine/{name}", QUARANTINE, records, verify)
+    _publish(store, f"quarantine/{name}", QUARANTINE, records, check_lease)
 
 
-def _publish(store: Store, folder: str, file: str, records: Iterable[PartRecord], verify: Callable[[], None]) -> None:
+def _publish(store: Store, folder: str, file: str, records: Iterable[PartRecord],
+             check_lease: Callable[[], None]) -> None:
     """Publish one folder. Reads `records` only once, since there may be millions."""
-    verify()
+    check_lease()
     parts = ((part_name(n, record.key), record, record.files[file])
              for n, record in enumerate(r for r in records if file in r.files))
     if store.local is not None:
-        _replace(store, folder, parts, verify)
+        _replace(store, folder, parts, check_lease)
     else:
-        _update(store, folder, parts, verify)
+        _update(store, folder, parts, check_lease)
 
 
 def part_name(order: int, key: str) -> str:
     return f"part-{order:06d}-{key[:12]}.parquet"
 
 
-def _replace(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[], None]) -> None:
+def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> None:
     """Build the folder aside, where no glob finds it, and exchange it for the old one.
 
     The old folder stays aside until the next publication; a reader that is listing it would otherwise see it shrink. It
@@ -123,20 +124,20 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], verify: Callable[
                 manifest.add(part)
         sync(aside / MANIFEST)
         sync(aside)
-        verify()
-        _show(aside, target, verify)
+        check_lease()
+        _show(aside, target, check_lease)
     except BaseException as e:
         shutil.rmtree(aside, ignore_errors=True)
         if isinstance(e, (OSError, StoreError)):
-            verify()               # the folder may be missing because another driver took over
+            check_lease()               # the folder may be missing because another driver took over
         if isinstance(e, OSError):
             raise cannot_write(target, e) from e
         raise
 
 
-def _show(aside: Path, target: Path, verify: Callable[[], None]) -> None:
-    """Give the new folder its name. If `verify` then raises because another driver has taken over, the old folder is
-    restored."""
+def _show(aside: Path, target: Path, check_lease: Callable[[], None]) -> None:
+    """Give the new folder its name. If `check_lease` then raises because another driver has taken over, the old
+    folder is restored."""
     mine, replaces = aside.stat().st_ino, target.exists()
     if replaces:
         swap_folders(aside, target)
@@ -144,7 +145,7 @@ def _show(aside: Path, target: Path, verify: Callable[[], None]) -> None:
         os.rename(aside, target)
     sync(target.parent)
     try:
-        verify()
+        check_lease()
     except BaseException:
         with contextlib.suppress(OSError):
             if target.stat().st_ino == mine:
@@ -155,7 +156,7 @@ def _show(aside: Path, target: Path, verify: Callable[[], None]) -> None:
         raise
 
 
-def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[], None]) -> None:
+def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> None:
     """Copy missing parts on the server's side, many at a time, then write the manifest, then remove parts it does not
     name. Memory: names and sizes of the parts published before."""
     present = {entry.path.removeprefix(f"{folder}/"): entry.size for entry in store.entries(folder)}
@@ -166,7 +167,7 @@ def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[
                 for n, part in enumerate(parts, 1):
                     manifest.add(part)
                     if n % VERIFY_PARTS == 0:      # copying may take hours: do we still hold the log?
-                        verify()
+                        check_lease()
                     # a name stands for its content, but a truncated copy would have another size
                     if present.pop(part[0], None) != part[2].bytes:
                         yield part[2].path, f"{folder}/{part[0]}"
@@ -174,7 +175,7 @@ def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[
                 store.copy_all(missing())
             except FileNotFoundError as e:
                 raise DamagedFile(store.relative(e.filename), GONE) from e
-        verify()
+        check_lease()
         store.remote.upload(str(local), f"{folder}/{MANIFEST}")         # 100 MB for a million parts
     present.pop(MANIFEST, None)
     store.remove_all(f"{folder}/{name}" for name in present)

@@ -81,7 +81,7 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
         # listing and removing take time: the next driver may already own lists and folders
         for n, name in enumerate(names):
             if n % verify_every == 0:
-                log.verify()
+                log.check_lease()
             yield name
 
     store.remove_all(still_ours([*garbage, *beats]))

@@ -184,7 +184,7 @@ class Log(LogView):
                     return False
             if self._clock.now() - self._beaten >= HEARTBEAT_S:
                 with contextlib.suppress(Exception):          # the next heartbeat may get through
-                    self.verify()                             # a driver that was taken over writes no heartbeat
+                    self.check_lease()                             # a driver that was taken over writes no heartbeat
                     self._beat()
         return True
 
@@ -300,7 +300,7 @@ class Log(LogView):
                     raise
                 self.segments = number
 
-    def verify(self) -> None:
+    def check_lease(self) -> None:
         """Raise Fenced now if another driver has taken over. Called before an action that is not a commit (a
         publication)."""
         with self._lock:

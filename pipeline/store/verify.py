@@ -103,7 +103,7 @@ def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> tuple[int, int
     retired, removed = log.retire_files(damaged), 0
     for path in damaged:
         if path.startswith(LISTS + "/") or not (path.startswith("objects/") or _is_manifest(path)):
-            log.verify()
+            log.check_lease()
             store.remove(path)
             removed += 1
     return retired, removed

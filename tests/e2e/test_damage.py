@@ -207,7 +207,7 @@ def test_a_store_that_keeps_losing_files_is_given_up(tmp_path, mended, said):
     def fails() -> None:
         raise DamagedFile("objects/0/x.parquet", "is gone")
 
-    log = SimpleNamespace(verify=lambda: None, retire_files=lambda paths: pytest.fail("made once more"))
+    log = SimpleNamespace(check_lease=lambda: None, retire_files=lambda paths: pytest.fail("made once more"))
     with pytest.raises(StoreError, match=f"{said}.*or somebody who writes there, is at fault"):
         until_sound(Store(tmp_path), log, SimpleNamespace(), fails, dict.fromkeys(mended, "gone"))
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.engine.messages import Failure
 from pipeline.engine.task import Cursor
-from pipeline.engine.worker.faults import (
+from pipeline.engine.worker.crash_triage import (
     CPU_LIMIT,
     ENDLESS,
     MEMORY,

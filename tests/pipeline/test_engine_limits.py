@@ -49,7 +49,7 @@ from pipeline.engine.messages import (
 )
 from pipeline.engine.task import Skip, TaskSpec
 from pipeline.engine.worker import limits
-from pipeline.engine.worker.faults import CrashTriage
+from pipeline.engine.worker.crash_triage import CrashTriage
 from pipeline.engine.worker.job import Job
 from pipeline.engine.worker.process import _environment
 from pipeline.store.records import FileInfo, PartRecord

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from pipeline.engine.backends.deaths import cause
 from pipeline.engine.backends.fleet import Fleet, Host, WorkerSlot
 from pipeline.engine.backends.pools import (
     OWN_MB,
@@ -20,6 +19,7 @@ from pipeline.engine.backends.pools import (
     room_in,
     share,
 )
+from pipeline.engine.backends.ray_deaths import cause
 from pipeline.engine.task import ResourceRequest
 from pipeline.engine.worker.limits import Devices, visible_gpus
 

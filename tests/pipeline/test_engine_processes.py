@@ -26,8 +26,8 @@ from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.messages import Assignment, Done, Ready, StatusReport
 from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits as measure
+from pipeline.engine.worker.crash_triage import CPU_LIMIT
 from pipeline.engine.worker.excess import excess
-from pipeline.engine.worker.faults import CPU_LIMIT
 from pipeline.engine.worker.limits import Limits
 from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.fs import Store

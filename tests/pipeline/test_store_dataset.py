@@ -323,7 +323,7 @@ def test_where_folders_cannot_be_exchanged(tmp_path, monkeypatch):
 
 # -- two drivers -------------------------------------------------------------------------------------------------------
 class TakenOver:
-    """`Log.verify` of a driver that another one takes the store over from when `now` is called."""
+    """`Log.check_lease` of a driver that another one takes the store over from when `now` is called."""
 
     def __init__(self) -> None:
         self.gone = False
@@ -371,7 +371,7 @@ def test_a_driver_that_was_taken_over_publishes_nothing(tmp_path, monkeypatch, m
         monkeypatch.setattr(dataset, "swap_folders", late(dataset.swap_folders))
         monkeypatch.setattr(dataset.os, "rename", late(os.rename))
     with pytest.raises(Fenced):
-        publish(store, "clean", records(), verify=verify)
+        publish(store, "clean", records(), check_lease=verify)
     monkeypatch.undo()
     if shows:
         assert glob_count(store.local) == sum(manifest(store, "clean")["rows"].to_pylist()) == 61
@@ -398,7 +398,7 @@ def test_copying_stops_where_the_store_is_anothers(tmp_path):
             verify.gone = True
 
     with pytest.raises(Fenced):
-        publish(store, "clean", records(), verify=verify)
+        publish(store, "clean", records(), check_lease=verify)
     assert store.read("datasets/clean/.manifest") == before
     assert len(list(store.list("datasets/clean"))) <= dataset.VERIFY_PARTS + 2
     fsspec.filesystem("memory").rm(store.root, recursive=True)

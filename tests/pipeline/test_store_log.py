@@ -161,7 +161,7 @@ def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store)
     first.append(record("late"))
     with pytest.raises(Fenced, match="run 'second'"):
         first.flush()
-    second.verify()
+    second.check_lease()
     with pytest.raises(Fenced):
         first.append(record("later"))
     with pytest.raises(Fenced):
@@ -175,10 +175,10 @@ def test_fencing_met_in_the_background_reaches_the_driver(store):
     clock = VirtualClock()
     first = Log.open(store, run="first", clock=clock, threaded=False)
     idle = Log.open(store, run="idle", takeover=True, clock=clock, threaded=False)
-    idle.verify()
+    idle.check_lease()
     Log.open(store, run="second", takeover=True).close()
     with pytest.raises(Fenced, match="run 'second'"):
-        idle.verify()
+        idle.check_lease()
     idle.close()
     first.append(record("late"))
     clock.sleep(store_log.SEGMENT_S)

@@ -59,7 +59,7 @@ MUTANTS = [
     Mutant("a takeover keeps the epoch", LOG + "_begin", '"epoch": self.epoch + 1', '"epoch": max(1, self.epoch)'),
     Mutant("a living driver is not waited for", LOG + "_wait_for_the_lease",
            "range(math.ceil(PATIENCE_S / step))", "range(1)"),
-    Mutant("a fenced driver is not told", LOG + "verify", "if self.store.exists(name):", "if False:"),
+    Mutant("a fenced driver is not told", LOG + "check_lease", "if self.store.exists(name):", "if False:"),
     Mutant("a record waits for the next one", LOG + "tend", "self.flush()", "pass"),
     # -- what the log says
     Mutant("the latest record counts", VIEW + "_take", "INSERT OR IGNORE INTO record", "INSERT OR REPLACE INTO record"),

@@ -75,9 +75,9 @@ class SimLog(Log):
             self.driver.world.audit.tended(self.driver, began)
         return sound
 
-    def verify(self) -> None:
+    def check_lease(self) -> None:
         fenced = self.driver.fenced
-        super().verify()
+        super().check_lease()
         if fenced:
             raise self.driver.world.audit.broken(f"{self.driver.name} was fenced, and its log did not say so")
 
@@ -217,7 +217,7 @@ class Driver:
             ending.callback(log.close)
 
             def snapshot(doc: dict) -> None:
-                log.verify()
+                log.check_lease()
                 self.store.write(PROGRESS, repr(doc["nodes"]).encode())
 
             progress = Progress("quiet", snapshot, clock=self.clock)
@@ -232,13 +232,13 @@ class Driver:
                     results = yield from steps(nodes, scheduler, lambda node, result: None)
                     break
                 except DamageFound as e:
-                    log.verify()
+                    log.check_lease()
                     if not log.retire_files(e.paths):
                         raise
                     healed.update(e.paths)
                     scheduler.plan_again()
             log.flush()
-            log.verify()
+            log.check_lease()
             world.audit.finished(self, results, scheduler, progress, bool(healed))
 
 

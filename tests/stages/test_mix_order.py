@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, Phase, Stream, TokenizerRef, edit
-from tokenizer.mixture.order import counts, draws, permutation_key, permute, sample_of, streams, unpermute
+from tokenizer.mixture.order import counts, permutation_key, permute, sample_of, unpermute
 
 WEIGHTS = st.lists(st.integers(0, 40), min_size=1, max_size=7).filter(lambda w: sum(w) > 0)
 
@@ -29,6 +30,26 @@ def make(tokens: dict[str, int], phases: list[tuple], seed: int = 1, longest: in
                        tuple(Stream(n, f"shards/{n}/split=train", None, "0" * 64, None, t, 0, "uint16")
                              for n, t in tokens.items()), tuple(made), "")
     return replace(found, order=Order(found).hash())
+
+
+def streams(n0: int, n1: int, weights: Sequence[int]) -> np.ndarray:
+    """Stream of each sample number in [n0, n1); int64 (n1 - n0,)."""
+    return draws(n0, n1, weights)[0]
+
+
+def draws(n0: int, n1: int, weights: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """For each sample number in [n0, n1), its stream and the number of the draw within that stream; two int64
+    arrays."""
+    if not 0 <= n0 <= n1:
+        raise ValueError(f"samples [{n0}, {n1}) is not a range")
+    stream = np.empty(n1 - n0, np.int64)
+    draw = np.empty(n1 - n0, np.int64)
+    for i, (a, b) in enumerate(zip(counts(n0, weights), counts(n1, weights))):
+        if a < b:
+            js = np.arange(a, b, dtype=np.int64)
+            at = sample_of(i, js, weights) - n0
+            stream[at], draw[at] = i, js
+    return stream, draw
 
 
 # -- permutation -------------------------------------------------------------------------------------------------

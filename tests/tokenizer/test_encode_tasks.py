@@ -495,7 +495,7 @@ def test_a_driver_that_was_taken_over_leaves_the_manifests_of_the_other_alone(ru
         raise StoreError("another driver")
 
     with pytest.raises(StoreError, match="another driver"):
-        publish_shards(run.store, "web", shards, parts, tokenizer, verify=fenced)
+        publish_shards(run.store, "web", shards, parts, tokenizer, check_lease=fenced)
     assert {p: p.read_bytes() for p in run.store.local.joinpath("shards").rglob("*.json")} == before
     assert publish_shards(run.store, "web", shards, parts, tokenizer)["train"]["sha256"] != info["train"]["sha256"]
     run.store.remove(shards[0].files["ends"]["$ref"])

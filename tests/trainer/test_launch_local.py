@@ -17,7 +17,7 @@ from tests.trainer.processes import begin
 from tests.trainer.synthetic import losses, make_run
 from trainer.__main__ import COMMANDS, main
 from trainer.base.config import ConfigError
-from trainer.base.signals import interruptions
+from trainer.base.interrupts import interruptions
 from trainer.checkpoint.checkpoints import complete
 from trainer.launch import local
 from trainer.loop.metrics_buffer import MetricsBuffer

@@ -17,7 +17,7 @@ import pytest
 
 from tests.trainer.synthetic import make_run, quiet
 from trainer.__main__ import main
-from trainer.base.signals import interruptions, request_stop
+from trainer.base.interrupts import interruptions, request_stop
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.loop.config import SampleConfig
 from trainer.loop.evaluate import unigram_entropy

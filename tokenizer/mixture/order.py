@@ -132,7 +132,7 @@ def counts(n: int, weights: Sequence[int]) -> list[int]:
 
 
 def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.ndarray:
-    """Number of the sample that is draw j (from 0) of the stream, int64 array. The inverse of `draws`.
+    """Number of the sample that is draw j (from 0) of the stream, int64 array.
 
     Draw j is due at T = (2j+1)/w. It is preceded by j draws of its own stream and, for another stream with weight v, by
     one draw for each odd number below T·v. A draw of another stream due at the same time precedes it only if that
@@ -150,26 +150,6 @@ def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.nd
         x = (2 * j + 1) * v
         out += (x // w + 1) // 2 if other < stream else -(-x // w) // 2
     return out
-
-
-def streams(n0: int, n1: int, weights: Sequence[int]) -> np.ndarray:
-    """Stream of each sample number in [n0, n1); int64 (n1 - n0,)."""
-    return draws(n0, n1, weights)[0]
-
-
-def draws(n0: int, n1: int, weights: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """For each sample number in [n0, n1), its stream and the number of the draw within that stream; two int64
-    arrays."""
-    if not 0 <= n0 <= n1:
-        raise ValueError(f"samples [{n0}, {n1}) is not a range")
-    stream = np.empty(n1 - n0, np.int64)
-    draw = np.empty(n1 - n0, np.int64)
-    for i, (a, b) in enumerate(zip(counts(n0, weights), counts(n1, weights))):
-        if a < b:
-            js = np.arange(a, b, dtype=np.int64)
-            at = sample_of(i, js, weights) - n0
-            stream[at], draw[at] = i, js
-    return stream, draw
 
 
 # -- reservations ------------------------------------------------------------------------------------------------

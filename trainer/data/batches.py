@@ -1,9 +1,9 @@
 """Makes batches from shards. The position in the data is one integer: the number of the next sample.
 
 The stream, epoch and window of sample n are a pure function of n (`tokenizer.mixture.order`). A step is a range of
-consecutive samples, and a rank takes every world-th of them. World size, micro-batches and accumulation therefore do
-not change the samples of a step. Memory does not grow with the number of tokens: bodies and document ends are memory
-maps.
+consecutive samples, and of n data ranks each takes every n-th of them (ranks of one tensor group read the same rows).
+World size, micro-batches and accumulation therefore do not change the samples of a step. Memory does not grow with the
+number of tokens: bodies and document ends are memory maps.
 """
 
 from __future__ import annotations
@@ -207,16 +207,17 @@ class Data:
             length = int(at.sequence[0])
         return collate(windows(self.train, places, length), length)
 
-    def step(self, first: int, batch: int, rank: int, world: int) -> Batch:
-        """Read this rank's rows of the step of samples [first, first + batch): ⌈batch / world⌉ rows, padding
-        included."""
+    def step(self, first: int, batch: int, data_rank: int, data_size: int) -> Batch:
+        """Read the rows of one of `data_size` data ranks in the step of samples [first, first + batch):
+        ⌈batch / data_size⌉ rows, padding included."""
         at = self.order.locate(first, first + batch)
         length = int(at.sequence[0])
-        rows = windows(self.train, zip(at.stream[rank::world].tolist(), at.window[rank::world].tolist()), length)
+        rows = windows(self.train, zip(at.stream[data_rank::data_size].tolist(),
+                                          at.window[data_rank::data_size].tolist()), length)
         made = collate(rows, length)
         if self.repeats is not None:
             made = without_repeats(made, [row[0] for row in rows], self.repeats)
-        return made.padded(-(-batch // world))
+        return made.padded(-(-batch // data_size))
 
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
         """Read windows of the held-out split of a stream, for `collate`: all of them, including the short last one, or
@@ -266,9 +267,10 @@ class Prefetch:
     """Yields (step, this rank's batch) for each of `steps`; a thread reads the next batch while this one is computed. A
     step for which `skipped` returns a reason is not performed: nothing is read for it, and its batch is None."""
 
-    def __init__(self, data: Data, steps: Iterable[Step], rank: int, world: int,
+    def __init__(self, data: Data, steps: Iterable[Step], data_rank: int, data_size: int,
                  skipped: Callable[[int], str | None] = lambda _number: None) -> None:
-        self.data, self.steps, self.rank, self.world, self.skipped = data, steps, rank, world, skipped
+        self.data, self.steps, self.skipped = data, steps, skipped
+        self.data_rank, self.data_size = data_rank, data_size
         self.waited = 0.0                 # seconds spent waiting for the latest batch
 
     def __iter__(self) -> Iterator[tuple[Step, Batch | None]]:
@@ -276,7 +278,7 @@ class Prefetch:
             waiting: tuple[Step, Future[Batch] | None] | None = None
             for step in self.steps:
                 ahead = None if self.skipped(step.number + 1) else \
-                    pool.submit(self.data.step, step.first, step.batch, self.rank, self.world)
+                    pool.submit(self.data.step, step.first, step.batch, self.data_rank, self.data_size)
                 if waiting is not None:
                     yield waiting[0], self._take(waiting[1])
                 waiting = (step, ahead)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pipeline.base.clock import SYSTEM, Clock
 from trainer.base.arguments import say
 from trainer.base.config import ConfigError
-from trainer.base.signals import stopping
+from trainer.base.interrupts import stopping
 from trainer.loop.threads import cores
 from trainer.parallel.world import check_device
 

@@ -78,7 +78,7 @@ class Rank:
         return code, said.end
 
     def stop(self) -> None:
-        from trainer.base.signals import request_stop
+        from trainer.base.interrupts import request_stop
 
         request_stop(signal.SIGINT)
 

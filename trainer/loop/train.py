@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trainer.base.files import replace
-from trainer.base.signals import interruptions
+from trainer.base.interrupts import interruptions
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
 from trainer.data.batches import Batch, Data, Prefetch

@@ -11,6 +11,8 @@ It only decides, from plain numbers; `ray_backend` carries the decisions out. Th
 * A supervisor that has been idle for `idle_s` ends, so that its node can be given back.
 * A node whose supervisors die one after the other, or do not start, gets no supervisor for a while, each time for
   longer. An idle worker on a faulty machine would otherwise draw tasks and lose them for as long as the run lasts.
+* A node that is draining (about to be taken away) gets no supervisor. `ray_backend` learns of it from Ray, and tells
+  its supervisors to hand back the tasks they have not begun.
 * The user is warned of waiting tasks: at once when no node is large enough, after WARN_S when others use the nodes.
 """
 

@@ -15,7 +15,7 @@ from pipeline.base.scratch import Scratch
 from pipeline.engine.messages import Assignment, Done, Event, Failed
 from pipeline.engine.task import Cursor, ResourceRequest
 from pipeline.engine.worker.attempt import run_attempt
-from pipeline.engine.worker.faults import failure
+from pipeline.engine.worker.crash_triage import failure
 from pipeline.store.fs import Store
 
 

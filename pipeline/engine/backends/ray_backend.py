@@ -25,7 +25,6 @@ from pipeline.base import confinement
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.errors import TokenmillError
 from pipeline.base.scratch import Scratch
-from pipeline.engine.backends.deaths import cause
 from pipeline.engine.backends.fingerprint import (
     Fingerprint,
     code_hash,
@@ -37,6 +36,7 @@ from pipeline.engine.backends.fingerprint import (
 from pipeline.engine.backends.fleet import IDLE_S, NOTHING, Fleet, Host, WorkerSlot
 from pipeline.engine.backends.head import watch_head
 from pipeline.engine.backends.pools import OWN_MB, ResourceShape, most_room, room_in
+from pipeline.engine.backends.ray_deaths import cause
 from pipeline.engine.backends.ray_demand import PendingDemand
 from pipeline.engine.backends.ray_local import QUIET, start_local
 from pipeline.engine.backends.ray_metrics import Exporter

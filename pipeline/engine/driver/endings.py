@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.errors import TokenmillError
 from pipeline.engine.task import TaskSpec
-from pipeline.engine.worker.faults import gist
+from pipeline.engine.worker.crash_triage import gist
 from pipeline.store.errors import StoreError, remedy_of
 
 

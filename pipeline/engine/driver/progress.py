@@ -25,7 +25,7 @@ from pipeline.base.visible import visible
 from pipeline.engine.driver.metrics import OUTCOMES, outcomes
 from pipeline.engine.driver.protocols import Running
 from pipeline.engine.task import TaskSpec
-from pipeline.engine.worker.faults import gist
+from pipeline.engine.worker.crash_triage import gist
 from pipeline.store.fs import StoreError
 from pipeline.store.records import PartRecord
 

@@ -27,7 +27,7 @@ from pipeline.engine.messages import ORDERS, Answer, Finished, NeedsFreshProcess
 from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits
 from pipeline.engine.worker.attempt import run_attempt
-from pipeline.engine.worker.faults import MEMORY_EXIT, failure
+from pipeline.engine.worker.crash_triage import MEMORY_EXIT, failure
 from pipeline.store.broker import Broker
 from pipeline.store.fs import Store
 from pipeline.store.remote import connect_through

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.engine.worker import limits as measure
-from pipeline.engine.worker.faults import CPU_LIMIT, ENDLESS, MEMORY, STALLED, Fault
+from pipeline.engine.worker.crash_triage import CPU_LIMIT, ENDLESS, MEMORY, STALLED, Fault
 from pipeline.engine.worker.job import Job
 from pipeline.engine.worker.limits import READING_BYTES, RECORD_BYTES, Limits
 from pipeline.engine.worker.process import ChildProcess

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.engine.backends.pools import share
 from pipeline.engine.messages import Answer, Assignment, Finished, Raised
 from pipeline.engine.task import TaskSpec
-from pipeline.engine.worker.faults import CrashTriage
+from pipeline.engine.worker.crash_triage import CrashTriage
 
 
 @dataclass

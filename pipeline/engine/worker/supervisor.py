@@ -45,8 +45,7 @@ from pipeline.engine.messages import (
     skips,
 )
 from pipeline.engine.worker import limits as measure
-from pipeline.engine.worker.excess import excess
-from pipeline.engine.worker.faults import (
+from pipeline.engine.worker.crash_triage import (
     PRESSURE,
     CrashTriage,
     Fault,
@@ -54,6 +53,7 @@ from pipeline.engine.worker.faults import (
     classify,
     describe,
 )
+from pipeline.engine.worker.excess import excess
 from pipeline.engine.worker.job import Job
 from pipeline.engine.worker.limits import Devices, Limits, visible_gpus
 from pipeline.engine.worker.process import ChildProcess
