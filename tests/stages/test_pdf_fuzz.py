@@ -1,6 +1,6 @@
 """Mutated PDFs: text or a counted reason for every one, in bounded time and memory, and never the end of the process.
 
-CI tries 60, `make fuzz` 2,000, in a process that has what a worker has. A finding is its number: the same file is made
+CI tries 30, `make fuzz` 2,000, in a process that has what a worker has. A finding is its number: the same file is made
 of it again (`mutated(seed)`).
 """
 
@@ -26,7 +26,7 @@ REASONS = {None, "not_pdf", "pdf_too_large", "pdf_encrypted", "pdf_damaged", "pd
            "pdf_too_many_chars", "pdf_no_text"}
 #: memory: what the stage declares, and what interpreter and libraries reserve before any work
 CPU_S, MEMORY = 10.0, (Pdf.memory_mb + 150) << 20
-FILES = 60 if settings.default.max_examples <= 100 else 2_000              # hypothesis' profile `fuzz`
+FILES = 30 if settings.default.max_examples <= 100 else 2_000              # hypothesis' profile `fuzz`
 
 CODE = """
 import hashlib, time

@@ -275,7 +275,7 @@ def test_pages_beyond_the_cap_are_not_read(monkeypatch, tmp_path):
     assert doc.signals["pdf_ocr"] == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize(("sure", "route"), [(95, "o"), (59, "o"), (58, "s"), (30, "s")])
+@pytest.mark.parametrize(("sure", "route"), [(59, "o"), (58, "s")])
 def test_what_ocr_is_not_sure_of_is_not_kept(monkeypatch, tmp_path, sure, route):
     """A photograph, or a script the languages do not have: tesseract makes words of anything."""
     words = "".join(f"5\\t1\\t1\\t1\\t1\\t{k}\\t{9 * k}\\t9\\t8\\t20\\t{sure}\\tBbI6op\\n" for k in range(40))
@@ -407,9 +407,9 @@ def told(data: bytes, engine: str) -> str:
 def test_an_engine_reads_the_same_whatever_came_before_and_beside_others(name):
     one, other = scanned(pdf(lines(*PROSE))), scanned(pdf(lines(*PROSE[::-1])), turn=90)
     here = [told(data, name) for data in (one, other, one)]
-    with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as pool:
-        there = list(pool.map(told, (other, one, other, one), [name] * 4))
-    assert here == [here[0], here[1], here[0]] and there == [here[1], here[0]] * 2 and here[0] != here[1]
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        there = list(pool.map(told, (other, one, other), [name] * 3))
+    assert here == [here[0], here[1], here[0]] and there == [here[1], here[0], here[1]] and here[0] != here[1]
 
 
 @tesseract
@@ -418,7 +418,7 @@ def test_tesseract_reads_scanned_manuals():
     for name in ("debian-faq.en", "maint-guide.en"):
         data = (shared_data("pdf", "debian-pairs") / f"{name}.pdf").read_bytes()
         source, made = pdfium.PdfDocument(data), pdfium.PdfDocument.new()
-        made.import_pages(source, list(range(10, 14)))
+        made.import_pages(source, [11, 12])
         out = io.BytesIO()
         made.save(out)
         doc = extract(scanned(out.getvalue()), ocr="tesseract")[1]
@@ -440,14 +440,3 @@ def test_rapidocr_reads_a_scan():
     whole = pdf(lines(*PROSE))
     doc = extract(scanned(whole), ocr="rapidocr")[1]
     assert doc.meta["pdf_routes"] == "o" and word_f1(doc.text, extract(whole)[1].text) >= 0.8
-
-
-@tesseract
-@pytest.mark.slow
-def test_hard_files_with_ocr():
-    seen: Counter[str] = Counter()
-    for path in sorted(shared_data("pdf", "hard").rglob("*.pdf")):
-        reason, doc = extract(path.read_bytes(), ocr="tesseract", ocr_pages=3)
-        assert bool(doc.text) == (reason is None)
-        seen[reason or "+".join(sorted(set(doc.meta["pdf_routes"])))] += 1
-    assert seen["o"] >= 3 and sum(seen.values()) >= 130
