@@ -10,6 +10,7 @@ import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -277,3 +278,14 @@ print(sorted("py_modules" in place for place in slot.fingerprint.roots.values())
 @pytest.mark.slow
 def test_shipped_code_is_what_the_nodes_run_and_it_is_ours(tmp_path):
     assert on_cluster(SHIP, tmp_path, tmp_path) == "[True, True, True, True]"
+
+
+def test_the_autoscaler_sees_demand_only_when_no_supervisor_starts():
+    from pipeline.engine.backends.ray_backend import RayBackend
+
+    for start, shown in (([], {"shape": 3}), ([("host", 0, "shape")], {})):
+        backend = Mock(_temp=None, **{"fleet.worker_slots": {}, "fleet.plan.return_value": Mock(
+            leave=[], start=start, demand={"shape": 3})})
+        RayBackend._grow(backend, 0.0)
+        backend._demand.show.assert_called_once_with(shown)
+        assert backend._spawn.call_count == len(start)
