@@ -17,6 +17,7 @@ import pytest
 
 from pipeline.base.files import file_sha256
 from pipeline.cli.status import text as status_text
+from pipeline.cli.watch import look
 from pipeline.cluster import attempts
 from pipeline.cluster.attempts import LogReader, ask_to_stop, asked_to_stop, note_attempt, note_refusal, standing
 from pipeline.cluster.cancellation import watching
@@ -82,6 +83,20 @@ def test_a_job_that_has_not_begun_is_submitted_then_refused_or_cancelled(any_sto
     assert standing(any_store, "r").state == "cancelled"
     note_attempt(any_store, "r", 2, "job", job="k")                       # the wish was for the attempt before
     assert standing(any_store, "r").state == "submitted" and not asked_to_stop(any_store, "r", 2)
+
+
+def test_a_run_that_ends_while_ray_is_asked_stands_as_its_driver_says(store, monkeypatch):
+    from pipeline.cluster import jobs
+
+    def ended_meanwhile(address, job):
+        progress(store, "r", attempt=1, state="done")
+        return jobs.JobState("SUCCEEDED", "", 0)
+
+    monkeypatch.setattr("pipeline.base.auth.check_kept_server", lambda address: None)
+    monkeypatch.setattr(jobs, "state", ended_meanwhile)
+    monkeypatch.setattr(jobs, "said", lambda address, job: "")
+    note_attempt(store, "r", 1, "job", job="j", address="http://h:1")
+    assert look(store, "r").state == "done"
 
 
 def test_progress_of_an_earlier_attempt_does_not_count(any_store):
