@@ -33,6 +33,7 @@ def test_this_machine_and_a_new_store(tmp_path):
     assert {"open files", "/dev/shm", "scratch: space", "memory", "child processes", "language model", "OCR",
             "store: space", "store: commits", "store: clock"} <= found.keys()
     assert found["store: commits"]["level"] == found["store: clock"]["level"] == "green"
+    assert found["child processes"]["level"] == "green"
     assert not any(c["remedy"] for c in found.values() if c["level"] == "green")
     assert not (tmp_path / "store").exists(), "looking at a store makes none"
     (tmp_path / "old" / "runs").mkdir(parents=True)
@@ -82,6 +83,18 @@ def test_little_memory_for_many_cores(monkeypatch):
         monkeypatch.setattr(diagnostics.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
         [found] = diagnostics._memory()
         assert found["level"] == level, found
+
+
+def test_systems_that_cannot_have_child_processes(monkeypatch):
+    def refuse(_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(diagnostics.os, "memfd_create", refuse, raising=False)
+    for platform, level, said in (("darwin", "yellow", "darwin has no parent-death signal"),
+                                  ("linux", "red", "memfd_create: Operation not permitted")):
+        monkeypatch.setattr(diagnostics.sys, "platform", platform)
+        [found] = diagnostics._children()
+        assert (found["level"], found["said"]) == (level, said)
 
 
 def test_models_and_gpus(monkeypatch, tmp_path):

@@ -83,6 +83,15 @@ def test_what_differs_is_named(seen, tmp_path, capsys, who, what, value, failed)
     assert compared(seen, tmp_path, capsys) == failed
 
 
+def test_ranks_that_end_with_an_exit_code_are_a_failure(tmp_path, capsys):
+    options, checks = mock.Mock(ranks=2, arguments=["doctor", "run"]), doctor.Checks()
+    with mock.patch("trainer.launch.local.launch", return_value=3):
+        doctor.compare(checks, options, tmp_path, "cpu", "fp32")
+    assert (checks.done, checks.failed) == (1, 1)
+    said = capsys.readouterr().out
+    assert said.startswith("failed  2 ranks ") and "ended with code 3" in said
+
+
 def test_a_folder_that_cannot_be_written_and_one_without_hard_links(run, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     checks = doctor.Checks()
