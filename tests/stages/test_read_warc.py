@@ -303,6 +303,7 @@ def test_chunks():
     assert unchunk(b"<!doctype html>") == b"<!doctype html>", "declared chunked, stored decoded"
     assert unchunk(b"3\r\nabc\r\nZZ\r\nrest") == b"abc"
     assert unchunk(b"0\r\n\r\n") == b""
+    assert unchunk(b"3\nabc\n2\nde\n0\n\n") == b"abcde", "lines that end in a bare line feed"
     assert unchunk(b"ffffffff\r\nshort") == b"short"
 
 
