@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
@@ -26,14 +25,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # no test cuts the power, and waiting for the disk takes a third of a small run's time
 os.fsync = lambda fd: None
-# all processes of all tests share compiled kernels, which numba keys by their source; those of sealed children, which
-# have a folder of their own elsewhere, too (`mill` alone takes 14 s of CPU time)
-if "NUMBA_CACHE_DIR" not in os.environ:
-    KERNELS = Path(__file__).parents[1] / ".cache" / "numba"
-    KERNELS.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        (KERNELS / "sealed").symlink_to(".")
-    os.environ["NUMBA_CACHE_DIR"] = str(KERNELS)
+# all processes of all tests share compiled kernels, which numba keys by their source
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "numba"))
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Ray neither kills for memory that something else on this machine has filled, nor gives up a worker that starts slowly
