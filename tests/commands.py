@@ -1,5 +1,8 @@
-"""`python -m MODULE ARGUMENTS` in a process of its own that needs no two seconds for its imports: a server that has
-them forks. It has no threads, and has imported nothing that reads the environment as it is imported."""
+"""Runs `python -m MODULE ARGUMENTS` in a process of its own, without the two seconds that the imports take.
+
+A server imports them once and forks for each command. It has no threads, and imports nothing that reads the environment
+while it is imported, so the fork behaves like a fresh process.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ PRELOADED = ("numpy", "pyarrow.dataset", "pyarrow.parquet", "pipeline.cli.app", 
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """One for this process; it ends with it, at the end of its input."""
+    """The server of this process. It ends when its standard input closes, so with this process."""
     return subprocess.Popen([sys.executable, "-m", "tests.commands"], cwd=ROOT, stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1",
                                                               "ARROW_DEFAULT_MEMORY_POOL": "system"})
@@ -33,7 +36,7 @@ def _server() -> subprocess.Popen[str]:
 
 def command(module: str, *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT,
             timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    """`env`: variables besides those of this process."""
+    """Run a command; `env` holds variables besides those of this process. Raises AssertionError after `timeout` s."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:

@@ -68,9 +68,9 @@ def _closed(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]
     out: list[tuple[np.ndarray, np.ndarray]] = []
     for n in range(len(orders)):
         for rows in missing[n]:
-            made = np.zeros((len(rows), 2), np.float32)
-            made[:, 0] = _backed_off(rows, unigrams, out[n - 1] if n else None)
-            ids[n], values[n] = np.concatenate([ids[n], rows]), np.concatenate([values[n], made])
+            added = np.zeros((len(rows), 2), np.float32)
+            added[:, 0] = _backed_off(rows, unigrams, out[n - 1] if n else None)
+            ids[n], values[n] = np.concatenate([ids[n], rows]), np.concatenate([values[n], added])
         out.append((hashes(list(ids[n].T)), values[n]))
     return out
 
@@ -99,7 +99,7 @@ def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray,
     numbers: list[float] = []
     ended = False
 
-    def made() -> tuple[int, np.ndarray, np.ndarray, list[str]]:
+    def section() -> tuple[int, np.ndarray, np.ndarray, list[str]]:
         return (order, np.array(flat, np.int64).reshape(-1, order), np.array(numbers, np.float32).reshape(-1, 2),
                 list(index))
 
@@ -111,7 +111,7 @@ def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray,
                 continue
             if line.startswith(b"\\"):
                 if order:
-                    yield made()
+                    yield section()
                     flat, numbers = [], []
                 if line == b"\\end\\":
                     ended = True
@@ -131,10 +131,11 @@ def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray,
                 raise BadModel(f"{source}:{number}: an entry of \\{order}-grams: has a probability, {order} words and "
                                f"perhaps a back-off weight")
             try:
-                said = float(fields[0]), float(fields[order + 1]) if len(fields) == order + 2 else 0.0
-                if not all(abs(x) < LARGEST for x in said):
-                    raise ValueError(f"{said[0]:g}, {said[1]:g}: probabilities and weights are finite numbers")
-                numbers += said
+                probability = float(fields[0])
+                weight = float(fields[order + 1]) if len(fields) == order + 2 else 0.0
+                if not (abs(probability) < LARGEST and abs(weight) < LARGEST):
+                    raise ValueError(f"{probability:g}, {weight:g}: probabilities and weights are finite numbers")
+                numbers += probability, weight
                 if order == 1:
                     flat.append(index.setdefault(_unk(fields[1].decode()), len(index)))
                 else:
