@@ -7,7 +7,7 @@ page cannot exceed a time limit by what it holds. docs/pii.md says how to choose
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
@@ -181,7 +181,7 @@ class Pii(Stage):
 
     def _replacement(self, match: Match, text: str, turns: dict[str, int]) -> str:
         if self.config.key_file is None:
-            return _placeholder(match, turns)
+            return _placeholder(match, text, turns)
         if self._pseudonyms is None:
             self.setup()
         assert self._pseudonyms is not None
@@ -189,9 +189,9 @@ class Pii(Stage):
 
     def _replaced(self, text: str, found: list[Match], spans: list[dict[str, int]]
                   ) -> tuple[str, list[dict[str, int]], list[dict[str, Any]]]:
-        """(text with `found` replaced, the moved spans in UTF-8 bytes, entries for the audit). Raises ValueError, which
-        quarantines the document, when a value crosses the border of a span, since the model would then be trained on a
-        part of it."""
+        """(text with `found` replaced, the moved spans in UTF-8 bytes, entries for the audit if the config asks for
+        one). Raises ValueError, which quarantines the document, when a value crosses the border of a span, since the
+        model would then be trained on a part of it."""
         data = text.encode("utf-8", "surrogatepass") if spans else b""
         ends = [*(cut for span in spans for cut in (span["start"], span["end"])), len(data)]
         cuts = list(accumulate((len(data[a:b].decode("utf-8", "surrogatepass")) for a, b in pairwise([0, *ends])))
@@ -199,33 +199,27 @@ class Pii(Stage):
         pieces: list[str] = []
         places: list[dict[str, Any]] = []
         moved: list[int] = []
-        place = size = number = 0
-
-        def put(piece: str) -> None:
-            nonlocal size
-            pieces.append(piece)
-            size += len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogatepass"))
-
-        for cut in cuts:
-            turns: dict[str, int] = {}
+        size = number = 0
+        for start, cut in pairwise([0, *cuts]):
+            first = number
             while number < len(found) and found[number].start < cut:
-                match = found[number]
-                if match.end > cut:
+                if found[number].end > cut:
                     raise ValueError("personal data lies across the border of a loss span")
-                put(text[place:match.start])
-                start = size
-                put(self._replacement(match, text, turns))
-                places.append({"kind": match.kind, "rule": match.rule, "start": start, "end": size})
-                place = match.end
                 number += 1
-            put(text[place:cut])
-            place = cut
-            moved.append(size)
+            inside = found[first:number]
+            added = _pieces(text, inside, self._replacement, start, cut)
+            pieces += added
+            if spans or self.config.audit:
+                ends = list(accumulate(map(_size, added), initial=size))
+                places += [{"kind": match.kind, "rule": match.rule, "start": a, "end": b}
+                           for match, a, b in zip(inside, ends[1::2], ends[2::2])]
+                size = ends[-1]
+                moved.append(size)
         return "".join(pieces), [{"start": a, "end": b} for a, b in zip(moved[0:-1:2], moved[1:-1:2])], places
 
     def _scrubbed(self, text: str) -> str:
         found = self._find(text)
-        return self._replaced(text, found, [])[0] if found else text
+        return "".join(_pieces(text, found, self._replacement, 0, len(text))) if found else text
 
 
 def kinds_on(config: Any) -> tuple[str, ...]:
@@ -288,7 +282,7 @@ def _everything() -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
                                wallets=True))
 
 
-def _placeholder(match: Match, turns: dict[str, int]) -> str:
+def _placeholder(match: Match, _text: str, turns: dict[str, int]) -> str:
     """The next replacement in the cycle of a match's rule or kind."""
     circle = PLACEHOLDERS.get(match.rule) or PLACEHOLDERS[match.kind]
     if len(circle) == 1:
@@ -298,20 +292,29 @@ def _placeholder(match: Match, turns: dict[str, int]) -> str:
     return circle[turn % len(circle)]
 
 
+def _pieces(text: str, found: Sequence[Match], replacement: Callable[[Match, str, dict[str, int]], str], start: int,
+            end: int) -> list[str]:
+    """`text[start:end]` in pieces: what stands before, between and after the matches, and their replacements. The
+    cycle of placeholders starts anew."""
+    pieces: list[str] = []
+    turns: dict[str, int] = {}
+    for match in found:
+        pieces += text[start:match.start], replacement(match, text, turns)
+        start = match.end
+    return [*pieces, text[start:end]]
+
+
+def _size(text: str) -> int:
+    """Bytes of UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
 def scrub_text(text: str) -> str:
     """`text` with personal data of every kind except names and postal addresses replaced by placeholders (ids of all
     countries; telephone numbers in international form only). For anything that is shown. Needs no model and no
     library."""
     found = find(text, *_everything())
-    if not found:
-        return text
-    pieces: list[str] = []
-    turns: dict[str, int] = {}
-    place = 0
-    for match in found:
-        pieces += text[place:match.start], _placeholder(match, turns)
-        place = match.end
-    return "".join(pieces) + text[place:]
+    return "".join(_pieces(text, found, _placeholder, 0, len(text))) if found else text
 
 
 def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text, *, keys: bool = False) -> Any:
