@@ -24,6 +24,8 @@ WITHOUT = {"badwords", "c4_badwords", "toxicity", "encoder", "quality", "where",
            "datatrove"}
 #: settings that save set-up and change no output
 CONFIGS = {"fineweb2": {"languages": ["fra_Latn"]}}
+#: filters that keep all of the documents: they judge addresses and licences, of which these have none to drop
+KEEPING = {"rights", "url"}
 WORDS = """
 the of and a to in is was he for it with as his on be at by had not are but from or have an they which one you
 were her all she there would their we him been has when who will more no if out so said what up its about into
@@ -33,6 +35,14 @@ each just those people how too little state good very make world still own see m
 both life being under never day same another know while last might us great old year off come since against go
 came right used take three)
 """.split()  # noqa: SIM905
+FRENCH = """
+le de un être et à il avoir ne je son que se qui ce dans en du elle au la les des par pour pas que vous sur faire plus
+dire me on mon lui nous comme mais pouvoir avec tout y aller voir bien où sans tu ou leur homme si deux mari moi vouloir
+te femme venir quand grand celui notre devoir là jour prendre même votre rien petit encore aussi quelque dont tout mer
+trouver donner temps ça peu même falloir sous parler alors main chose ton mettre vie savoir yeux passer autre après
+""".split()  # noqa: SIM905
+#: of stages that judge by the language of a document: this language, and words of it
+LANGUAGES = {"fineweb2": ("fra_Latn", FRENCH)}
 
 
 def pick(seed: str, n: int) -> list[int]:
@@ -41,18 +51,18 @@ def pick(seed: str, n: int) -> list[int]:
     return [int.from_bytes(data[4 * i:4 * i + 4], "little") for i in range(n)]
 
 
-def prose(seed: str, sentences: int) -> str:
+def prose(seed: str, sentences: int, vocabulary: list[str]) -> str:
     out = []
     for s in range(sentences):
         draws = pick(f"{seed}/{s}", 9 + s % 9)
-        words = [WORDS[d % len(WORDS)] for d in draws]
+        words = [vocabulary[d % len(vocabulary)] for d in draws]
         out.append(words[0].capitalize() + " " + " ".join(words[1:]) + ".!?."[draws[0] % 4])
     return "\n".join(" ".join(out[i:i + 4]) for i in range(0, len(out), 4))
 
 
-def documents() -> list[Document]:
-    """Texts that every rule has something to say about, each as text and as a page."""
-    texts = [prose(str(i), 4 + 5 * (i % 6)) for i in range(24)]
+def documents(language: str = "", vocabulary: list[str] = WORDS) -> list[Document]:
+    """Texts that every rule has something to say about, each as text and as a page. One in nine names no language."""
+    texts = [prose(str(i), 4 + 5 * (i % 6), vocabulary) for i in range(24)]
     texts += [
         texts[5] + "\n" + texts[5], "\n".join(["Same line again and again."] * 30), "word " * 80, "# # # ... … " * 40,
         "\n".join("• " + w for w in WORDS), "\n".join(f"Menu {w}" for w in WORDS[:60]), texts[7] + " { lorem ipsum }",
@@ -70,16 +80,18 @@ def documents() -> list[Document]:
         body = "".join(f"<p>{p}</p>" for p in text.replace("<", "&lt;").split("\n"))
         page = (f"<!doctype html><html><head><title>T {i}</title></head><body><nav>Home</nav><main>{body}</main>"
                 f"</body></html>")
-        out.append(Document(f"{i:032x}", text, url=urls[i % len(urls)], raw=page.encode(), mime="text/html",
-                            charset="utf-8", meta={"title": f"T {i} by someone.else@mail.example.org"}))
+        out.append(Document(f"{i:032x}", text, url=urls[i % len(urls)], language=language if i % 9 else "",
+                            raw=page.encode(), mime="text/html", charset="utf-8",
+                            meta={"title": f"T {i} by someone.else@mail.example.org"}))
     return out
 
 
-def output(stage: Stage) -> str:
-    """Hash of verdict, text, language, signals, side table and new facts for each document."""
+def output(stage: Stage) -> tuple[str, set[str | None]]:
+    """Hash of verdict, text, language, signals, side table and new facts for each document, and the verdicts."""
     stage.setup()
     h = hashlib.sha256()
-    for doc in documents():
+    reasons = set()
+    for doc in documents(*LANGUAGES.get(stage.name, ())):
         if stage.extracts:
             doc.text = ""
         reason = stage.process_batch([doc])[0] if stage.batched else stage.process(doc)
@@ -87,7 +99,8 @@ def output(stage: Stage) -> str:
                 sorted((k, str(v)) for k, v in doc.meta.items()),
                 sorted((k, sorted((c, str(v)) for c, v in row.items())) for k, row in doc.side.items())]
         h.update(json.dumps(said, ensure_ascii=True).encode())
-    return h.hexdigest()
+        reasons.add(reason)
+    return h.hexdigest(), reasons
 
 
 def names() -> list[str]:
@@ -117,11 +130,13 @@ def test_output_changes_only_with_the_version(name):
     if golden["libraries"] != library_versions(stage.libraries):
         pytest.skip(f"golden hashes are of {golden['libraries']}")
     try:
-        found = output(stage)
+        found, reasons = output(stage)
     except FileNotFoundError as e:
         pytest.skip(str(e))
     if golden["version"] == stage.version:
         assert found == golden["output"], f"the output of '{name}' changed: bump its version, write the golden hash"
+        if stage.drops and name not in KEEPING:
+            assert None in reasons and len(reasons) > 1, f"'{name}' gives all documents one verdict"
     else:
         pytest.fail(f"'{name}' has version {stage.version}: write its golden hash")
 
@@ -129,7 +144,7 @@ def test_output_changes_only_with_the_version(name):
 def write(chosen: list[str]) -> None:
     """Write the golden hashes of these names, or all of them anew."""
     kept = json.loads(GOLDEN.read_text(encoding="utf-8")) if chosen else {}
-    made = {name: {**entry(stage_of(name)), "output": output(stage_of(name))} for name in chosen or names()}
+    made = {name: {**entry(stage_of(name)), "output": output(stage_of(name))[0]} for name in chosen or names()}
     GOLDEN.write_text(json.dumps(kept | made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(f"{GOLDEN.name}: wrote {', '.join(made)}")
 
