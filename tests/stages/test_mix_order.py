@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, Phase, Stream, TokenizerRef, edit
@@ -54,7 +54,6 @@ def draws(n0: int, n1: int, weights: Sequence[int]) -> tuple[np.ndarray, np.ndar
 
 # -- permutation -------------------------------------------------------------------------------------------------
 @given(st.integers(1, 2000), st.text(max_size=12))
-@settings(max_examples=25, deadline=None)
 def test_permutation_is_a_bijection_and_unpermute_its_inverse(n, key):
     out = permute(np.arange(n), n, key)
     assert np.array_equal(np.sort(out), np.arange(n))
@@ -62,7 +61,6 @@ def test_permutation_is_a_bijection_and_unpermute_its_inverse(n, key):
 
 
 @given(st.integers(1, 1 << 61), st.data())
-@settings(max_examples=25, deadline=None)
 def test_inverse_holds_for_huge_domains(n, data):
     i = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20)), np.int64)
     out = permute(i, n, "k")
@@ -105,7 +103,6 @@ def webster(n: int, weights: list[int]) -> list[int]:
 
 
 @given(WEIGHTS, st.integers(0, 150), st.integers(0, 150))
-@settings(max_examples=30, deadline=None)
 def test_streams_equal_brute_force(weights, a, b):
     a, b = sorted((a, b))
     expected = webster(b, weights)
@@ -114,7 +111,6 @@ def test_streams_equal_brute_force(weights, a, b):
 
 
 @given(WEIGHTS, st.integers(0, 10**11), st.integers(1, 400))
-@settings(max_examples=25, deadline=None)
 def test_counts_are_monotone_and_sample_of_is_the_inverse_far_out(weights, n, size):
     stream, draw = draws(n, n + size, weights)
     before, after = counts(n, weights), counts(n + size, weights)
@@ -232,7 +228,6 @@ def test_samples_of_is_the_inverse_of_locate(name):
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.sampled_from([8, 16, 32, 64]), st.integers(1, 5), st.integers(1, 5)),
                 min_size=1, max_size=5), st.integers(200, 4000), st.integers(0, 3))
-@settings(max_examples=25, deadline=None)
 def test_no_token_is_read_twice_in_an_epoch_whatever_the_lengths(phases, tokens, seed):
     c = make({"a": tokens, "b": 20_000}, [(n, L, 1, {"a": wa, "b": wb}, {"on_exhausted": "repeat"})
                                           for n, L, wa, wb in phases], seed)

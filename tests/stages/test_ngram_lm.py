@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stages.text.arpa import compile_arpa
@@ -62,7 +62,6 @@ def test_training_equals_lmplz_where_discounts_cannot_be_had():
         assert found[gram] == pytest.approx(values, abs=1e-6), gram
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.sampled_from("abcde"), min_size=1, max_size=7), min_size=1, max_size=12), st.integers(1, 4),
        st.lists(st.sampled_from("abcdez"), max_size=3))
 @example([["a"]], 4, [])              # no context of the highest order is there

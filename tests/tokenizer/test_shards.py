@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.base.files import sha256
@@ -99,7 +99,6 @@ def test_round_trip_of_tokens_windows_bounds_and_documents(tmp_path, vocab):
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(1, 9), st.integers(1, 20))
-@settings(max_examples=25, deadline=None)
 def test_bytes_do_not_follow_the_block_size(tmp_path_factory, lengths, block, other):
     rng = np.random.default_rng(1)
     docs = [rng.integers(4, 99, n) for n in lengths]

@@ -73,7 +73,7 @@ def both(folder):
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_bpe_is_lossless_and_fast_equals_reference(both, text):
     tokenizer, reference = both
     ids = tokenizer.encode(text)
