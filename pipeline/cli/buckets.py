@@ -29,7 +29,8 @@ def register(app: typer.Typer) -> None:
 def fit(data: Annotated[list[Path], typer.Argument(
             metavar="DATA...", help="Parquet files with signals, or folders of them: STORE/datasets/NAME.")],
         score: Annotated[list[str], typer.Option("--score", metavar="SIGNAL",
-                                                 help="The score, e.g. quality_score; again for another.")],
+                                                 help="Signal to divide into buckets, e.g. quality_score; "
+                                                      "repeat it for several signals.")],
         out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The edges, for `buckets: {edges: …}`.")],
         by: Annotated[str | None, typer.Option(
             "--by", metavar="NAME", help="Separate edges for every language, source, or value of this signal "

@@ -43,7 +43,7 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
           negative: Annotated[list[Path] | None, typer.Option(
               "--negative", metavar="PATH", help="The rest (label lq), likewise.")] = None,
           labelled: Annotated[list[Path] | None, typer.Option(
-              "--labelled", metavar="PATH", help="Documents that say their label: words, or numbers (grades).")] = None,
+              "--labelled", metavar="PATH", help="Documents with a label each: a word, or a number (a grade).")] = None,
           reference: Annotated[list[Path] | None, typer.Option(
               "--reference", metavar="PATH", help="The corpus to be filtered, or a sample of it: a threshold is chosen "
                                                   "on it.")] = None,
@@ -52,7 +52,8 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
           text_column: TextOpt = "text",
           label_column: Annotated[str, typer.Option("--label-column", metavar="NAME",
                                                     help="Column, or key, of the label.")] = "label",
-          seed: Annotated[int, typer.Option(min=0, help="Of the split, the order of lines and initial weights.")] = 0,
+          seed: Annotated[int, typer.Option(min=0, help="Seed of the split, the order of texts and the "
+                                             "initial weights.")] = 0,
           held_out: Annotated[float, typer.Option(
               min=0.0, max=0.9, metavar="SHARE", help="Texts not trained on: half to calibrate, half to judge.")] = 0.2,
           most: Annotated[int | None, typer.Option(
@@ -168,11 +169,13 @@ def _say_trained(out: Path, card: dict[str, Any]) -> None:
 
 
 def check(model: ModelArg, data: DataArg,
-          against: Annotated[str | None, typer.Option(metavar="PROFILE", help="reference (that of `train --reference`) "
-                                                      "or held_out; default: the first the card has.")] = None,
+          against: Annotated[str | None, typer.Option(metavar="PROFILE", help="Profile of the model card to "
+                                                      "compare with: 'reference' (texts of `train --reference`) or "
+                                                      "'held_out'; default: the first of these in the card.")] = None,
           label_column: Annotated[str | None, typer.Option(
-              "--label-column", metavar="NAME", help="Column of labels (those of the model, or 1 and 0): it is "
-                                                              "judged on them, too.")] = None,
+              "--label-column", metavar="NAME", help="Column with the right label of each document (a label "
+                                                     "of the model, or 1 and 0), to measure the model's accuracy, "
+                                                     "too.")] = None,
           text_column: TextOpt = "text", limit: Annotated[int, typer.Option(
               "-n", "--limit", min=0, metavar="N", help="Documents to read, from the first on; 0 reads all.")] = 0,
           json_lines: JsonOpt = False) -> None:

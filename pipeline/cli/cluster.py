@@ -63,7 +63,8 @@ def submit(recipe: opt.RecipeArg, address: ServerOpt, store: opt.StoreOpt = "sto
 
 def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
            address: Annotated[str | None, typer.Option(metavar="ADDRESS", help=
-               "Job server of a cluster (http://…) to run it there as a job, or a Ray cluster to attach to.")] = None,
+               "Where to run: the URL of a job server (http://…) starts a job there; the address of a Ray cluster "
+               "attaches this process to it.")] = None,
            workers: opt.WorkersOpt = None, backend: opt.BackendOpt = opt.BackendName.ray,
            takeover: opt.TakeoverOpt = False, verify_inputs: opt.VerifyOpt = False,
            allow_custom_stages: opt.CodeOpt = False, ship_code: opt.ShipOpt = False, python: opt.PythonOpt = "python",

@@ -53,7 +53,8 @@ def train(files: FilesArg,
                                             help="tokenizer.json (bpe), or a .model (sentencepiece).")],
           vocab: Annotated[int, typer.Option(min=257, metavar="N", help="Number of tokens, 257 or more.")] = 32000,
           kind: Annotated[Kind, typer.Option(help="Byte-level BPE, or SentencePiece.")] = Kind.bpe,
-          model: Annotated[Model, typer.Option(help="Of SentencePiece.")] = Model.unigram,
+          model: Annotated[Model, typer.Option(
+              help="Algorithm of SentencePiece, for --kind sentencepiece.")] = Model.unigram,
           json_lines: JsonOpt = False) -> None:
     """Train a tokenizer.
 

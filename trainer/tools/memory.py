@@ -243,8 +243,9 @@ def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, c
     if best is None:
         return lines, (f"nothing fits into {FILL:.0%} of {capacity / 1e9:.0f} GB as `shard: {own}`: more ranks, tensor "
                        f"parallelism (train.parallel.tensor) or train.parallel.offload")
-    return lines, (f"* fits into {FILL:.0%} of {capacity / 1e9:.0f} GB; least computed again first, then most at once: "
-                   f"train.parallel.checkpointing {best[2]}, train.micro_batch {best[1] * length}")
+    return lines, (f"* fits into {FILL:.0%} of {capacity / 1e9:.0f} GB; the least recomputation that fits, and with it "
+                   f"the largest micro-batch: train.parallel.checkpointing {best[2]}, train.micro_batch "
+                   f"{best[1] * length}")
 
 
 def parse_bytes(text: str) -> float:
