@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from pipeline.engine.driver.progress import Progress
+from pipeline.engine.driver.progress import SHOWN, Progress
 from pipeline.engine.driver.protocols import Running
 from pipeline.engine.task import TaskSpec
 from pipeline.store.records import PartRecord
@@ -82,3 +82,39 @@ def test_a_long_look_at_what_is_done_already_is_seen_from_outside():
         clock.time += 1.0
         progress.planned([spec], {spec.key: PartRecord(spec.key, "m:T", "clean", "a", {}, {})})
     assert [s["done"] for s in snaps] == [3, 6, 9]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_bar_for_each_node_with_its_figures(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    out, clock = Terminal(), VirtualClock()
+    progress = Progress("rich", stream=out, clock=clock)
+    specs = [TaskSpec(f"k{i}", "m:T", "clean", {}, weight=100) for i in range(4)]
+    progress.planned(specs, {"k0": PartRecord("k0", "m:T", "clean", "a", {}, {})})
+    clock.sleep(10)
+    progress.done(specs[1], PartRecord("k1", "m:T", "clean", "a", {}, {"docs": 500}))
+    clock.sleep(10)
+    node = progress.nodes["clean"]
+    words = progress._words(node)
+    assert words.startswith("2/4  1 reused") and " left" in words
+    progress.close()
+    assert "clean" in out.getvalue() and "2/4  1 reused" in out.getvalue()
+
+
+def test_a_mode_that_does_not_exist_is_named():
+    with pytest.raises(ValueError, match="progress mode 'loud': use rich, quiet or json"):
+        Progress("loud")
+
+
+def test_failures_of_many_kinds_are_bounded():
+    """A run on a broken cluster for days does not collect messages without end; the latest stay."""
+    progress = Progress("quiet")
+    progress.planned([SPEC], {})
+    for i in range(SHOWN + 5):
+        progress.failed(SPEC, "environment", f"disk full: {chr(97 + i // 26)}{chr(97 + i % 26)}", True)
+    assert len(progress.failures) == SHOWN
+    assert next(reversed(progress.failures.values()))[0] == SPEC.label

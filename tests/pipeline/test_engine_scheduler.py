@@ -17,6 +17,7 @@ from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.driver.endings import Interrupted, TaskFailed
 from pipeline.engine.driver.progress import Progress, clock
 from pipeline.engine.driver.protocols import Running
+from pipeline.engine.driver.queue import TaskQueue
 from pipeline.engine.driver.scheduler import MAX_LOST, Scheduler
 from pipeline.engine.messages import Done, Failed, Failure, Hindered, Lost, Quarantined
 from pipeline.engine.task import Cursor, TaskSpec
@@ -424,3 +425,25 @@ def test_figures_for_people():
     assert [clock(5), clock(75), clock(4000)] == ["0:05", "1:15", "1:06:40"]
 
 
+
+
+def test_a_task_of_two_batches_runs_once_and_completes_both():
+    """Also one that stands twice in a batch. A batch that was read to its end is not read again."""
+    records = {}
+    queue = TaskQueue(records.get)
+    a, b = (TaskSpec(key, "m:T", "clean", {}) for key in "ab")
+    one, two = queue.add([a, b, a]), queue.add([b])
+    assert [[s.key for s in new] for new, _ in queue.read(2)] == [["a", "b"], []]
+    assert (len(queue), queue.unread, two.source) == (2, True, None)
+    for _ in range(2):
+        assert [[s.key for s in new] for new, _ in queue.read(2)] in ([[]], [])
+    assert not queue.unread and queue.finished() == []
+    for spec in (queue.pop(a.kind), queue.pop(a.kind)):
+        records[spec.key] = PartRecord(spec.key, "m:T", "clean", "x", {}, {})
+        queue.done(spec.key)
+    assert one.complete and two.complete and not len(queue)
+    [(_, first), (_, second)] = queue.finished()
+    assert ([r.key for r in first], [r.key for r in second]) == (["a", "b", "a"], ["b"])
+    del records["b"]
+    with pytest.raises(KeyError, match="task b has no record in the log"):
+        list(second)

@@ -20,7 +20,8 @@ from pipeline.run import make_backend, run_recipe
 from pipeline.store.dataset import iter_rows
 from pipeline.store.fs import Store
 from stages.document import Document
-from stages.filter.buckets import Buckets, Edges, Fit, Weights, vigintiles
+from stages.filter import buckets
+from stages.filter.buckets import Buckets, Edges, Fit, Weights, group_name, vigintiles
 from stages.filter.ensemble import Ensemble
 
 
@@ -115,6 +116,35 @@ def test_what_a_dataset_before_has_stored_is_not_taken_for_ones_own(tmp_path):
     Buckets(edges=str(tmp_path / "e")).process(doc)
     Ensemble(of=["s_bucket"]).process(doc)
     assert doc.signals == {"s": 2.0}
+
+
+def test_what_could_not_be_held_is_refused_before_it_fills_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(buckets, "MOST_VALUES", 3)
+    monkeypatch.setattr(buckets, "MOST_GROUPS", 2)
+    monkeypatch.setattr(buckets, "MOST_BYTES", 10)
+    weights = Weights()
+    weights.add(np.array([1.0, 2.0, 3.0, 1.0]), np.ones(4, np.int64))
+    with pytest.raises(ValueError, match="more than 3 different values; round the score to a grid"):
+        weights.add(np.array([4.0]), np.ones(1, np.int64))
+    fit = Fit(["s"], "topic")
+    fit.add(["a", "b", "a"], {"s": np.array([1.0, 2.0, np.nan])}, np.ones(3, np.int64))
+    assert fit.missing == {"s": 1}
+    with pytest.raises(ValueError, match="more than 2 different values of 'topic'"):
+        fit.add(["c"], {"s": np.array([1.0])}, np.ones(1, np.int64))
+    (tmp_path / "e.json").write_text("x" * 11)
+    with pytest.raises(ValueError, match=r"e\.json is no file of `tokenmill buckets fit` \(more than 10 bytes\)"):
+        Edges.read(tmp_path / "e.json")
+    for n in (1, buckets.MOST_BUCKETS + 1):
+        with pytest.raises(ValueError, match=f"{n} buckets; 2 … "):
+            vigintiles(n)
+
+
+@pytest.mark.parametrize(("value", "name"), [
+    (None, ""), (float("nan"), ""), (float("inf"), ""), (3.0, "3"), (-0.0, "0"), (2.5, "2.5"), (1e20, "1" + 20 * "0")])
+def test_groups_of_a_signal_have_the_name_of_its_value(value, name):
+    assert group_name(value) == name
+    doc = Document("0" * 32, source="web", language="de", signals={} if value is None else {"topic": value})
+    assert [Edges(by, {}).group(doc) for by in ("topic", "source", "language", None)] == [name, "web", "de", ""]
 
 
 # -- ensembles ---------------------------------------------------------------------------------------------------------

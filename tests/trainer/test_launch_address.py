@@ -9,7 +9,8 @@ import pytest
 
 from tests.gcs import gcs
 from tests.trainer.synthetic import make_run
-from trainer.__main__ import main
+from trainer.__main__ import main, parser
+from trainer.launch.start import forwarded
 
 TOKEN = "the-token-of-the-cluster"
 
@@ -63,3 +64,27 @@ def test_without_ray_the_remedy_is_named(run, monkeypatch, capsys):
     with gcs(TOKEN) as (address, _):
         assert main(["run", str(run), "--address", address, "--ranks", "1"]) == 1
     assert "pip install 'tokenmill[pipeline]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_rank_gets_the_settings_and_paths_that_hold_on_any_node(tmp_path, monkeypatch, remote):
+    """…and none of the options that choose the cluster."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    store = "s3://bucket/store" if remote else "store"
+    options = parser("run").parse_args([
+        "run", f"{store}/runs/r" if remote else "run", "--store", store, "--out", "out", "--address", "h:1",
+        "--gpus", "4", "--least", "2", "--ship-code",
+        "--set", "optimizer.lr=0.1", "--set", "seed=2", "--stop-at", "7", "--quiet"])
+    assert forwarded(options) == [
+        "run", f"{store}/runs/r" if remote else str(tmp_path / "run"), "--device", "cuda",
+        "--store", store if remote else str(tmp_path / "store"), "--out", str(tmp_path / "out"),
+        "--set", "optimizer.lr=0.1", "--set", "seed=2", "--stop-at", "7", "--quiet"]
+    assert forwarded(parser("run").parse_args(["run", "r", "--address", "h:1", "--ranks", "2"])) == [
+        "run", "r", "--device", "auto"]
+
+
+@pytest.mark.parametrize("command", [["run"], ["slurm", "--nodes", "2", "--gpus-per-node", "4"]])
+def test_checkpoints_of_a_run_in_object_storage_need_a_folder(command, capsys):
+    assert main([command[0], "s3://bucket/store/runs/r", *command[1:]]) == 2
+    assert "give one with --out, a folder that" in capsys.readouterr().err

@@ -178,3 +178,31 @@ def test_a_death_begins_again_unless_somebody_asked_for_the_end(monkeypatch, cap
     assert bool(asked) == interrupted
     # the last checkpoint of a training that was to stop may be what failed
     assert ("the disk is full" in capsys.readouterr().err) == (outcome in (1, 2))
+
+
+def test_ranks_that_were_left_out_come_back_when_there_is_room(monkeypatch, capsys):
+    """All stop with a checkpoint once every group that was missing is placed, not before."""
+    asked, waits = [], itertools.count()
+    member = SimpleNamespace(stop=SimpleNamespace(remote=lambda: asked.append(1)))
+    rooms = [SimpleNamespace(wait=lambda _s: True), SimpleNamespace(wait=lambda _s: next(waits) >= 3)]
+    monkeypatch.setattr(launcher, "draining", set)
+    monkeypatch.setattr(launcher.ray, "wait", lambda refs, num_returns=1, timeout=None: (
+        (refs[:1], refs[1:]) if asked else ([], refs)))
+    monkeypatch.setattr(launcher.ray, "get", lambda _result: (130, ""))
+    with pytest.raises(launcher.Pause):
+        launcher.finish([member], [1, 2], rooms)
+    assert next(waits) == 4 and asked
+    assert "there is room for all ranks again: stopping after this step" in capsys.readouterr().err
+
+
+def test_the_second_ctrl_c_does_not_wait_for_a_checkpoint(monkeypatch, capsys):
+    asked = []
+    member = SimpleNamespace(stop=SimpleNamespace(remote=lambda: asked.append(1)))
+
+    def wait(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher.ray, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        launcher.finish([member], [1], [])
+    assert capsys.readouterr().err.count("stopping after this step") == 1

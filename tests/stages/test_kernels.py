@@ -1,0 +1,169 @@
+"""Compiled kernels give what their Python source says: no number wraps, widens or is rounded otherwise by numba."""
+
+from __future__ import annotations
+
+import random
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stages.dedup import hashing, lsh
+from stages.extract.pdf import chars, layout, ocr
+from stages.scoring import word_sums
+from stages.text import ngrams, repeats
+from stages.text.normalize import simplify
+from stages.text.words import Words
+from tests.stages.lid import lid176_model
+from tests.stages.texts import AWKWARD, random_texts
+
+TEXTS = [*AWKWARD[:20], *random_texts(12, seed=8), "a b " * 40, "aa a a aa " * 12, "x y. z! " * 9,
+         "日本語 ไทย word " * 4]
+
+
+class Interpreted:
+    """The kernels of a module: compiled at first, then run from their source, where integers wrap without a warning."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+        self.patch, self.module = monkeypatch, module
+
+    def __enter__(self) -> None:
+        kernels = {name: value.py_func for name, value in vars(self.module).items() if hasattr(value, "py_func")}
+        assert kernels, f"{self.module.__name__}: no kernel has been compiled yet"
+        for name, function in kernels.items():
+            self.patch.setattr(self.module, name, function)
+        self.quiet = np.errstate(over="ignore")
+        self.quiet.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.quiet.__exit__(*error)
+        self.patch.undo()
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    return lambda module: Interpreted(monkeypatch, module)
+
+
+def columns(words: Words) -> tuple[Any, ...]:
+    v = words.vocabulary
+    return v.lengths, v.hashes, v.powers, v.offsets, v.sizes, v.blob, v.kinds
+
+
+def test_ngrams_and_their_hashes(interpreted):
+    def of(words: Words) -> list[Any]:
+        lengths, hashes, powers, offsets, sizes, blob, kinds = columns(words)
+        ids = words.ids
+        again, bases = np.zeros(len(lengths), np.uint64), np.zeros(len(lengths), np.uint64)
+        ngrams.hash_words(again, bases, offsets, sizes, blob, 0, len(lengths))
+        return [again.tolist(), bases.tolist(), ngrams.top_ngrams(ids, lengths, 1, 4).tolist(),
+                ngrams.duplicate_ngrams(ids, lengths, hashes, powers, offsets, sizes, blob,
+                                        np.array([1, 2, 5])).tolist(),
+                ngrams.distinct_words(ids, np.arange(0, 40, 3, np.int32)), ngrams.word_counts(ids, lengths, kinds),
+                ngrams.sha1_shingles(ids[:9], offsets, sizes, blob, 2).tolist()]
+
+    split = [Words.of(text.split()) for text in TEXTS]
+    compiled = [of(words) for words in split]
+    with interpreted(ngrams):
+        assert [of(words) for words in split] == compiled
+
+
+def test_repeated_ngrams(interpreted):
+    def of(text: str) -> Any:
+        return repeats.repeated(*repeats.number(text.split()), 2, 6).tolist()
+
+    compiled = [of(text) for text in TEXTS]
+    assert any(row[0] > 1 for rows in compiled for row in rows), "something is repeated"
+    with interpreted(repeats):
+        assert [of(text) for text in TEXTS] == compiled
+
+
+@pytest.mark.parametrize("dialect", ["tokenmill", "datatrove"])
+def test_signatures_and_band_keys(interpreted, dialect):
+    def of(text: str) -> Any:
+        # a byte shifted by 12 is 0 in numpy, and the whole number in numba
+        data = np.frombuffer(simplify(text).encode("utf-8", "surrogatepass"), np.uint8).astype(np.int64)
+        words = hashing._word_hashes(data)
+        shingles = hashing._join(words, 3)
+        drawn = hashing.Permutations(6, seed=1, dialect=dialect)
+        minima = hashing._minima_mersenne if dialect == "datatrove" else hashing._minima
+        signature = minima(shingles, drawn.a, drawn.b)
+        return (words.tolist(), shingles.tolist(), signature.tolist(), hashing.band_keys(signature, 3, 2).tolist(),
+                hashing.mix(np.arange(5, dtype=np.uint64)).tolist(),
+                int(hashing.common(np.unique(words), np.unique(words[::2]))))
+
+    compiled = [of(text) for text in TEXTS]
+    with interpreted(hashing):
+        assert [of(text) for text in TEXTS] == compiled
+
+
+def test_roots_of_a_forest(interpreted):
+    rng = np.random.default_rng(3)
+    graphs = [(rng.integers(0, n, edges), rng.integers(0, n, edges), n)
+              for n, edges in ((1, 0), (2, 1), (40, 20), (40, 60), (90, 50))]
+    chain = np.arange(30)
+    graphs += [(chain[1:], chain[:-1], 30), (chain[:-1][::-1].copy(), chain[1:][::-1].copy(), 30)]
+    compiled = [lsh._roots(*graph).tolist() for graph in graphs]
+    with interpreted(lsh):
+        assert [lsh._roots(*graph).tolist() for graph in graphs] == compiled
+    for (a, b, n), roots in zip(graphs, compiled):
+        assert all(roots[x] == roots[y] for x, y in zip(a, b)) and all(roots[x] <= x for x in range(n))
+
+
+def test_language_by_sums_of_words(interpreted):
+    model = str(lid176_model())
+    texts = [text[:300] for text in (*TEXTS, "__label__x y", "a </s> b", "</s>", "\ud800 é", "")]
+    # two words are kept: their table is emptied again and again
+    compiled = [word_sums.WordSums(model, 2 * 4 * 16).predict(text) for text in texts]
+    assert len({found[0][0] for found in compiled if found}) > 3
+    with interpreted(word_sums):
+        slow = word_sums.WordSums(model, 2 * 4 * 16)
+        for text, wanted in zip(texts, compiled):
+            found = slow.predict(text)
+            assert [label for label, _ in found] == [label for label, _ in wanted], text
+            assert [p for _, p in found] == pytest.approx([p for _, p in wanted], abs=1e-6), text
+
+
+def test_pieces_and_gutters_of_a_pdf_page(interpreted):
+    draw = random.Random(4)
+    pages = []
+    for k in range(12):
+        code, box, left, top = [], [], 0, 0
+        for _ in range(120):
+            if draw.random() < 0.1:
+                code.append(10)
+                box.append([0, 0, 0, 0])
+                left, top = draw.choice((0, 4000)), top + 800
+                continue
+            wide = draw.choice((300, 300, 200)) if k % 3 else 300
+            low = draw.choice((0, 0, 0, 250))
+            code.append(draw.choice((65, 97, 0x5D0, 0x4E2D)))
+            box.append([left, top + low, left + wide, top + low + 600])
+            left += wide + draw.choice((0, 0, 20, 1500, -900))
+        pages.append((np.array(code, np.uint32), np.zeros(len(code), bool), np.array(code) != 10,
+                      np.array(box, np.int64)))
+
+    def of(page: Any) -> Any:
+        starts, ends, edges, mono = chars._pieces(*page)
+        rows = edges[:, 1] // 800
+        strips = layout._gutters(edges, rows, int(rows.max()) + 1, 500, 2)
+        return [x.tolist() for x in (starts, ends, edges, mono, strips)]
+
+    compiled = [of(page) for page in pages]
+    assert any(found[4] for found in compiled), "some page has a gutter"
+    with interpreted(chars), interpreted(layout):
+        assert [of(page) for page in pages] == compiled
+
+
+def test_letters_on_a_picture_are_counted(interpreted):
+    rng = np.random.default_rng(5)
+    pictures = [np.full((40, 60), 255, np.uint8), *(np.where(rng.random((40, 60)) < p, 0, 255).astype(np.uint8)
+                                                    for p in (0.1, 0.35, 0.6))]
+    for at in (3, 15, 30):
+        pictures[0][5:20, at:at + 4] = 0                    # three strokes, of which two are joined below
+    pictures[0][20:22, 3:19] = 0
+    compiled = [int(ocr.glyphs(picture)) for picture in pictures]
+    assert compiled[0] == 2
+    with interpreted(ocr):
+        assert [int(ocr.glyphs(picture)) for picture in pictures] == compiled
