@@ -29,6 +29,9 @@ A fault has a name, `site#number:kind`. A history that fails is shrunk to fewer 
 its message holds the command that runs it again at the same commit. `mutants` are bugs planted in the product to test
 the simulator; each has to be found.
 
+`preemption` is a world of its own, in which only nodes die: large runs on preempted nodes, and tasks that take their
+nodes down.
+
 Not simulated: processes and their supervisors, crash triage inside a partition, publication of datasets, several
 threads, a local disk with its hard links, tasks that make other content than before, stale reports of damage, a
 holder on the same machine, the folder of the trainer's checkpoints.

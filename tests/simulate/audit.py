@@ -25,6 +25,7 @@ from pipeline.store import log as log_module
 from pipeline.store.errors import StoreError
 from pipeline.store.log import Fenced, LeaseHeld
 from pipeline.store.view import CorruptLog, LogView
+from tests.simulate.backend import NODES, SLOTS
 from tests.simulate.plan import FILE, ROWS, STAGE, data_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tests.simulate.world import Driver, World
 
 SEGMENT = re.compile(r"log/(\d{8})\.json")
-#: what the scheduler allows a task (its arguments' defaults)
+#: what the scheduler allows a task (its arguments' defaults); of losses, where no other task has any
 EXCEPTIONS, LOST = 3, 8
 
 
@@ -75,9 +76,10 @@ class Told:
     def __init__(self) -> None:
         self.flights: dict[int, TaskSpec] = {}
         self.exceptions: Counter[str] = Counter()
-        self.lost: Counter[str] = Counter()
+        self.lost: Counter[tuple[str, str]] = Counter()              # by key and cause
         self.raised: dict[str, tuple[str, int] | None] = {}          # key → latest failure of the task itself
         self.final: set[str] = set()                                 # keys that have failed for good
+        self.may: set[str] = set()                                   # keys that may have
         self.accepted = 0                                            # results that count
         self.due: set[str] = set()                                   # keys that must have a record after this step
         self.verdicts: set[tuple[str, int]] = set()                  # (key, row) that must be durable after this step
@@ -253,8 +255,9 @@ class Audit:
                 told.hindered = 0
                 told.due.add(spec.key)
                 told.flights = {n: s for n, s in told.flights.items() if s.key != spec.key}
-                for counts in (told.exceptions, told.lost, told.raised):
+                for counts in (told.exceptions, told.raised):
                     counts.pop(spec.key, None)
+                told.may.discard(spec.key)
             case Quarantined(_, row):
                 told.verdicts.add((spec.key, row))
             case Returned():
@@ -267,16 +270,24 @@ class Audit:
                 self._failed(told, spec.key, Failure("lost", message))
 
     def _failed(self, told: Told, key: str, failure: Failure) -> None:
+        """A task that raised too often has failed for good, and one that alone was lost too often. One that was lost
+        among others may have failed: `preemption` holds what the scheduler has to make of those."""
         kind = failure.kind
         if kind == "damaged":
             return
-        told.exceptions[key] += kind == "exception"
-        told.lost[key] += kind != "exception"
-        told.hindered += kind == "environment"
         raised = None if failure.row is None else (failure.message, failure.row)
-        if (told.exceptions[key] >= EXCEPTIONS or told.lost[key] >= LOST
-                or (raised is not None and told.raised.get(key) == raised)):
-            told.final.add(key)
+        if kind == "exception":
+            told.exceptions[key] += 1
+            if told.exceptions[key] >= EXCEPTIONS or (raised is not None and told.raised.get(key) == raised):
+                told.final.add(key)
+        else:
+            told.lost[key, kind] += 1
+            if told.lost[key, kind] >= LOST:
+                alone = all(other == key for other, cause in told.lost if cause == kind)
+                (told.final if alone else told.may).add(key)
+            told.hindered += kind == "environment"
+            if told.hindered >= LOST * NODES * SLOTS:
+                told.may.add(key)
         told.raised[key] = raised
 
     def after_step(self, driver: Driver) -> None:
@@ -308,7 +319,7 @@ class Audit:
             case CorruptLog():
                 explained = self.hopeless or faults.count(f"{driver.name}.listing") > 0
             case TaskFailed():
-                explained = error.spec.key in told.final
+                explained = error.spec.key in told.final | told.may
                 if self._current(driver) and self.truth.quarantined_rows.get(error.spec.key):
                     raise self.broken(f"{driver.name} failed at {error.spec.label} and did not take its verdicts back")
             case DamageFound():

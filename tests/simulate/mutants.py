@@ -38,6 +38,7 @@ class Mutant:
 
 LOG, VIEW, SCHEDULER = "pipeline.store.log:Log.", "pipeline.store.view:LogView.", \
     "pipeline.engine.driver.scheduler:Scheduler."
+LOSSES = "pipeline.engine.driver.losses:"
 PROGRESS, REMOTE = "pipeline.engine.driver.progress:Progress.", "pipeline.store.remote:Remote."
 
 MUTANTS = [
@@ -71,22 +72,22 @@ MUTANTS = [
     Mutant("files of records are garbage", "pipeline.store.garbage:collect_garbage",
            'if f"objects/{key}/{file}" not in named and (', "if ("),
     # -- the scheduler
-    Mutant("a lost attempt counts as a failed one", SCHEDULER + "_failed", "past.lost += 1", "past.exceptions += 1"),
-    Mutant("a lost attempt stays in flight", SCHEDULER + "_take",
-           'for flight in self._landed(ids):\n                self._failed(',
-           'for flight in [self._flights[i] for i in ids if i in self._flights]:\n                self._failed('),
+    Mutant("a lost attempt counts as a failed one", LOSSES + "History.failed", 'failure.kind == "exception"', "True"),
+    Mutant("a lost attempt stays in flight", SCHEDULER + "_take", 'self._failed(self._landed(ids),',
+           'self._failed([self._flights[i] for i in ids if i in self._flights],'),
     Mutant("attempts are named after the driver before", SCHEDULER + "_dispatch",
            "attempt_name(self.log.epoch, self._serial)", "attempt_name(max(1, self.log.epoch - 1), self._serial)"),
-    Mutant("a task may fail for ever", SCHEDULER + "_failed", "past.exceptions >= self.max_attempts", "False"),
-    Mutant("a finished attempt stays in flight", SCHEDULER + "_commit", "del self._flights[i]", "pass"),
-    Mutant("the other attempt goes on", SCHEDULER + "_commit",
-           'self.backend.cancel([i for i in twins if i != id])', "pass"),
+    Mutant("a task may fail for ever", LOSSES + "History.failed", "self.exceptions >= max_attempts", "False"),
+    Mutant("a finished attempt stays in flight", SCHEDULER + "_commit", "self._landed([id, *twins])", "pass"),
+    Mutant("the other attempt goes on", SCHEDULER + "_commit", 'self.backend.cancel(twins)', "pass"),
     Mutant("a failed run leaves its attempts", SCHEDULER + "__exit__",
            "self.backend.cancel(list(self._flights))", "pass"),
     Mutant("a returned task is forgotten", SCHEDULER + "_take",
-           "self._repeat(flight.spec)", "pass"),
+           "self._repeat(self._landed(ids))", "self._landed(ids)"),
     Mutant("a task is repeated beside its other attempt", SCHEDULER + "_repeat",
-           "if not any(f.spec.key == spec.key for f in self._flights.values()):", "if True:"),
+           "if key not in self._attempts:", "if True:"),
+    Mutant("two attempts lost together are repeated twice", SCHEDULER + "_repeat",
+           "{f.spec.key: f.spec for f in flights}.items()", "[(f.spec.key, f.spec) for f in flights]"),
     Mutant("a verdict is not logged", SCHEDULER + "_quarantine",
            "self.log.quarantine(spec.key, row, stage, reason)", "pass"),
     Mutant("a verdict waits for its segment", SCHEDULER + "step",
@@ -98,4 +99,20 @@ MUTANTS = [
     # -- counts
     Mutant("a new plan counts what was reused twice", SCHEDULER + "plan_again", "self.reused = 0", "pass"),
     Mutant("progress forgets what was there", PROGRESS + "planned", "node.done += 1\n", "pass\n"),
+]
+
+#: bugs that only many preemptions show (`preemption`)
+PREEMPTION_MUTANTS = [
+    Mutant("nobody asks for the weather", LOSSES + "Losses.judge", "improbable(count - 1, expected, PROOF)", "True"),
+    Mutant("a task may take down any number of nodes", LOSSES + "Losses.judge",
+           "if count >= max_lost and", "if False and"),
+    Mutant("what a killer takes along counts as weather", LOSSES + "Losses.add",
+           "self._company[cause] += company", "pass"),
+    Mutant("a long task is judged as a short one", LOSSES + "Losses.add",
+           "self._seconds += seconds", "self._seconds += 1.0"),
+    Mutant("suspects fly together", SCHEDULER + "_may_fly", "if self._trial in self._flights:", "if False:"),
+    Mutant("an announced preemption counts", SCHEDULER + "_take", "self._repeat(self._landed(ids))",
+           'self._failed(self._landed(ids), Failure("lost", "drained"))'),
+    Mutant("a lost attempt takes its verdicts along", SCHEDULER + "_dispatch",
+           "skip = self.log.quarantined_rows(spec.key)", "skip = {}"),
 ]

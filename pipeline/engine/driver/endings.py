@@ -22,15 +22,17 @@ class Interrupted(KeyboardInterrupt):
 
 
 class TaskFailed(TokenmillError):
-    """A task failed for good. `reasons` lists the message of every failed attempt, in order. Output of the worker about
-    it (a traceback, its last words) is a note of the exception."""
+    """A task failed for good. `reasons` lists the message of every failed attempt, in order; `verdict` says why there
+    is no further one, if they do not. Output of the worker about it (a traceback, its last words) is a note of the
+    exception."""
 
-    def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = ()) -> None:
+    def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = (), verdict: str = "") -> None:
         self.spec, self.reasons = spec, reasons
         times = f" {len(reasons)} times" if len(reasons) > 1 else ""
         latest, count = {gist(r): r for r in reasons}, Counter(map(gist, reasons))
         listing = "; ".join(r if len(latest) == 1 else f"{r} (× {count[g]})" for g, r in latest.items())
-        super().__init__(f"{spec.node}: {spec.label or spec.key} failed{times}: {listing}")
+        super().__init__(f"{spec.node}: {spec.label or spec.key} failed{times}: {listing}"
+                         f"{f' ({verdict})' if verdict else ''}")
         for traceback in dict.fromkeys(tracebacks):
             self.add_note(f"in {spec.task}:\n{traceback}")
 

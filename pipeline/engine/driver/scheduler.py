@@ -8,11 +8,12 @@ The consequence of a failed attempt depends on the kind of failure:
 * `exception`: raised by the task's own code; counts against `max_attempts`. The same message at the same row in two
   successive attempts is taken as deterministic and ends the run.
 * `permanent`: a setting that cannot work; ends the run at once.
-* `environment` (a killed child, memory pressure) and `lost` (its worker): counted separately and limited by `max_lost`,
-  so that a task that takes down every node it runs on ends the run.
+* `environment` (a killed child, memory pressure) and `lost` (its node died): each counted by itself, and compared with
+  the losses of other tasks (`losses`). A task that takes down its nodes ends the run after `max_lost` of them; a
+  cluster whose nodes are preempted does not.
 * `damaged`: a file of the store is not what its record says. Tasks that do not need the file are finished first, then
   DamageFound ends this plan; the next plan makes the file anew.
-* `Returned` attempts do not count.
+* `Returned` attempts (never begun, or their node's end was announced) do not count.
 
 A quarantined row is committed at once, so that later attempts at its task skip it even if this driver dies. A task that
 fails for good releases its rows: the task, not its documents, may have been at fault.
@@ -25,12 +26,12 @@ import signal
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.engine.driver.bad_files import BadFiles
 from pipeline.engine.driver.endings import CannotRun, DamageFound, Interrupted, TaskFailed
+from pipeline.engine.driver.losses import CAUSES, MAX_LOST, History, Losses, Weather
 from pipeline.engine.driver.protocols import Backend, CommitLog, Listener, Running
 from pipeline.engine.driver.queue import TaskBatch, TaskQueue, TaskRecords
 from pipeline.engine.driver.stragglers import Flight, to_double
@@ -50,26 +51,13 @@ from pipeline.engine.messages import (
     skips,
 )
 from pipeline.engine.task import ResourceRequest, TaskSpec
-from pipeline.store.log import attempt_name
+from pipeline.store.log import SEGMENT_S, attempt_name
 from pipeline.store.records import PartRecord
 
-FLUSH_S = 1.0            # seconds a record waits for its commit, at most (docs/contracts.md: Store)
-MAX_LOST = 8             # node deaths and environment failures of one task that end the run. As many environment
-                         # failures per slot, with no task finished in between, end it too: a disk stays full
 STRAGGLER_S = 30.0       # a task that has run for less is never doubled
+LOOKS = 30               # for stragglers in that time: each walks all running attempts
 TIMES = 512              # latest tasks of a node that its p95 is taken from
 READ_AHEAD = 1000        # tasks of a batch read between two polls of the backend
-
-
-@dataclass
-class _History:
-    """The failed attempts at one key so far."""
-
-    reasons: list[str] = field(default_factory=list)
-    tracebacks: list[str] = field(default_factory=list)
-    raised: tuple[str, int] | None = None        # message and row of the latest failure that the task itself raised
-    exceptions: int = 0
-    lost: int = 0
 
 
 class Scheduler:
@@ -91,12 +79,16 @@ class Scheduler:
         self.executed = self.reused = 0              # tasks that ran here, tasks whose records were in the log
         self._dispatch_seed, self._clock = dispatch_seed, clock
         self._awaited: set[str] = set()              # nodes that other nodes wait for
-        self._hindered = 0                           # environment failures since the last finished task
-        self._flights: dict[int, Flight] = {}
+        self._hindered = 0                           # environment failures since the last finished task: as many as
+                                                     # `max_lost` per slot end the run, because a disk stays full
+        self._flights: dict[int, Flight] = {}        # by id of the attempt, which is the order of their starts
+        self._attempts: dict[str, list[int]] = {}    # their ids by key
+        self._weather: dict[tuple[float, str], Weather] = defaultdict(Weather)     # by devices and kind of CPU
+        self._trial = 0                              # the latest attempt at a task suspected to take its nodes down
         self._forget()
-        self._history: dict[str, _History] = defaultdict(_History)
+        self._history: dict[str, History] = defaultdict(History)
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
-        self._serial, self._flushed = 0, 0.0
+        self._serial, self._flushed, self._doubled = 0, 0.0, float("-inf")
         self._stop: int | None = None                # signal that asked for a stop
         self._stop_at = 0.0                          # when tasks that still run are killed
         self._ending = contextlib.ExitStack()
@@ -114,7 +106,7 @@ class Scheduler:
     def __exit__(self, *_: object) -> None:
         try:
             self.backend.cancel(list(self._flights))
-            self._flights.clear()
+            list(self._landed(list(self._flights)))
             self._forget()
             if self.executed:
                 self.log.flush()
@@ -189,7 +181,7 @@ class Scheduler:
             except TaskFailed as e:      # do not lose the other events of this poll
                 failure = failure or e
         # commit a quarantine at once: it cost at least two children, and a dead driver must not lose it
-        if any(isinstance(e, Quarantined) for e in events) or self._clock.now() - self._flushed > FLUSH_S:
+        if any(isinstance(e, Quarantined) for e in events) or self._clock.now() - self._flushed > SEGMENT_S:
             self.log.flush()
             self._flushed = self._clock.now()
         if failure is not None:
@@ -203,14 +195,12 @@ class Scheduler:
         match event:
             case Done(id, record) if id in self._flights:
                 self._commit(id, record)
-            case Failed(id, failure) if id in self._flights:
-                self._failed(self._flights.pop(id).spec, failure)
+            case Failed(id, failure):
+                self._failed(self._landed([id]), failure)
             case Lost(ids, message):
-                for flight in self._landed(ids):
-                    self._failed(flight.spec, Failure("lost", message))
+                self._failed(self._landed(ids), Failure("lost", message))
             case Returned(ids):
-                for flight in self._landed(ids):
-                    self._repeat(flight.spec)
+                self._repeat(self._landed(ids))
             case Quarantined(id, row, stage, reason) if id in self._flights:
                 self._quarantine(self._flights[id].spec, row, stage, reason)
             case Hanging(status) if self.progress and status.id in self._flights:
@@ -220,11 +210,22 @@ class Scheduler:
             case StatusReport(running) if self.progress:
                 self.progress.running(self.backend.slots, [self._running(s) for s in running if s.id in self._flights])
 
-    def _landed(self, ids: Iterable[int]) -> Iterator[Flight]:
-        """Remove, and yield, those of these attempts that are still in flight."""
+    def _landed(self, ids: Iterable[int]) -> list[Flight]:
+        """Remove those of these attempts that are still in flight, and return them."""
+        landed, now = [], self._clock.now()
         for id in ids:
-            if id in self._flights:
-                yield self._flights.pop(id)
+            if (flight := self._flights.pop(id, None)) is not None:
+                landed.append(flight)
+                key = flight.spec.key
+                self._attempts[key].remove(id)
+                if not self._attempts[key]:
+                    del self._attempts[key]
+                self._weather_of(flight.spec).ended(flight.started, now)
+        return landed
+
+    def _weather_of(self, spec: TaskSpec) -> Weather:
+        """The losses of the tasks that run on the same class of nodes."""
+        return self._weather[spec.gpus, spec.cpu]
 
     def _running(self, status: TaskStatus) -> Running:
         return Running(self._flights[status.id].spec, status.seconds, status.row, status.stage, status.still,
@@ -247,10 +248,10 @@ class Scheduler:
         self._queue.done(spec.key)
         self._times[spec.node].append(self._clock.now() - flight.started)
         self._history.pop(spec.key, None)
-        twins = [i for i, f in self._flights.items() if f.spec.key == spec.key]
-        for i in twins:
-            del self._flights[i]
-        self.backend.cancel([i for i in twins if i != id])
+        twins = [i for i in self._attempts[spec.key] if i != id]
+        self._landed([id, *twins])
+        if twins:
+            self.backend.cancel(twins)
         first = self.log.get(spec.key) or record                             # the first record counts
         if self.bad_files:
             self.bad_files.done(first)
@@ -264,7 +265,7 @@ class Scheduler:
             raise CannotRun(next((s for s in self._retries if s.kind == kind), None) or self._queue.pop(kind), why)
         for _ in range(len(self._retries)):
             spec = self._retries.popleft()
-            if self._has_room(spec.kind):
+            if self._has_room(spec.kind) and self._may_fly(spec):
                 self._dispatch(spec)
             else:
                 self._retries.append(spec)
@@ -285,14 +286,31 @@ class Scheduler:
         room, slots = self.backend.room_for(*kind), self.backend.slots
         return room > 0 or (room > -slots and self._queue.waiting.get(kind, 0) > 2 * slots)
 
+    def _may_fly(self, spec: TaskSpec) -> bool:
+        """Whether no other task flies that is suspected to take its nodes down, if this one is: what is lost now shows
+        which of them does it."""
+        losses = self._history[spec.key].losses if spec.key in self._history else None
+        if losses is None or not losses.suspect:
+            return True
+        if self._trial in self._flights:
+            return False
+        self._trial = self._serial + 1
+        return True
+
     def _dispatch(self, spec: TaskSpec) -> None:
         self._serial += 1
-        self._flights[self._serial] = Flight(spec, self._clock.now())
+        now = self._clock.now()
+        self._flights[self._serial] = Flight(spec, now)
+        self._attempts.setdefault(spec.key, []).append(self._serial)
+        self._weather_of(spec).began(now)
         skip = self.log.quarantined_rows(spec.key)      # by this driver and earlier ones
         self.backend.submit(Assignment(self._serial, spec, attempt_name(self.log.epoch, self._serial), skips(skip)))
 
     def _double_stragglers(self, idle: bool) -> None:
         """Start second attempts at tasks that take suspiciously long. The attempt that commits first counts."""
+        if self._clock.now() - self._doubled < self.straggler_s / LOOKS:
+            return
+        self._doubled = self._clock.now()
         unfinished = {*(node for node, n in self._left.items() if n > 0), *(s.node for s in self._retries)}
         for spec in to_double(self._flights.values(), self._times, self._clock.now(), idle=idle, unfinished=unfinished,
                               awaited=self._awaited, slots=self.backend.slots, least_s=self.straggler_s):
@@ -311,38 +329,51 @@ class Scheduler:
         if self.progress:
             self.progress.quarantined(spec, row, reason)
 
-    def _failed(self, spec: TaskSpec, failure: Failure) -> None:
-        """Count a failed attempt and repeat the task; raises TaskFailed when this attempt was the last one. A task that
-        met a damaged file is not repeated until that file is made anew (`DamageFound`)."""
-        if failure.kind == "damaged":
+    def _failed(self, flights: list[Flight], failure: Failure) -> None:
+        """Count attempts that failed together, and repeat their tasks. Raises TaskFailed when one of them was the last
+        of its task."""
+        lost: Counter[tuple[float, str]] = Counter((f.spec.gpus, f.spec.cpu) for f in flights)
+        if failure.kind in CAUSES:
+            for place, number in lost.items():
+                self._weather[place].lost[failure.kind] += number
+        if failure.kind == "damaged":        # not repeated until that file is made anew (`DamageFound`)
             self._damaged[failure.path] = failure.message
             return
-        past = self._history[spec.key]
-        past.reasons.append(failure.message)
-        if failure.traceback:
-            past.tracebacks.append(failure.traceback.rstrip())
-        raised = None if failure.row is None else (failure.message, failure.row)
-        final = failure.kind == "permanent" or (raised is not None and raised == past.raised)
-        past.raised = raised
-        if failure.kind == "exception":
-            past.exceptions += 1
-        else:
-            past.lost += 1
+        ended: TaskFailed | None = None
+        for flight in flights:
+            try:
+                self._count(flight, failure, lost[flight.spec.gpus, flight.spec.cpu])
+            except TaskFailed as e:          # the others are still to be counted
+                ended = ended or e
+        if ended is not None:
+            raise ended
+        self._repeat(flights)
+
+    def _count(self, flight: Flight, failure: Failure, company: int) -> None:
+        """Count a failed attempt; raises TaskFailed when it was the last one of its task. `company`: attempts that
+        failed together."""
+        spec, now = flight.spec, self._clock.now()
+        past, why = self._history[spec.key], ""
+        final = past.failed(failure, self.max_attempts)
+        if failure.kind in CAUSES:
+            past.losses = past.losses or Losses(self._weather_of(spec), now)
+            past.losses.add(failure.kind, now - flight.started, company, self.executed)
+            why = past.losses.judge(failure.kind, now, self.max_lost)
         self._hindered += failure.kind == "environment"
-        final = (final or past.exceptions >= self.max_attempts or past.lost >= self.max_lost
-                 or self._hindered >= self.max_lost * max(1, self.backend.slots))
+        final = final or why != "" or self._hindered >= self.max_lost * max(1, self.backend.slots)
         if self.progress:
             self.progress.failed(spec, failure.kind, failure.message, not final)
         if final:
-            raise TaskFailed(spec, past.reasons, past.tracebacks)
-        self._repeat(spec)
+            raise TaskFailed(spec, past.reasons, past.tracebacks, why if len(past.reasons) > 1 else "")
 
-    def _repeat(self, spec: TaskSpec) -> None:
-        """Queue a task for repetition before new ones, so that a hopeless run ends soon."""
-        if not any(f.spec.key == spec.key for f in self._flights.values()):
-            self._retries.append(spec)
-            if self.progress:
-                self.progress.repeated(spec)
+    def _repeat(self, flights: list[Flight]) -> None:
+        """Queue the tasks of these attempts for repetition before new ones, so that a hopeless run ends soon. Two
+        attempts at one task may have ended together."""
+        for key, spec in {f.spec.key: f.spec for f in flights}.items():
+            if key not in self._attempts:
+                self._retries.append(spec)
+                if self.progress:
+                    self.progress.repeated(spec)
 
     # -- stop ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager

@@ -10,7 +10,6 @@ and starts them when an operation is nearly complete (Dean and Ghemawat, OSDI 20
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,26 +33,37 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
               least_s: float = 0.0) -> list[TaskSpec]:
     """The tasks to start a second time, longest-running first.
 
-    `times`: seconds that finished tasks of each node took. `idle`: no task waits for a slot. `unfinished`: nodes with
-    tasks still to be dispatched; `awaited`: nodes that other nodes wait for. A task that has run for less than
-    `least_s` is never doubled.
+    `times`: seconds that finished tasks of each node took. `idle`: no task
+    waits for a slot. `unfinished`: nodes with tasks still to be dispatched; `awaited`: nodes that other nodes wait for.
+    A task that has run for less than `least_s` is never doubled.
     """
-    flights = list(flights)
-    attempts = Counter(f.spec.key for f in flights)
-    late = []
+    limits: dict[str, float] = {}                    # by node; sorted once, not for every attempt
+    flown: set[str] = set()
+    late: list[Flight] = []
+    doubled: set[str] = set()
+    doubles = 0
     for flight in flights:
-        known = sorted(times.get(flight.spec.node, ()))
-        if len(known) < KNOWN or attempts[flight.spec.key] > 1:
+        spec = flight.spec
+        if spec.key in flown:
+            doubled.add(spec.key)
+            doubles += 1
             continue
-        median, p95 = known[(len(known) - 1) // 2], known[int(0.95 * (len(known) - 1))]
-        if idle:
-            limit = FACTOR * p95
-        elif flight.spec.node in awaited and flight.spec.node not in unfinished:
-            limit = max(FACTOR * median, p95)
-        else:
-            continue
-        if now - flight.started >= max(least_s, limit):
+        flown.add(spec.key)
+        if spec.node not in limits:
+            limits[spec.node] = _limit(times.get(spec.node, ()), idle, spec.node in awaited
+                                       and spec.node not in unfinished)
+        if now - flight.started >= max(least_s, limits[spec.node]):
             late.append(flight)
     late.sort(key=lambda f: f.started)
-    doubles = sum(n - 1 for n in attempts.values())
-    return [f.spec for f in (late if idle else late[:max(0, max(1, slots // SHARE) - doubles)])]
+    specs = [f.spec for f in late if f.spec.key not in doubled]
+    return specs if idle else specs[:max(0, max(1, slots // SHARE) - doubles)]
+
+
+def _limit(times: Sequence[float], idle: bool, blocks: bool) -> float:
+    """Seconds from which on a task of a node gets a second attempt. `blocks`: other nodes wait for the last tasks of
+    this one."""
+    if len(times) < KNOWN or not (idle or blocks):
+        return float("inf")
+    known = sorted(times)
+    median, p95 = known[(len(known) - 1) // 2], known[int(0.95 * (len(known) - 1))]
+    return FACTOR * p95 if idle else max(FACTOR * median, p95)
