@@ -13,6 +13,7 @@ import pytest
 from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.plan.inputs import InputError, list_source
+from pipeline.plan.provenance import read_provenance
 from pipeline.store.errors import DamagedFile, EnvironmentFailure
 from pipeline.store.fs import Store
 
@@ -290,3 +291,41 @@ def test_what_failed_is_looked_at_first_and_a_full_disk_is_no_reason_to_look(tmp
         with pytest.raises(error):
             run_attempt(spec, store, "00000001-00000002", Cursor())
         assert looked == paths
+
+
+#: what a bucket would list, so that none is asked
+LISTED = {"s3://b/crawl/*.gz": [("s3://b/crawl/x.gz", 3, "e1"), ("s3://b/crawl/deep/y.gz", 4, "e2")],
+          "s3://b/one.gz": [("s3://b/one.gz", 5, "e3")], "s3://b/none/*": [],
+          "s3://b/all": [("s3://b/all/p.GZ", 1, "e4"), ("s3://b/all/q.txt", 2, "e5")]}
+
+
+@pytest.mark.parametrize(("patterns", "options", "said"), [
+    (["s3://b/crawl/*.gz"], {"verify": True}, "--verify-inputs hashes local files only"),
+    (["s3://b/crawl/*.gz", "a"], {}, "local and remote paths in one source; make two sources of them"),
+    (["s3://b/crawl/*.gz", "s3://c/*"], {}, r"its paths lie in different buckets \(s3://b/crawl/\*.gz, s3://c/\*\)"),
+    (["s3://*/crawl"], {}, "its paths lie in different buckets"),
+    (["s3://b/none/*"], {}, r"no object matches 's3://b/none/\*'"),
+    (["s3://b/all"], {"suffixes": (".warc",)}, "no object matches 's3://b/all'"),
+    (["s3://b/crawl/*.gz"], {"root": "s3://b/crawl/deep"}, "'s3://b/crawl/x.gz' is outside its root")])
+def test_objects_that_make_no_source_are_refused_with_the_remedy(tree, patterns, options, said):
+    with pytest.raises(InputError, match=f"source 's': .*{said}"):
+        found(tree, *patterns, listings=LISTED, **options)
+
+
+def test_objects_are_named_from_the_folder_that_holds_all_of_them(tree):
+    assert found(tree, "s3://b/crawl/*.gz", listings=LISTED) == ["deep/y.gz", "x.gz"]
+    assert found(tree, "s3://b/crawl/*.gz", "s3://b/one.gz", listings=LISTED) == [
+        "crawl/deep/y.gz", "crawl/x.gz", "one.gz"]
+    # a folder stands for its files with a suffix of the reader; an object that a pattern names needs none
+    assert found(tree, "s3://b/all/", listings=LISTED, suffixes=(".gz",)) == ["p.GZ"]
+    assert found(tree, "s3://b/one.gz", listings=LISTED, suffixes=(".warc",)) == ["one.gz"]
+
+
+def test_what_is_no_provenance_of_this_version_is_passed_over(tmp_path):
+    """…and does not stop `why`: another run's file may be damaged, or of another version."""
+    store = Store(tmp_path)
+    for run, text in (("a", '{"version": 1, "epoch": 3}'), ("b", '{"version": 1, "epoch": 7}'), ("c", "{"),
+                      ("d", '{"version": 0, "epoch": 9}'), ("e/deeper", '{"version": 1, "epoch": 9}')):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "provenance.json").write_text(text)
+    assert [(run, document["epoch"]) for run, document in read_provenance(store)] == [("b", 7), ("a", 3)]
