@@ -267,7 +267,8 @@ KILLER = frozenset({"17"})
 #: clusters with a task that takes its node down, and how many it may take down before it is found
 DEADLY = [(Cluster(40, 16, killers=KILLER), 10), (Cluster(2, 3, killers=KILLER), 16),
           (Cluster(1, 2, killers=KILLER), 16), (Cluster(40, 16, 0.3, killers=KILLER), 16),
-          (Cluster(2, 3, 0.3, killers=KILLER), 48), (Cluster(1, 4, 0.3, killers=KILLER), 48)]        # few others show the weather
+          # few others show the weather
+          (Cluster(2, 3, 0.3, killers=KILLER), 48), (Cluster(1, 4, 0.3, killers=KILLER), 48)]
 
 
 def storms(seeds: range) -> str:
