@@ -25,7 +25,7 @@ from pipeline.store.records import FileInfo, PartRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 SPLITS = 100              # splits per file
-SLOTS = 1000
+SLOTS = 10_000
 RECIPE = """
 version: 1
 sources: {web: {read: warc, path: in/*.warc.gz}}

@@ -40,7 +40,7 @@ from pipeline.plan.overlap import check_overlaps
 from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.code import own_source
 from pipeline.recipe.model import Recipe, Step
-from pipeline.store.content_keys import content_key, task_key
+from pipeline.store.content_keys import SharedArgs, content_key, task_key
 from pipeline.store.lists import ListFiles
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
@@ -299,14 +299,17 @@ class Planner:
         common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
                   "signals_mode": self.recipe.run.signals, "$volatile": hidden}
         undecided = [{**entry, "key": s.replay_key} for entry, s in zip(chain, plan.chain)]
+        keys = SharedArgs(DOCUMENTS, common)
+        replay_keys = SharedArgs(DOCUMENTS, {**common, "chain": undecided})
+        roots = self.roots
         for order, (args, weight, label, origin) in enumerate(self._pass_inputs(plan, results)):
-            spec = self._spec(DOCUMENTS, plan.name, order, weight, label, {**common, **args}, memory)
-            replay_key = task_key(DOCUMENTS, {**common, **args, "chain": undecided})
+            key, replay_key = keys.key(args), replay_keys.key(args)
             was = self.earlier(replay_key)
-            if was is not None and was.key != spec.key:
-                replayed = {**hidden, "replay": replay_arg(was)}
-                spec = replace(spec, args={**spec.args, "$volatile": replayed}, memory_mb=memory + REPLAY_MB)
-            yield replace(spec, origin=origin, replay_key=replay_key, gpus=gpus, cpu=cpu, confined=confined)
+            replays = was is not None and was.key != key
+            volatile = {"$volatile": {**hidden, "replay": replay_arg(was)}} if was is not None and replays else {}
+            yield TaskSpec(key, DOCUMENTS, plan.name, {**common, **args, **volatile}, weight, label,
+                           memory + REPLAY_MB if replays else memory, gpus, order, origin, replay_key, cpu, confined,
+                           roots)
 
     def _pass_inputs(self, plan: _PassPlan,
                      results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.base.files import file_sha256
@@ -22,6 +23,8 @@ from stages.catalog import load
 
 #: packages whose tasks are identified by name and version alone; a test ensures that names are unique
 OURS = frozenset({"pipeline", "stages"})
+#: names that give a dict its meaning
+_SPECIAL = frozenset({"$ref", "$file", "$list"})
 
 
 def task_key(task: str, args: Any) -> str:
@@ -35,13 +38,40 @@ def task_key(task: str, args: Any) -> str:
     return content_key(getattr(found, "name", ""), found.version, [found.__qualname__, source, args])
 
 
+class SharedArgs:
+    """Keys of tasks that share most of their arguments: `common` is encoded once and not for every task."""
+
+    def __init__(self, task: str, common: Mapping[str, Any]) -> None:
+        self._task, self._common = task, common
+        found = load(task)
+        self._ours = task.partition(".")[0] in OURS
+        self._head = _json([getattr(found, "name", ""), found.version])[:-1]
+        self._encoded = _members(common)
+
+    def key(self, args: Mapping[str, Any]) -> str:
+        """`task_key` of the common arguments and these, which replace those of the same name."""
+        if not self._ours or _SPECIAL & (self._common.keys() | args.keys()):
+            return task_key(self._task, {**self._common, **args})
+        members = {**self._encoded, **_members(args)}
+        blob = f"{self._head},{{{','.join(members[name] for name in sorted(members))}}}]"
+        return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
+
+
+def _members(args: Mapping[str, Any]) -> dict[str, str]:
+    """The members of the object that stands for `args` in a key, encoded, by name."""
+    return {name: f"{_json(name)}:{_json(placeless(value))}" for name, value in args.items() if name != "$volatile"}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+
+
 def content_key(name: str, version: int, args: Any) -> str:
     """Hash of a name, a version and arguments without locations, as 32 hex characters.
 
     Store paths, source roots and `$volatile` values do not count; contents, relative paths and ranges do.
     """
-    blob = json.dumps([name, version, placeless(args)], sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(_json([name, version, placeless(args)]).encode(), digest_size=16).hexdigest()
 
 
 def ref_contents(args: Any) -> list[str]:

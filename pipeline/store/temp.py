@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import tempfile
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 from pipeline.store.errors import EnvironmentFailure
+from pipeline.store.quick_json import dumps, loads
 
 CACHE_MB = 8
 #: items read at a time
@@ -91,14 +91,14 @@ class Spilled(OnDisk[T]):
     def __init__(self, items: Iterable[T] = (), *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
         self._encode, self._decode = encode, decode
         self._db = scratch_database(1)
-        self._db.execute("CREATE TABLE item (place INTEGER PRIMARY KEY, data TEXT)")
+        self._db.execute("CREATE TABLE item (place INTEGER PRIMARY KEY, data BLOB)")
         for item in items:
             self.append(item)
 
     def append(self, item: T) -> None:
-        self._db.execute("INSERT INTO item VALUES (?, ?)", (self._size, json.dumps(self._encode(item))))
+        self._db.execute("INSERT INTO item VALUES (?, ?)", (self._size, dumps(self._encode(item))))
         self._size += 1
 
     def _read(self, first: int, stop: int) -> list[T]:
         rows = self._db.execute("SELECT data FROM item WHERE place >= ? AND place < ? ORDER BY place", (first, stop))
-        return [self._decode(json.loads(data)) for data, in rows.fetchall()]
+        return [self._decode(loads(data)) for data, in rows.fetchall()]

@@ -28,6 +28,7 @@ from typing import Any
 
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.lease import Holder
+from pipeline.store.quick_json import loads
 from pipeline.store.records import READING, PartRecord
 from pipeline.store.temp import scratch_database
 
@@ -62,7 +63,7 @@ def decode_segment(data: bytes, where: str) -> dict[str, Any]:
     if data[:head] != _HEAD % hashlib.sha256(body).hexdigest().encode() or data[-2:] != b"}\n":
         raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); restore it from a "
                          f"copy. If it is the last segment, move it away instead: what it recorded is computed again")
-    found: dict[str, Any] = json.loads(body)
+    found: dict[str, Any] = loads(body)
     if found.get("format") != FORMAT:
         raise StoreError(f"{where} has format {found.get('format')}, this version of tokenmill reads format {FORMAT}; "
                          f"use the version that wrote this store, or a new --store")
@@ -92,7 +93,7 @@ class LogView:
     def get(self, key: str) -> PartRecord | None:
         """The record that counts for `key`, or None."""
         found = self._db.execute("SELECT data FROM record WHERE key = ?", (key,)).fetchone()
-        return None if found is None else PartRecord.from_json(json.loads(found[0]))
+        return None if found is None else PartRecord.from_json(loads(found[0]))
 
     def earlier(self, replay_key: str) -> PartRecord | None:
         """The latest record of a pass that differs only in thresholds (`TaskSpec.replay_key`), or None."""
@@ -135,7 +136,7 @@ class LogView:
                                        (last,)).fetchall():
             last = rows[-1][0]
             for _, data in rows:
-                yield PartRecord.from_json(json.loads(data))
+                yield PartRecord.from_json(loads(data))
 
     def retired_contents(self, key: str) -> dict[str, str]:
         """Contents, by file, of the last retired record of `key`; {} when none was retired."""

@@ -21,7 +21,7 @@ from pipeline.engine.driver.queue import TaskQueue
 from pipeline.engine.driver.scheduler import MAX_LOST, Scheduler
 from pipeline.engine.messages import Done, Failed, Failure, Hindered, Lost, Quarantined
 from pipeline.engine.task import Cursor, TaskSpec
-from pipeline.engine.worker.attempt import run_attempt
+from pipeline.engine.worker.attempt import peak_rss_mb, run_attempt
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.records import PartRecord
@@ -106,6 +106,15 @@ def test_a_task_that_always_raises_ends_the_run_with_its_message(backend):
     assert str(caught.value) == "t: t 0 failed 2 times: ValueError: no such thing as bread"
     assert "Traceback" in caught.value.__notes__[0]
     assert log.flushed == len(log.appended)
+
+
+def test_a_small_task_does_not_report_the_peak_of_a_large_one_before_it(backend, tmp_path):
+    """They share a process, whose peak is measured anew for each."""
+    large = b"x" * (300 << 20)
+    before = peak_rss_mb()
+    del large
+    [record] = Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=1))
+    assert record.rss_mb < before - 250
 
 
 def raised(message, row=None, kind="exception"):

@@ -9,11 +9,14 @@ import types
 from collections import Counter
 from pathlib import Path
 
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
 import pipeline.passes
 import stages.dedup
 from pipeline.cli.app import run_command
 from pipeline.recipe.code import own_source
-from pipeline.store.content_keys import task_key
+from pipeline.store.content_keys import SharedArgs, task_key
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from stages.catalog import load
@@ -111,3 +114,23 @@ def test_readers_of_one_file_that_inherit_a_name_have_keys_of_their_own(tmp_path
                                              "    pass\n\n\nclass B(TextFiles):\n    pass\n")
     assert own_source("two_readers:A", ()) != own_source("two_readers:B", ())
     assert own_source("stages.read.files:TextFiles", ()) == []
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(), max_size=6)
+NAMES = st.sampled_from(["chain", "where", "slices", "part", "$volatile", "root", "ä", "\udc80", "$file", "$list"])
+ARGS = st.dictionaries(NAMES, st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+    NAMES, inner, max_size=3).filter(lambda d: "$list" not in d), max_leaves=8), max_size=5)
+
+
+@given(ARGS, ARGS)
+def test_keys_with_shared_arguments_are_those_of_whole_arguments(common, args):
+    """A task that is ours, and one that is not (its module's source counts)."""
+    assume("$list" not in common and "$list" not in args)
+    for task in ("pipeline.passes.documents:DocumentPass", "tests.pipeline.engine_tasks:Rows"):
+        assert SharedArgs(task, common).key(args) == task_key(task, {**common, **args})
+
+
+def test_a_file_as_the_arguments_themselves_hides_its_root():
+    task, file = "pipeline.passes.documents:DocumentPass", {"$file": "a", "size": 1}
+    for common, args in ((file, {"root": "x"}), ({"root": "x"}, file)):
+        assert SharedArgs(task, common).key(args) == task_key(task, file)

@@ -64,8 +64,8 @@ class Log:
     def get(self, key: str) -> PartRecord | None:
         return self.records.get(key)
 
-    def append(self, record: PartRecord) -> None:
-        self.records.setdefault(record.key, record)
+    def append(self, record: PartRecord) -> PartRecord:
+        return self.records.setdefault(record.key, record)
 
     def quarantine(self, key: str, row: int, stage: int, reason: str) -> None:
         self.rows.setdefault(key, {}).setdefault(row, (stage, reason))

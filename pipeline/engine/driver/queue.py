@@ -7,13 +7,13 @@ gets their records back as a sequence that is read from the log.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from pipeline.base.prf import prf
 from pipeline.engine.task import ResourceRequest, TaskSpec
+from pipeline.store.quick_json import dumps, loads
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import OnDisk, scratch_database
 
@@ -80,7 +80,7 @@ class TaskQueue:
         self._db = scratch_database()
         for table in ("task (batch INTEGER, place INTEGER, key TEXT, origin TEXT, PRIMARY KEY (batch, place))",
                       "waiter (key TEXT, batch INTEGER, PRIMARY KEY (key, batch))",
-                      "ready (memory INTEGER, gpus REAL, cpu TEXT, rank REAL, key TEXT, spec TEXT, "
+                      "ready (memory INTEGER, gpus REAL, cpu TEXT, rank REAL, key TEXT, spec BLOB, "
                       "PRIMARY KEY (memory, gpus, cpu, rank, key))"):
             self._db.execute(f"CREATE TABLE {table} WITHOUT ROWID")
         self._batches: dict[int, TaskBatch] = {}
@@ -135,7 +135,7 @@ class TaskQueue:
         kind = spec.kind
         rank = -float(spec.weight) if self._seed is None else float(prf(self._seed, "dispatch", spec.key))
         self._db.execute("INSERT INTO ready VALUES (?, ?, ?, ?, ?, ?)",
-                         (*kind, rank, spec.key, json.dumps(spec.to_json())))
+                         (*kind, rank, spec.key, dumps(spec.to_json())))
         self.waiting[kind] = self.waiting.get(kind, 0) + 1
 
     def kinds(self) -> list[ResourceRequest]:
@@ -156,7 +156,7 @@ class TaskQueue:
         self.waiting[kind] -= 1
         if not self.waiting[kind]:
             del self.waiting[kind]
-        return TaskSpec.from_json(json.loads(spec))
+        return TaskSpec.from_json(loads(spec))
 
     def done(self, key: str) -> None:
         """Note that a task has its record."""

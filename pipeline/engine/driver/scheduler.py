@@ -242,7 +242,7 @@ class Scheduler:
     def _commit(self, id: int, record: PartRecord) -> None:
         flight = self._flights[id]
         spec = flight.spec
-        self.log.append(record)
+        first = self.log.append(record)                          # the first record counts
         self.executed += 1
         self._hindered = 0
         self._queue.done(spec.key)
@@ -252,7 +252,6 @@ class Scheduler:
         self._landed([id, *twins])
         if twins:
             self.backend.cancel(twins)
-        first = self.log.get(spec.key) or record                             # the first record counts
         if self.bad_files:
             self.bad_files.done(first)
         if self.progress:

@@ -1,0 +1,46 @@
+"""JSON for a process's own data, as the standard library reads and writes it, at the speed of orjson.
+
+orjson refuses lone surrogates, which names of files may hold, and integers of more than 64 bits, which it reads as
+floats. Such values take the standard library's way. So `loads` gives what `json.loads` gives, and it reads what
+`dumps` wrote as the same value. `dumps` is not canonical: what enters a hash or the log is not written with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import orjson
+
+#: every digit as 0, every other byte as a space: finds long integers ten times faster than a regular expression
+_DIGITS = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
+_LONG = b"0" * 19            # may be an integer that orjson would read as a float
+
+
+def dumps(value: Any) -> bytes:
+    """JSON with the keys of dicts in their order. Raises ValueError for a NaN."""
+    try:
+        data = orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, allow_nan=False).encode()
+    if b"null" in data and not _finite(value):       # orjson writes a NaN as null without a word
+        raise ValueError("a number that is not finite has no JSON")
+    return data
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_finite, value.values()))
+    return all(map(_finite, value)) if isinstance(value, list | tuple) else True
+
+
+def loads(data: bytes) -> Any:
+    if _LONG not in data.translate(_DIGITS):
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError:
+            pass
+    return json.loads(data)
