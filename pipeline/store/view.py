@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline.store.fs import Store, StoreError
@@ -80,7 +80,6 @@ class LogView:
         self.epoch = 0                                       # the latest epoch
         self.holder: Holder | None = None            # the driver that opened it
         self.runs: dict[int, str] = {}                       # epoch → run whose driver opened it
-        self.retirements = 0                                 # number of records retired so far
         self._db = scratch_database()
         self._db.execute("CREATE TABLE record (number INTEGER PRIMARY KEY, key TEXT UNIQUE, data BLOB)")
         self._db.execute("CREATE TABLE retired (key TEXT PRIMARY KEY, contents BLOB) WITHOUT ROWID")  # {file: content}
@@ -113,25 +112,9 @@ class LogView:
         record = {} if last is None else json.loads(last[0])
         return f"{len(self)} {record.get('key', '')} {record.get('attempt', '')}"
 
-    def mark(self) -> dict[str, Any]:
-        """Names the records that count now, so that a later reader can tell whether they all still do (`extends`)."""
-        last = self._db.execute("SELECT data FROM record ORDER BY number DESC LIMIT 1").fetchone()
-        record = {} if last is None else json.loads(last[0])
-        return {"retirements": self.retirements, "key": record.get("key", ""), "attempt": record.get("attempt", "")}
-
-    def extends(self, mark: Mapping[str, Any]) -> bool:
-        """Whether every record that counted at the mark still counts: none was retired since, and the log was not cut
-        off before the last of them."""
-        if mark["retirements"] != self.retirements:
-            return False
-        record = self.get(mark["key"])
-        return not mark["key"] if record is None else record.attempt == mark["attempt"]
-
-    def records(self, after: str = "") -> Iterator[PartRecord]:
-        """Yield all records that count, in the order in which they were committed; with `after`, those committed after
-        the record of this key, or all if it has none."""
-        row = self._db.execute("SELECT number FROM record WHERE key = ?", (after,)).fetchone()
-        last = 0 if row is None else row[0]
+    def records(self) -> Iterator[PartRecord]:
+        """Yield all records that count, in the order in which they were committed."""
+        last = 0
         while rows := self._db.execute("SELECT number, data FROM record WHERE number > ? ORDER BY number LIMIT 256",
                                        (last,)).fetchall():
             last = rows[-1][0]
@@ -206,7 +189,6 @@ class LogView:
             contents = dumps({name: info.content for name, info in record.files.items()})
             self._db.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.key, contents))
         self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))
-        self.retirements += 1
         return True
 
     def _quarantine_document(self, entry: dict[str, Any]) -> bool:

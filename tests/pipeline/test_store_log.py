@@ -659,42 +659,6 @@ def test_a_retired_record_counts_no_more_and_the_next_one_does(store):
     assert [r.key for r in view.records()] == ["other", "k"]
 
 
-def test_a_mark_holds_until_a_record_before_it_is_retired_or_cut_off(store):
-    with Log.open(store) as log:
-        start = log.mark()
-        log.append(record("a"))
-        log.append(record("b"))
-        log.flush()
-        mark = log.mark()
-        log.append(record("c"))
-    view = Log.read(store)
-    assert view.extends(start) and view.extends(mark) and view.extends(view.mark())
-    assert [r.key for r in view.records("a")] == ["b", "c"] and [r.key for r in view.records("c")] == []
-    assert [r.key for r in view.records("unknown")] == ["a", "b", "c"]
-    with Log.open(store) as log:
-        late = log.mark()
-        log.retire("c", "00000001-00000000", "is damaged")
-        assert not log.extends(mark) and not log.extends(late)
-        log.append(record("c", "00000003-00000000"))
-        log.flush()
-        assert not log.extends(late), "the first record of c is still gone"
-    for view in (log, Log.read(store)):
-        assert view.extends(view.mark()) and [r.key for r in view.records("b")] == ["c"]
-
-
-def test_a_mark_does_not_hold_in_a_log_whose_end_was_moved_away(store):
-    with Log.open(store) as log:
-        log.append(record("a"))
-        log.flush()
-        log.append(record("b"))
-    mark, cut = Log.read(store).mark(), max(p for p in store.list("log") if p.count("/") == 1)
-    store.remove(cut)
-    assert not Log.read(store).extends(mark)
-    with Log.open(store) as log:                               # another driver makes it again
-        log.append(record("b", "00000002-00000000"))
-    assert not Log.read(store).extends(mark)
-
-
 def test_what_was_retired_is_made_the_same_again_or_not_at_all(store):
     other = record("k", "00000001-00000001")
     other.files["kept.parquet"].content = "d" * 64
