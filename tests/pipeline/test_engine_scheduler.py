@@ -136,6 +136,19 @@ def test_what_can_only_fail_again_is_not_tried_again(answers, tried):
     assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
 
 
+def test_an_attempt_that_was_given_up_reports_no_damage():
+    """Its task is done, so no file has to be made anew."""
+    [spec], log = t.row_specs(parts=1), t.MemoryLog()
+    late = raised("objects/x is gone", kind="damaged")
+    record = PartRecord(spec.key, spec.task, spec.node, "a", {}, {})
+    with Scheduler(Scripted({spec.key: [[partial(Done, record=record), late]]}), log) as scheduler:
+        scheduler.add([spec])
+        while not scheduler.finished():
+            scheduler.step()
+        scheduler.step()                                        # raises DamageFound if a file waits to be made anew
+    assert log.appended == [spec.key]
+
+
 def test_a_full_disk_is_said_once_however_many_meet_it():
     """Every worker names its own file; one line says it, and the one that ends the run names the last."""
     specs, out = t.row_specs(parts=2), io.StringIO()
@@ -432,8 +445,6 @@ def test_a_snapshot_that_cannot_be_written_does_not_stop_a_run(backend):
 
 def test_figures_for_people():
     assert [clock(5), clock(75), clock(4000)] == ["0:05", "1:15", "1:06:40"]
-
-
 
 
 def test_a_task_of_two_batches_runs_once_and_completes_both():

@@ -267,7 +267,7 @@ KILLER = frozenset({"17"})
 #: clusters with a task that takes its node down, and how many it may take down before it is found
 DEADLY = [(Cluster(40, 16, killers=KILLER), 10), (Cluster(2, 3, killers=KILLER), 16),
           (Cluster(1, 2, killers=KILLER), 16), (Cluster(40, 16, 0.3, killers=KILLER), 16),
-          # few others show the weather
+          # few others show the base rate
           (Cluster(2, 3, 0.3, killers=KILLER), 48), (Cluster(1, 4, 0.3, killers=KILLER), 48)]
 
 
@@ -279,7 +279,7 @@ def storms(seeds: range) -> str:
             try:
                 finish(backend, tasks, seed)
             except TaskFailed as e:
-                return f"{cluster}, seed {seed}: the weather ended the run: {e}"
+                return f"{cluster}, seed {seed}: preemptions ended the run: {e}"
             if not backend.skipped_after_loss:
                 return f"{cluster}, seed {seed}: a row that was quarantined was read again after its attempt was lost"
     return ""

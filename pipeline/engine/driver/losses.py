@@ -1,4 +1,4 @@
-"""Losses by cause: whether a task takes its nodes down, or is lost as often as any task in the cluster's weather.
+"""Losses by cause: whether a task takes its nodes down, or is lost as often as other tasks on such nodes.
 
 An attempt ends without a fault of its task when its node dies (`lost`) or when the machine keeps it from its work
 (`environment`: memory pressure, a killed child, a full disk). Where nodes are preempted unannounced, a fixed number of
@@ -14,7 +14,7 @@ probability of as many or more.
 
 Two tasks that were lost together each time cannot be told apart. So a task becomes a *suspect* well before its limit,
 and the scheduler runs one suspect at a time. An innocent one then finishes without the other. While a suspect waits,
-losses of others show what the weather is, even on a cluster of one node.
+losses of others show the base rate, even on a cluster of one node.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pipeline.engine.messages import Failure
 
 CAUSES = ("lost", "environment")     # kinds of failure that are losses
 MAX_LOST = 8             # least number of losses to one cause that blame a task
-HOPELESS = 8             # times as many losses of a task end the run in any weather, if no task finished in between
+HOPELESS = 8             # times MAX_LOST losses of a task end the run at any base rate, if no task finished in between
 SUSPECT = 4              # least number of losses that make a task a suspect
 SUSPICION = math.log(1e3)    # a suspect's losses are less probable than one in a thousand
 PROOF = math.log(1e9)        # and those of a task that is blamed than one in 10⁹: a run may judge a million times
 
 
 @dataclass
-class Weather:
+class BaseRate:
     """All attempts at tasks of one class of nodes: for how long they ran, and how many were lost to each cause."""
 
     lost: Counter[str] = field(default_factory=Counter)
@@ -57,21 +57,21 @@ class Weather:
 
 
 class Losses:
-    """The losses of one task, made at its first one: `weather` already counts that."""
+    """The losses of one task, made at its first one: `base` already counts that."""
 
-    def __init__(self, weather: Weather, now: float) -> None:
+    def __init__(self, base: BaseRate, now: float) -> None:
         self.count: Counter[str] = Counter()
         self.suspect = False
-        self._weather, self._lost, self._since_s = weather, weather.lost.copy(), weather.seconds(now)
-        self._company: Counter[str] = Counter()      # attempts lost in the same events since the first one
+        self._base, self._lost, self._since_s = base, base.lost.copy(), base.seconds(now)
+        self._together: Counter[str] = Counter()     # attempts lost in the same events since the first one
         self._seconds = 0.0                          # that attempts at the task ran since then
         self._fruitless = self._finished = 0         # losses since the last finished task, and the number of that
 
-    def add(self, cause: str, seconds: float, company: int, finished: int) -> None:
-        """Count a loss after `seconds` in which `company` attempts were lost, this one included. `finished`: tasks that
-        have finished in this run."""
+    def add(self, cause: str, seconds: float, together: int, finished: int) -> None:
+        """Count a loss after `seconds`. `together`: attempts that were lost at once, this one included. `finished`:
+        tasks that have finished in this run."""
         if self.count:
-            self._company[cause] += company
+            self._together[cause] += together
             self._seconds += seconds
         self.count[cause] += 1
         self._fruitless = 1 if finished != self._finished else self._fruitless + 1
@@ -79,8 +79,8 @@ class Losses:
 
     def expected(self, cause: str, now: float) -> float:
         """The number of losses since the first one that other attempts had in as many seconds."""
-        others = self._weather.lost[cause] - self._lost[cause] - self._company[cause]
-        seconds = self._weather.seconds(now) - self._since_s - self._seconds
+        others = self._base.lost[cause] - self._lost[cause] - self._together[cause]
+        seconds = self._base.seconds(now) - self._since_s - self._seconds
         return others * self._seconds / seconds if others > 0 and seconds > 0 else 0.0
 
     def judge(self, cause: str, now: float, max_lost: int = MAX_LOST) -> str:

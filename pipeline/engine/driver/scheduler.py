@@ -31,7 +31,7 @@ from typing import Any
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.engine.driver.bad_files import BadFiles
 from pipeline.engine.driver.endings import CannotRun, DamageFound, Interrupted, TaskFailed
-from pipeline.engine.driver.losses import CAUSES, MAX_LOST, History, Losses, Weather
+from pipeline.engine.driver.losses import CAUSES, MAX_LOST, BaseRate, History, Losses
 from pipeline.engine.driver.protocols import Backend, CommitLog, Listener, Running
 from pipeline.engine.driver.queue import TaskBatch, TaskQueue, TaskRecords
 from pipeline.engine.driver.stragglers import Flight, to_double
@@ -83,7 +83,7 @@ class Scheduler:
                                                      # `max_lost` per slot end the run, because a disk stays full
         self._flights: dict[int, Flight] = {}        # by id of the attempt, which is the order of their starts
         self._attempts: dict[str, list[int]] = {}    # their ids by key
-        self._weather: dict[tuple[float, str], Weather] = defaultdict(Weather)     # by devices and kind of CPU
+        self._base_rates: dict[tuple[float, str], BaseRate] = defaultdict(BaseRate)    # by devices and kind of CPU
         self._trial = 0                              # the latest attempt at a task suspected to take its nodes down
         self._forget()
         self._history: dict[str, History] = defaultdict(History)
@@ -195,7 +195,7 @@ class Scheduler:
         match event:
             case Done(id, record) if id in self._flights:
                 self._commit(id, record)
-            case Failed(id, failure):
+            case Failed(id, failure) if id in self._flights:
                 self._failed(self._landed([id]), failure)
             case Lost(ids, message):
                 self._failed(self._landed(ids), Failure("lost", message))
@@ -220,12 +220,12 @@ class Scheduler:
                 self._attempts[key].remove(id)
                 if not self._attempts[key]:
                     del self._attempts[key]
-                self._weather_of(flight.spec).ended(flight.started, now)
+                self._base_rate(flight.spec).ended(flight.started, now)
         return landed
 
-    def _weather_of(self, spec: TaskSpec) -> Weather:
+    def _base_rate(self, spec: TaskSpec) -> BaseRate:
         """The losses of the tasks that run on the same class of nodes."""
-        return self._weather[spec.gpus, spec.cpu]
+        return self._base_rates[spec.gpus, spec.cpu]
 
     def _running(self, status: TaskStatus) -> Running:
         return Running(self._flights[status.id].spec, status.seconds, status.row, status.stage, status.still,
@@ -264,7 +264,7 @@ class Scheduler:
             raise CannotRun(next((s for s in self._retries if s.kind == kind), None) or self._queue.pop(kind), why)
         for _ in range(len(self._retries)):
             spec = self._retries.popleft()
-            if self._has_room(spec.kind) and self._may_fly(spec):
+            if self._has_room(spec.kind) and self._may_start(spec):
                 self._dispatch(spec)
             else:
                 self._retries.append(spec)
@@ -285,9 +285,9 @@ class Scheduler:
         room, slots = self.backend.room_for(*kind), self.backend.slots
         return room > 0 or (room > -slots and self._queue.waiting.get(kind, 0) > 2 * slots)
 
-    def _may_fly(self, spec: TaskSpec) -> bool:
-        """Whether no other task flies that is suspected to take its nodes down, if this one is: what is lost now shows
-        which of them does it."""
+    def _may_start(self, spec: TaskSpec) -> bool:
+        """Whether an attempt at this task may start now. Tasks that are suspected to take their nodes down run one at a
+        time, so that the next loss shows which of them does it."""
         losses = self._history[spec.key].losses if spec.key in self._history else None
         if losses is None or not losses.suspect:
             return True
@@ -301,7 +301,7 @@ class Scheduler:
         now = self._clock.now()
         self._flights[self._serial] = Flight(spec, now)
         self._attempts.setdefault(spec.key, []).append(self._serial)
-        self._weather_of(spec).began(now)
+        self._base_rate(spec).began(now)
         skip = self.log.quarantined_rows(spec.key)      # by this driver and earlier ones
         self.backend.submit(Assignment(self._serial, spec, attempt_name(self.log.epoch, self._serial), skips(skip)))
 
@@ -334,7 +334,7 @@ class Scheduler:
         lost: Counter[tuple[float, str]] = Counter((f.spec.gpus, f.spec.cpu) for f in flights)
         if failure.kind in CAUSES:
             for place, number in lost.items():
-                self._weather[place].lost[failure.kind] += number
+                self._base_rates[place].lost[failure.kind] += number
         if failure.kind == "damaged":        # not repeated until that file is made anew (`DamageFound`)
             self._damaged[failure.path] = failure.message
             return
@@ -348,15 +348,15 @@ class Scheduler:
             raise ended
         self._repeat(flights)
 
-    def _count(self, flight: Flight, failure: Failure, company: int) -> None:
-        """Count a failed attempt; raises TaskFailed when it was the last one of its task. `company`: attempts that
-        failed together."""
+    def _count(self, flight: Flight, failure: Failure, together: int) -> None:
+        """Count a failed attempt; raises TaskFailed when it was the last one of its task. `together`: attempts that
+        failed at once, this one included."""
         spec, now = flight.spec, self._clock.now()
         past, why = self._history[spec.key], ""
         final = past.failed(failure, self.max_attempts)
         if failure.kind in CAUSES:
-            past.losses = past.losses or Losses(self._weather_of(spec), now)
-            past.losses.add(failure.kind, now - flight.started, company, self.executed)
+            past.losses = past.losses or Losses(self._base_rate(spec), now)
+            past.losses.add(failure.kind, now - flight.started, together, self.executed)
             why = past.losses.judge(failure.kind, now, self.max_lost)
         self._hindered += failure.kind == "environment"
         final = final or why != "" or self._hindered >= self.max_lost * max(1, self.backend.slots)
