@@ -304,12 +304,11 @@ class Planner:
         roots = self.roots
         for order, (args, weight, label, origin) in enumerate(self._pass_inputs(plan, results)):
             key, replay_key = keys.key(args), replay_keys.key(args)
-            was = self.earlier(replay_key)
-            replays = was is not None and was.key != key
-            volatile = {"$volatile": {**hidden, "replay": replay_arg(was)}} if was is not None and replays else {}
-            yield TaskSpec(key, DOCUMENTS, plan.name, {**common, **args, **volatile}, weight, label,
-                           memory + REPLAY_MB if replays else memory, gpus, order, origin, replay_key, cpu, confined,
-                           roots)
+            own, memory_mb = args, memory
+            if (earlier := self.earlier(replay_key)) is not None and earlier.key != key:
+                own, memory_mb = {**args, "$volatile": {**hidden, "replay": replay_arg(earlier)}}, memory + REPLAY_MB
+            yield TaskSpec(key, DOCUMENTS, plan.name, {**common, **own}, weight, label, memory_mb, gpus=gpus,
+                           order=order, origin=origin, replay_key=replay_key, cpu=cpu, confined=confined, roots=roots)
 
     def _pass_inputs(self, plan: _PassPlan,
                      results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:

@@ -43,9 +43,9 @@ class SharedArgs:
 
     def __init__(self, task: str, common: Mapping[str, Any]) -> None:
         self._task, self._common = task, common
-        found = load(task)
+        cls = load(task)
         self._ours = task.partition(".")[0] in OURS
-        self._head = _json([getattr(found, "name", ""), found.version])[:-1]
+        self._head = _json([getattr(cls, "name", ""), cls.version])[:-1]
         self._encoded = _members(common)
 
     def key(self, args: Mapping[str, Any]) -> str:

@@ -130,11 +130,11 @@ def test_output_changes_only_with_the_version(name):
     if golden["libraries"] != library_versions(stage.libraries):
         pytest.skip(f"golden hashes are of {golden['libraries']}")
     try:
-        found, reasons = output(stage)
+        digest, reasons = output(stage)
     except FileNotFoundError as e:
         pytest.skip(str(e))
     if golden["version"] == stage.version:
-        assert found == golden["output"], f"the output of '{name}' changed: bump its version, write the golden hash"
+        assert digest == golden["output"], f"the output of '{name}' changed: bump its version, write the golden hash"
         if stage.drops and name not in KEEPING:
             assert None in reasons and len(reasons) > 1, f"'{name}' gives all documents one verdict"
     else:
@@ -144,9 +144,9 @@ def test_output_changes_only_with_the_version(name):
 def write(chosen: list[str]) -> None:
     """Write the golden hashes of these names, or all of them anew."""
     kept = json.loads(GOLDEN.read_text(encoding="utf-8")) if chosen else {}
-    made = {name: {**entry(stage_of(name)), "output": output(stage_of(name))[0]} for name in chosen or names()}
-    GOLDEN.write_text(json.dumps(kept | made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    print(f"{GOLDEN.name}: wrote {', '.join(made)}")
+    written = {name: {**entry(stage_of(name)), "output": output(stage_of(name))[0]} for name in chosen or names()}
+    GOLDEN.write_text(json.dumps(kept | written, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"{GOLDEN.name}: wrote {', '.join(written)}")
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["--write"]:

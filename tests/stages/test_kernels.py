@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -22,28 +24,20 @@ TEXTS = [*AWKWARD[:20], *random_texts(12, seed=8), "a b " * 40, "aa a a aa " * 1
          "日本語 ไทย word " * 4]
 
 
-class Interpreted:
-    """The kernels of a module: compiled at first, then run from their source, where integers wrap without a warning."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
-        self.patch, self.module = monkeypatch, module
-
-    def __enter__(self) -> None:
-        kernels = {name: value.py_func for name, value in vars(self.module).items() if hasattr(value, "py_func")}
-        assert kernels, f"{self.module.__name__}: no kernel has been compiled yet"
-        for name, function in kernels.items():
-            self.patch.setattr(self.module, name, function)
-        self.quiet = np.errstate(over="ignore")
-        self.quiet.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self.quiet.__exit__(*error)
-        self.patch.undo()
-
-
 @pytest.fixture
 def interpreted(monkeypatch):
-    return lambda module: Interpreted(monkeypatch, module)
+    """A context in which the kernels of a module, compiled at first, run from their source. Integers wrap there without
+    a warning."""
+    @contextmanager
+    def run(module: ModuleType) -> Iterator[None]:
+        kernels = {name: value.py_func for name, value in vars(module).items() if hasattr(value, "py_func")}
+        assert kernels, f"{module.__name__} has no kernel"
+        with monkeypatch.context() as patch, np.errstate(over="ignore"):
+            for name, function in kernels.items():
+                patch.setattr(module, name, function)
+            yield
+
+    return run
 
 
 def columns(words: Words) -> tuple[Any, ...]:
@@ -116,13 +110,13 @@ def test_language_by_sums_of_words(interpreted):
     texts = [text[:300] for text in (*TEXTS, "__label__x y", "a </s> b", "</s>", "\ud800 é", "")]
     # two words are kept: their table is emptied again and again
     compiled = [word_sums.WordSums(model, 2 * 4 * 16).predict(text) for text in texts]
-    assert len({found[0][0] for found in compiled if found}) > 3
+    assert len({labels[0][0] for labels in compiled if labels}) > 3
     with interpreted(word_sums):
         slow = word_sums.WordSums(model, 2 * 4 * 16)
         for text, wanted in zip(texts, compiled):
-            found = slow.predict(text)
-            assert [label for label, _ in found] == [label for label, _ in wanted], text
-            assert [p for _, p in found] == pytest.approx([p for _, p in wanted], abs=1e-6), text
+            labels = slow.predict(text)
+            assert [label for label, _ in labels] == [label for label, _ in wanted], text
+            assert [p for _, p in labels] == pytest.approx([p for _, p in wanted], abs=1e-6), text
 
 
 def test_pieces_and_gutters_of_a_pdf_page(interpreted):
@@ -151,7 +145,7 @@ def test_pieces_and_gutters_of_a_pdf_page(interpreted):
         return [x.tolist() for x in (starts, ends, edges, mono, strips)]
 
     compiled = [of(page) for page in pages]
-    assert any(found[4] for found in compiled), "some page has a gutter"
+    assert any(strips for *_, strips in compiled), "some page has a gutter"
     with interpreted(chars), interpreted(layout):
         assert [of(page) for page in pages] == compiled
 
