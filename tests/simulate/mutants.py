@@ -103,14 +103,18 @@ MUTANTS = [
 
 #: bugs that only many preemptions show (`preemption`)
 PREEMPTION_MUTANTS = [
-    Mutant("losses of others do not matter", LOSSES + "Losses.judge", "improbable(count - 1, expected, PROOF)", "True"),
+    Mutant("losses of others do not matter", LOSSES + "Losses.judge",
+           "improbable(count - 1, events, share, PROOF)", "True"),
     Mutant("a task may take down any number of nodes", LOSSES + "Losses.judge",
            "if count >= max_lost and", "if False and"),
-    Mutant("what a killer takes along counts as the losses of others", LOSSES + "Losses.add",
-           "self._together[cause] += together", "pass"),
+    Mutant("a task's losses count as those of others", LOSSES + "Losses.add", "self._later[cause] += 1", "pass"),
+    Mutant("every attempt that a node takes along is an event", LOSSES + "BaseRate.failed",
+           "self.events[cause] += 1", "self.events[cause] += attempts"),
+    Mutant("nobody is held back", LOSSES + "Losses.held_back", "n >= SUSPECT and", "False and"),
     Mutant("a long task is judged as a short one", LOSSES + "Losses.add",
            "self._seconds += seconds", "self._seconds += 1.0"),
-    Mutant("suspects run together", SCHEDULER + "_may_start", "if self._trial in self._flights:", "if False:"),
+    Mutant("suspects run together", SCHEDULER + "_may_start",
+           "if self._trial in self._flights or", "if"),
     Mutant("an announced preemption counts", SCHEDULER + "_take", "self._repeat(self._landed(ids))",
            'self._failed(self._landed(ids), Failure("lost", "drained"))'),
     Mutant("a lost attempt takes its verdicts along", SCHEDULER + "_dispatch",

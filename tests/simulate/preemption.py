@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +96,7 @@ class SpotBackend:
         self._open: dict[int, tuple[Assignment, int]] = {}           # assignment and node
         self._held: list[dict[int, None]] = [{} for _ in range(cluster.nodes)]   # by node: assignments, oldest first
         self._up = [True] * cluster.nodes
+        self._lives = [0] * cluster.nodes                # by node: how many stood in its place before
         self._room = [(0, node) for node in range(cluster.nodes)]    # heap, may hold stale entries
         self._agenda: list[tuple[float, int, str, int]] = []
         self._serial = 0
@@ -159,7 +160,7 @@ class SpotBackend:
     def _preempt_later(self, node: int) -> None:
         if self.cluster.preempted:
             rate = -math.log(1.0 - self.cluster.preempted) / TASK_S
-            self._later(self._random.expovariate(rate), "preempted", node)
+            self._later(self._random.expovariate(rate), "preempted", node + self.cluster.nodes * self._lives[node])
 
     def _begin(self, id: int) -> None:
         spec = self._open[id][0].spec
@@ -209,8 +210,9 @@ class SpotBackend:
     def _drains(self, id: int) -> list[Event]:
         return self._dies(self._open[id][1], announced=True) if id in self._open else []
 
-    def _preempted(self, node: int) -> list[Event]:
-        if not self._up[node]:                   # it died meanwhile
+    def _preempted(self, number: int) -> list[Event]:
+        life, node = divmod(number, self.cluster.nodes)
+        if not self._up[node] or life != self._lives[node]:      # a task took it down meanwhile
             return []
         return self._dies(node, self._random.random() < self.cluster.announced)
 
@@ -225,6 +227,7 @@ class SpotBackend:
 
     def _comes(self, node: int) -> list[Event]:
         self._up[node] = True
+        self._lives[node] += 1
         heapq.heappush(self._room, (0, node))
         self._preempt_later(node)
         return []
@@ -271,7 +274,7 @@ DEADLY = [(Cluster(40, 16, killers=KILLER), 10), (Cluster(2, 3, killers=KILLER),
           (Cluster(2, 3, 0.3, killers=KILLER), 48), (Cluster(1, 4, 0.3, killers=KILLER), 48)]
 
 
-def storms(seeds: range) -> str:
+def storms(seeds: Iterable[int]) -> str:
     """What is wrong when nodes are preempted, or ""."""
     for seed in seeds:
         for cluster, tasks in STORMY:
@@ -295,7 +298,7 @@ def announcements(seed: int) -> str:
     return ""
 
 
-def killers(seeds: range) -> str:
+def killers(seeds: Iterable[int]) -> str:
     """What is wrong when a task takes its nodes down, or ""."""
     for seed in seeds:
         for cluster, most in DEADLY:

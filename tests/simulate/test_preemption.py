@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from pipeline.engine.driver.losses import MAX_LOST, PROOF, improbable
+from pipeline.engine.driver.losses import EVIDENCE, MAX_LOST, PROOF, BaseRate, Losses, improbable
 from tests.simulate.mutants import PREEMPTION_MUTANTS, Mutant
 from tests.simulate.preemption import Cluster, announcements, killers, run, storms
 
-SEEDS = range(3)
+#: with the last one a task beside the killer would be blamed if it were not held back
+SEEDS = (0, 1, 102)
 
 
 def test_a_stormy_cluster_finishes_its_runs():
@@ -41,6 +44,36 @@ def test_a_planted_bug_is_found(mutant: Mutant):
 
 
 def test_chernoffs_bound_is_above_the_tail():
-    """P(N ≥ 40) of a Poisson number with expectation 15 is 6e-8, with expectation 5 it is 9e-23."""
-    assert not improbable(40, 15.0, PROOF) and improbable(40, 5.0, PROOF)
-    assert improbable(7, 0.0, PROOF) and not improbable(5, 5.0, 0.0) and not improbable(3, 5.0, 0.0)
+    """P(40 of 60 events) is 1e-10 if each is the task's with a probability of 1/4, and 5e-4 if of 9/20."""
+    assert improbable(40, 20, 0.25, math.log(1e9)) and not improbable(40, 20, 0.45, PROOF)
+    for count, others, share in ((40, 20, 0.25), (40, 20, 0.45), (9, 0, 0.1), (7, 30, 0.05)):
+        events = count + others
+        tail = sum(math.comb(events, n) * share**n * (1 - share)**(events - n) for n in range(count, events + 1))
+        assert not improbable(count, others, share, -math.log(tail) + 1e-9)
+    assert improbable(7, 5, 0.0, PROOF) and not improbable(5, 5, 0.5, 0.0) and not improbable(3, 5, 0.5, 0.0)
+
+
+def test_fewest_losses_are_a_proof_once_others_have_run_long_enough():
+    assert improbable(MAX_LOST - 1, 0, 1 / (EVIDENCE + 1), PROOF)
+    assert not improbable(MAX_LOST - 2, 0, 1 / (EVIDENCE + 1), PROOF)
+
+
+def test_attempts_lost_with_a_task_show_nothing_of_others():
+    """One node with eight attempts: it is lost twice with the task, then once without it."""
+    base = BaseRate()
+
+    def lost(began: float, now: float) -> None:
+        for _ in range(8):
+            base.began(began)
+        for _ in range(8):
+            base.ended(began, now)
+        base.failed("lost", 8)
+
+    lost(0, 100)
+    losses = Losses(base, 100)
+    losses.add("lost", 100, 8, 0)
+    lost(100, 150)
+    losses.add("lost", 50, 8, 0)
+    assert losses.others("lost", 150) == (0, 0.0)
+    lost(150, 350)
+    assert losses.others("lost", 350) == (1, 200.0)

@@ -5,16 +5,18 @@ An attempt ends without a fault of its task when its node dies (`lost`) or when 
 such losses would end every long run: of 10⁶ tasks that are lost in 30 % of their attempts, 66 are lost eight times in a
 row. A task without any limit would take down one node after the other for as long as the run lasts.
 
-So the losses of a task are compared with those of other attempts of the same class of nodes, in the time since the
-task's first loss. Losses of others per second that they ran, times the seconds that this task ran, is the number it is
-expected to have (the exposure of survival analysis): a task that runs for hours may be lost more often than one that
-runs for seconds. Attempts that were lost together with one of this task do not count as others, because the task may
-have caused that. The number of losses is taken as Poisson with that expectation, and Chernoff's bound limits the
-probability of as many or more.
+So the losses of a task are compared with those of other attempts on the same class of nodes, in the time since the
+task's first loss. A node's death counts as one event, however many attempts it ends, and the seconds that the others
+ran are divided by the number of attempts that such an event ends on average. That gives two events-per-time rates. Were
+they equal, each event would be one of the task's with the probability of its share of the time (the conditional test of
+two Poisson rates, Przyborowski and Wilenski, Biometrika 1940). Chernoff's bound limits the probability of as many or
+more. A task that runs for hours may so be lost more often than one that runs for seconds. Attempts beside the task that
+were lost with it count neither as events nor as time of others, because the task may have caused that.
 
-Two tasks that were lost together each time cannot be told apart. So a task becomes a *suspect* well before its limit,
-and the scheduler runs one suspect at a time. An innocent one then finishes without the other. While a suspect waits,
-losses of others show the base rate, even on a cluster of one node.
+On few nodes the others have hardly run without the task. So after a few losses it is *held back* while other tasks wait
+for its slot, until they have run EVIDENCE times as long as it did. Two tasks that were lost together each time cannot
+be told apart. So a task becomes a *suspect* well before its limit, and the scheduler runs one suspect at a time. An
+innocent one then finishes without the other.
 """
 
 from __future__ import annotations
@@ -28,16 +30,19 @@ from pipeline.engine.messages import Failure
 CAUSES = ("lost", "environment")     # kinds of failure that are losses
 MAX_LOST = 8             # least number of losses to one cause that blame a task
 HOPELESS = 8             # times MAX_LOST losses of a task end the run at any base rate, if no task finished in between
-SUSPECT = 4              # least number of losses that make a task a suspect
+SUSPECT = 4              # least number of losses that make a task a suspect, or hold it back
 SUSPICION = math.log(1e3)    # a suspect's losses are less probable than one in a thousand
 PROOF = math.log(1e9)        # and those of a task that is blamed than one in 10⁹: a run may judge a million times
+EVIDENCE = 20            # times the task's own seconds: then MAX_LOST losses, and none of others, are a proof
 
 
 @dataclass
 class BaseRate:
-    """All attempts at tasks of one class of nodes: for how long they ran, and how many were lost to each cause."""
+    """All attempts at tasks of one class of nodes: for how long they ran, how many were lost to each cause, and in how
+    many events."""
 
     lost: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
     _running: int = 0
     _began: float = 0.0              # sum of the times at which the running attempts began
     _ended_s: float = 0.0            # seconds that the other attempts ran
@@ -51,6 +56,11 @@ class BaseRate:
         self._began -= began
         self._ended_s += now - began
 
+    def failed(self, cause: str, attempts: int) -> None:
+        """Count an event that ended so many attempts."""
+        self.lost[cause] += attempts
+        self.events[cause] += 1
+
     def seconds(self, now: float) -> float:
         """The seconds that all attempts have run until now."""
         return self._ended_s + self._running * now - self._began
@@ -62,34 +72,54 @@ class Losses:
     def __init__(self, base: BaseRate, now: float) -> None:
         self.count: Counter[str] = Counter()
         self.suspect = False
-        self._base, self._lost, self._since_s = base, base.lost.copy(), base.seconds(now)
-        self._together: Counter[str] = Counter()     # attempts lost in the same events since the first one
-        self._seconds = 0.0                          # that attempts at the task ran since then
+        self._base, self._events, self._since_s = base, base.events.copy(), base.seconds(now)
+        self._later: Counter[str] = Counter()        # losses since the first one
+        self._seconds = 0.0                          # that attempts at the task ran before those
+        self._beside_s = 0.0                         # that they and the attempts lost with them ran, at most
+        self._first_s = 0.0                          # the same before the first loss
         self._fruitless = self._finished = 0         # losses since the last finished task, and the number of that
 
     def add(self, cause: str, seconds: float, together: int, finished: int) -> None:
         """Count a loss after `seconds`. `together`: attempts that were lost at once, this one included. `finished`:
         tasks that have finished in this run."""
         if self.count:
-            self._together[cause] += together
+            self._later[cause] += 1
             self._seconds += seconds
+            self._beside_s += together * seconds
+        else:
+            self._first_s = together * seconds
         self.count[cause] += 1
         self._fruitless = 1 if finished != self._finished else self._fruitless + 1
         self._finished = finished
 
-    def expected(self, cause: str, now: float) -> float:
-        """The number of losses since the first one that other attempts had in as many seconds."""
-        others = self._base.lost[cause] - self._lost[cause] - self._together[cause]
-        seconds = self._base.seconds(now) - self._since_s - self._seconds
-        return others * self._seconds / seconds if others > 0 and seconds > 0 else 0.0
+    def others(self, cause: str, now: float) -> tuple[int, float]:
+        """The number of events that did not end this task, and for how long there were attempts that they could have
+        ended. Since the first loss; since the run began where that is too short to compare with."""
+        size = max(1.0, self._base.lost[cause] / max(1, self._base.events[cause]))
+        all_s = self._base.seconds(now) - self._beside_s
+        events = self._base.events[cause] - self._later[cause]
+        since_s = max(0.0, (all_s - self._since_s) / size)
+        if since_s >= self._seconds:
+            return max(0, events - self._events[cause]), since_s
+        return max(0, events - (self.count[cause] - self._later[cause])), max(0.0, (all_s - self._first_s) / size)
+
+    def comparable(self, cause: str, now: float) -> bool:
+        """Whether others have run for long enough that the next loss shows something."""
+        return self.others(cause, now)[1] >= EVIDENCE * self._seconds
+
+    def held_back(self, now: float) -> bool:
+        """Whether the task should wait while other tasks can run instead."""
+        return any(n >= SUSPECT and not self.comparable(cause, now) for cause, n in self.count.items())
 
     def judge(self, cause: str, now: float, max_lost: int = MAX_LOST) -> str:
         """Why the run ends, or "". Also decides whether the task is a suspect."""
-        count, expected = self.count[cause], self.expected(cause, now)
-        self.suspect = count >= SUSPECT and improbable(count - 1, expected, SUSPICION)
-        if count >= max_lost and improbable(count - 1, expected, PROOF):
-            return (f"{count} losses, where other tasks would have {expected + 1:.1f} in the same time: this task is "
-                    f"the cause")
+        count, (events, seconds) = self.count[cause], self.others(cause, now)
+        share = self._seconds / (self._seconds + seconds) if seconds else 0.0
+        self.suspect = count >= SUSPECT and improbable(count - 1, events, share, SUSPICION)
+        alone = self._base.events[cause] == count                    # no other task was lost in this run
+        if count >= max_lost and (alone or improbable(count - 1, events, share, PROOF)):
+            return (f"{count} losses, {count - 1} of them in {self._seconds:.0f} s, where other tasks had {events} in "
+                    f"{seconds:.0f} s: this task is the cause")
         if cause == "lost" and self._fruitless >= HOPELESS * max_lost:
             return f"{self._fruitless} losses while no task finished: nothing gets done here"
         return ""
@@ -117,9 +147,15 @@ class History:
         return again or failure.kind == "permanent" or self.exceptions >= max_attempts
 
 
-def improbable(count: int, expected: float, least: float) -> bool:
-    """Whether a Poisson number with this expectation is `count` or more with a probability below exp(-least), by
-    Chernoff's bound."""
-    if expected <= 0.0:
+def improbable(count: int, others: int, share: float, least: float) -> bool:
+    """Whether of `count + others` events, each this task's with probability `share`, `count` or more are this task's
+    with a probability below exp(-least), by Chernoff's bound."""
+    if share <= 0.0:
         return True
-    return count > expected and count * math.log(count / expected) - count + expected > least
+    part = count / (count + others)
+    if part <= share:
+        return False
+    exponent = part * math.log(part / share)
+    if others:
+        exponent += (1.0 - part) * math.log((1.0 - part) / (1.0 - share))
+    return (count + others) * exponent > least

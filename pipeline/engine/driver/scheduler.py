@@ -286,12 +286,14 @@ class Scheduler:
         return room > 0 or (room > -slots and self._queue.waiting.get(kind, 0) > 2 * slots)
 
     def _may_start(self, spec: TaskSpec) -> bool:
-        """Whether an attempt at this task may start now. Tasks that are suspected to take their nodes down run one at a
-        time, so that the next loss shows which of them does it."""
+        """Whether an attempt at this task may start now. A task that was lost a few times waits while others can show
+        how often they are lost. Tasks that are suspected to take their nodes down run one at a time, so that the next
+        loss shows which of them does it."""
         losses = self._history[spec.key].losses if spec.key in self._history else None
-        if losses is None or not losses.suspect:
+        held_back = losses is not None and losses.held_back(self._clock.now())
+        if losses is None or not (losses.suspect or held_back):
             return True
-        if self._trial in self._flights:
+        if self._trial in self._flights or (held_back and (len(self._queue) or self._queue.unread)):
             return False
         self._trial = self._serial + 1
         return True
@@ -334,7 +336,7 @@ class Scheduler:
         lost: Counter[tuple[float, str]] = Counter((f.spec.gpus, f.spec.cpu) for f in flights)
         if failure.kind in CAUSES:
             for place, number in lost.items():
-                self._base_rates[place].lost[failure.kind] += number
+                self._base_rates[place].failed(failure.kind, number)
         if failure.kind == "damaged":        # not repeated until that file is made anew (`DamageFound`)
             self._damaged[failure.path] = failure.message
             return
