@@ -32,8 +32,8 @@ def test_a_fixed_number_of_losses_would_end_the_run():
 
 
 @pytest.mark.slow
-def test_a_hundred_seeds_of_killers_and_a_hundred_thousand_tasks():
-    assert killers(range(100, 200)) == ""
+def test_forty_seeds_of_killers_and_a_hundred_thousand_tasks():
+    assert killers(range(100, 140)) == ""
     run(Cluster(625, 16, 0.3, longest=3), 100_000, 1)
 
 
