@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Driver:
             [sys.executable, "-m", *module, "run", str(recipe), "--store", store, *where, "--allow-custom-stages",
              "--json", *more], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True)
-        self.pid = self._process.pid
+        self.pid, self._env = self._process.pid, env
         self.events: list[dict[str, Any]] = []
         self._done: Counter[str] = Counter()
         self._news = threading.Condition()
@@ -64,6 +64,25 @@ class Driver:
                 assert self._process.poll() is None, f"the run ended before task {count} of {phase}:\n{self.stderr}"
                 assert time.monotonic() < deadline, f"task {count} of {phase} was not done within {seconds:.0f} s:\n" \
                                                     f"{self.where}\n{self.stderr}"
+
+    @contextlib.contextmanager
+    def held_at(self, phase: str, count: int) -> Iterator[None]:
+        """Once `count` tasks of the phase are done no child ends its task, until the context is left: what goes wrong
+        here goes wrong in a run under way, however late the test comes to it."""
+        folder = Path(self._env["CHAOS_FOLDER"])
+        part, held = folder / ".hold", folder / "held"
+        part.write_text(f"{count} {phase}")
+        part.rename(folder / "hold")
+        try:
+            self.until(phase, count)
+            with self._news:
+                while not held.exists():
+                    self._news.wait(0.5)
+                    assert self._process.poll() is None, f"the run ended at task {count} of {phase}:\n{self.stderr}"
+            yield
+        finally:
+            (folder / "hold").unlink(missing_ok=True)
+            held.unlink(missing_ok=True)
 
     def until_event(self, kind: str, wanted: Callable[[dict[str, Any]], bool] = lambda event: True,
                     seconds: float = 300.0) -> dict[str, Any]:

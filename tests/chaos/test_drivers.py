@@ -24,11 +24,11 @@ def test_the_driver_is_killed(world, undisturbed, phase, new):
     """The next one goes on, on the same cluster or on a `new` one."""
     cluster = world.start()
     driver = world.run()
-    driver.until(*moment(world, undisturbed, phase))
-    until(lambda: len(Log.read(Store(world.store))), what="a commit")       # a second after the first result
-    world.note()
-    driver.send(signal.SIGKILL)
-    assert driver.finish() == -signal.SIGKILL
+    with driver.held_at(*moment(world, undisturbed, phase)):
+        until(lambda: len(Log.read(Store(world.store))), what="a commit")       # a second after the first result
+        world.note()
+        driver.send(signal.SIGKILL)
+        assert driver.finish() == -signal.SIGKILL
     world.check_workers_are_gone()
     if new:
         cluster = world.replace_cluster()
@@ -54,10 +54,10 @@ def test_the_driver_is_asked_to_stop(world, undisturbed):
     """SIGTERM: a clean end, exit 1, no worker is left, everything finished is committed."""
     world.start()
     driver = world.run()
-    driver.until(*moment(world, undisturbed, "apply"))
-    world.note()
-    driver.send(signal.SIGTERM)
-    assert driver.finish() == 1
+    with driver.held_at(*moment(world, undisturbed, "apply")):
+        world.note()
+        driver.send(signal.SIGTERM)
+        assert driver.finish() == 1
     assert "run again to go on" in driver.stderr
     world.check_workers_are_gone()
     again = world.run()
@@ -109,9 +109,9 @@ def test_a_fenced_driver_changes_nothing(world, undisturbed):
 def test_a_second_driver_is_refused_while_the_first_one_lives(world, undisturbed):
     world.start()
     first = world.run()
-    first.until(*moment(world, undisturbed, "read"))
-    second = world.run(local=True)
-    assert second.finish() == 1
+    with first.held_at(*moment(world, undisturbed, "read")):
+        second = world.run(local=True)
+        assert second.finish() == 1
     assert "is in use by run" in second.stderr
     assert first.finish() == 0, first.stderr
     world.check(undisturbed)

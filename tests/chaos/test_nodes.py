@@ -18,9 +18,9 @@ def test_a_node_is_lost(world, undisturbed, phase, joins):
     """With a machine that joins in its place, or none."""
     cluster = world.start()
     driver = world.run()
-    driver.until(*moment(world, undisturbed, phase))
-    world.note()
-    world.rng.choice(cluster.nodes).kill()
+    with driver.held_at(*moment(world, undisturbed, phase)):
+        world.note()
+        world.rng.choice(cluster.nodes).kill()
     if joins:
         cluster.add()
     finish_well(world, driver, undisturbed)
@@ -30,10 +30,10 @@ def test_a_node_is_lost(world, undisturbed, phase, joins):
 def test_all_nodes_are_lost_before_another_one_joins(world, undisturbed):
     cluster = world.start()
     driver = world.run()
-    driver.until(*moment(world, undisturbed, "apply"))
-    world.note()
-    for node in cluster.nodes:
-        node.kill()
+    with driver.held_at(*moment(world, undisturbed, "apply")):
+        world.note()
+        for node in cluster.nodes:
+            node.kill()
     until(lambda: not cluster.supervisors)
     cluster.add()
     finish_well(world, driver, undisturbed)
@@ -44,9 +44,9 @@ def test_all_nodes_are_lost_before_another_one_joins(world, undisturbed):
 def test_the_head_is_lost_and_the_run_resumed_on_a_new_cluster(world, undisturbed, what, phase):
     cluster = world.start()
     driver = world.run()
-    driver.until(*moment(world, undisturbed, phase))
-    world.note()
-    cluster.kill_gcs() if what == "gcs" else cluster.kill_head()
+    with driver.held_at(*moment(world, undisturbed, phase)):
+        world.note()
+        cluster.kill_gcs() if what == "gcs" else cluster.kill_head()
     code = driver.finish()
     if code != 0:                     # it may have had all that it needed: nothing but its end is left then
         assert code in (1, -signal.SIGABRT), driver.stderr
@@ -63,10 +63,10 @@ def test_a_node_is_frozen(world, undisturbed):
     """All processes of a machine stand still and never go on: what it had at hand is done by others."""
     cluster = world.start()
     driver = world.run()
-    driver.until(*moment(world, undisturbed, "read"))
-    world.note()
-    node = world.rng.choice([n for n in cluster.nodes if n.children])
-    node.send(signal.SIGSTOP)
+    with driver.held_at(*moment(world, undisturbed, "read")):
+        world.note()
+        node = world.rng.choice(until(lambda: [n for n in cluster.nodes if n.children], what="a child"))
+        node.send(signal.SIGSTOP)
     try:
         assert driver.finish() == 0, driver.stderr
     finally:

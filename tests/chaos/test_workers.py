@@ -35,13 +35,10 @@ def finish_well(world, driver, undisturbed) -> None:
 def test_children_are_killed(world, undisturbed, phase, signum):
     cluster = world.start()
     driver = world.run()
-    nodes, count = moment(world, undisturbed, phase)
-    killed = []
-    for step in range(3):
-        driver.until(nodes, min(count + step, undisturbed.tasks[nodes] or count + step))
+    with driver.held_at(*moment(world, undisturbed, phase)):
+        victims = until(lambda: len(cluster.children) >= 2 and cluster.children, what="two children")
         world.note()
-        victims = until(lambda: cluster.children, what="a child")
-        killed += signal_all([world.rng.choice(victims)], signum)
+        killed = signal_all(world.rng.sample(victims, min(3, len(victims))), signum)
     assert len(killed) >= 2
     finish_well(world, driver, undisturbed)
 
@@ -51,10 +48,9 @@ def test_a_supervisor_is_killed(world, undisturbed, phase):
     """As the kernel's or Ray's OOM killer does it: with everything it had at hand."""
     cluster = world.start()
     driver = world.run()
-    driver.until(*moment(world, undisturbed, phase))
-    world.note()
-    victims = until(lambda: cluster.supervisors, what="a supervisor")
-    assert signal_all([world.rng.choice(victims)], signal.SIGKILL)
+    with driver.held_at(*moment(world, undisturbed, phase)):
+        world.note()
+        assert signal_all([world.rng.choice(cluster.supervisors)], signal.SIGKILL)
     finish_well(world, driver, undisturbed)
     assert not [e for e in driver.told("failed") if e["kind"] == "exception"]
 
@@ -65,10 +61,10 @@ def test_a_storm_of_kills(world, undisturbed):
     driver = world.run()
     total, at, struck = sum(undisturbed.tasks.values()), 5, 0
     while at < total - 30:
-        driver.until("", at)
-        world.note()
-        victims = cluster.supervisors if world.rng.random() < 0.3 else cluster.children
-        struck += len(signal_all(world.rng.sample(victims, min(1, len(victims))), signal.SIGKILL))
+        with driver.held_at("", at):
+            world.note()
+            victims = cluster.supervisors if world.rng.random() < 0.3 else cluster.children
+            struck += len(signal_all(world.rng.sample(victims, min(1, len(victims))), signal.SIGKILL))
         at += world.rng.randint(15, 40)
     assert struck >= 5
     finish_well(world, driver, undisturbed)
@@ -80,11 +76,11 @@ def test_a_stopped_machine_quarantines_no_document(world, undisturbed, who):
     world.env["CHAOS_LIMITS"] = json.dumps({"cpu_s": 2.0, "wall_s": 4.0})
     cluster = world.start()
     driver = world.run()
-    driver.until(*moment(world, undisturbed, "read"))
-    world.note()
-    node = world.rng.choice([n for n in cluster.nodes if n.children])
-    stopped = node.children if who == "children" else [*node.supervisors, *node.children]
-    signal_all(stopped, signal.SIGSTOP)
+    with driver.held_at(*moment(world, undisturbed, "read")):
+        world.note()
+        node = world.rng.choice(until(lambda: [n for n in cluster.nodes if n.children], what="a child"))
+        stopped = node.children if who == "children" else [*node.supervisors, *node.children]
+        signal_all(stopped, signal.SIGSTOP)
     timer = threading.Timer(6.0, signal_all, (stopped, signal.SIGCONT))
     timer.start()
     began = time.monotonic()

@@ -26,17 +26,20 @@ pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("ray"),
               pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
 
 TOKEN = "token-of-the-tests-0123456789abcdef"
-#: a stage that sleeps, so that there is time to look; it travels with the run
+#: a stage that travels with the run; it holds the pages of the last crawl file while `held` exists, so that no run ends
+#: before a test has looked
 STAGE = """
 import time
+from pathlib import Path
 from stages.stage import Stage
 
 
-class Slowly(Stage):
-    name = "slowly"
+class Held(Stage):
+    name = "held"
 
     def process(self, doc):
-        time.sleep(0.02)
+        while doc.locator["file"].endswith("crawl-05.warc.gz") and Path({held!r}).exists():
+            time.sleep(0.02)
         return None
 """
 RECIPE = """
@@ -44,7 +47,7 @@ version: 1
 code: [{code}]
 sources: {{web: {{read: warc, path: crawl/*.warc.gz}}}}
 datasets:
-  extracted: {{from: web, steps: [{{html: {{engine: resiliparse}}}}, "{stem}:Slowly"]}}
+  extracted: {{from: web, steps: [{{html: {{engine: resiliparse}}}}, "{stem}:Held"]}}
   clean: {{from: extracted, steps: [gopher_quality, pii]}}
   deduped: {{from: clean, steps: [exact]}}
 run: {{partition: 60KB}}
@@ -55,9 +58,18 @@ run: {{partition: 60KB}}
 def site(tmp_path_factory) -> Path:
     top = tmp_path_factory.mktemp("cluster")
     write_warcs(top / "crawl", 250, 6)
-    (top / "slow_stages_of_mine.py").write_text(STAGE)
-    (top / "recipe.yaml").write_text(RECIPE.format(code="slow_stages_of_mine.py", stem="slow_stages_of_mine"))
+    (top / "stages_of_mine.py").write_text(STAGE.format(held=str(top / "held")))
+    (top / "recipe.yaml").write_text(RECIPE.format(code="stages_of_mine.py", stem="stages_of_mine"))
     return top
+
+
+@pytest.fixture
+def held(site) -> Iterator[Path]:
+    """A run can end only once this file is gone."""
+    path = site / "held"
+    path.touch()
+    yield path
+    path.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +119,7 @@ def no_token_in(folder: Path) -> None:
             assert TOKEN.encode() not in path.read_bytes(), path
 
 
-def test_submit_close_the_terminal_look_cancel_resume(site, expected, head, tmp_path):
+def test_submit_close_the_terminal_look_cancel_resume(site, expected, head, held, tmp_path):
     store, env = tmp_path / "store", head.environment()
     env |= {"TOKENMILL_STORE": str(store), "TOKENMILL_ADDRESS": head.url}
     # a terminal: submits, and is gone with everything that was started in it
@@ -131,6 +143,8 @@ def test_submit_close_the_terminal_look_cancel_resume(site, expected, head, tmp_
     # a cancel from there needs no cluster either
     said = call(stranger, "cancel", "mine")
     assert said.returncode == 0, said.stderr
+    until(store, "mine", lambda s: s.progress["state"] == "stopping")      # its driver has noticed
+    held.unlink()
     stopped = until(store, "mine", lambda s: s.ended)
     assert stopped.state == "stopped" and 0 < stopped.progress["done"] < stopped.progress["parts"]
     log, _ = following.communicate(timeout=300)
@@ -161,21 +175,24 @@ print(jobs.state(*sys.argv[1:]).status, jobs.stop(*sys.argv[1:]), jobs.state(sys
 """
 
 
-def test_a_stop_by_ray_itself_ends_in_good_order(site, head, tmp_path):
+def test_a_stop_by_ray_itself_ends_in_good_order(site, head, held, tmp_path):
     """`ray job stop`, the dashboard's button: SIGTERM. What runs is finished and committed, the run says 'stopped'."""
     store, env = tmp_path / "store", head.environment()
     sent = call(env, "submit", site / "recipe.yaml", "--name", "mine", "--address", head.url, "--store", store,
                 "--allow-custom-stages", "--json")
     until(store, "mine", under_way)
-    done = subprocess.run([sys.executable, "-c", STOP, head.url, json.loads(sent.stdout)["job"]], env=env, cwd=ROOT,
-                          capture_output=True, text=True, timeout=600)
-    assert done.stdout == "STOPPED False None\n", done.stderr
+    stop = subprocess.Popen([sys.executable, "-c", STOP, head.url, json.loads(sent.stdout)["job"]], env=env, cwd=ROOT,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert until(store, "mine", lambda s: s.progress["state"] != "running").state == "stopping"
+    held.unlink()
+    said, errors = stop.communicate(timeout=600)
+    assert said == "STOPPED False None\n", errors
     found = standing(Store(store), "mine")
     assert found.state == "stopped" and found.progress["done"] >= 3
     assert "tokenmill resume mine goes on from there" in call(env, "logs", "mine", "--store", store).stdout
 
 
-def test_a_lost_cluster_and_a_new_one(site, expected, tmp_path):
+def test_a_lost_cluster_and_a_new_one(site, expected, held, tmp_path):
     """The head loses its power in the middle: the run is listed as died, and goes on elsewhere."""
     store = tmp_path / "store"
     first = Head(TOKEN)
@@ -186,6 +203,7 @@ def test_a_lost_cluster_and_a_new_one(site, expected, tmp_path):
         assert sent.returncode == 0, sent.stderr
         before = until(store, "mine", under_way)
         first.kill()
+        held.unlink()
         said = call(env, "status", "mine")
         assert said.stdout.startswith("mine  died") and "tokenmill resume" in said.stdout
         assert "  mine  died" in call(env, "list").stdout
@@ -263,7 +281,7 @@ def until_it_is_there(runs: Path) -> str:
     raise AssertionError("nothing was run")
 
 
-def test_a_ray_of_our_own_has_a_token_of_its_own(site, tmp_path):
+def test_a_ray_of_our_own_has_a_token_of_its_own(site, held, tmp_path):
     """What listens while a run goes on without any cluster; no token is left behind."""
     from pipeline.cluster import jobs
 

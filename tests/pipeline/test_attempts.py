@@ -223,14 +223,18 @@ def test_a_stop_lets_what_runs_finish_within_its_grace(store, tmp_path, grace):
             if len(tasks) == 2 and not seen:
                 seen.extend(task.spec.key for task in tasks)
                 scheduler.stop(grace_s=grace)
-                if grace:
-                    mark.touch()
 
-    scheduler.progress = Listener("quiet")
+        def stopping(self):
+            super().stopping()
+            mark.touch()
+
+    states: list[str] = []
+    scheduler.progress = Listener("quiet", lambda snapshot: states.append(snapshot["state"]))
     with pytest.raises(Interrupted):
         scheduler.run(t.row_specs(parts=6, poison={p: {20: "held"} for p in range(6)}, mark=str(mark)))
     scheduler.backend.close()
     assert sorted(log.appended) == (sorted(seen) if grace else [])
+    assert ("stopping" in states) == mark.exists() == bool(grace)
 
 
 def test_the_earliest_of_several_stops_counts(store):

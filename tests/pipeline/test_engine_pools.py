@@ -373,6 +373,17 @@ def test_supervisors_that_die_wherever_they_start_end_the_run_soon():
     assert fleet.stuck(5) == "supervisors die before they are ready: OSError: no scratch"
 
 
+def test_supervisors_that_die_slowly_are_named_and_not_other_programs():
+    fleet, nodes = Fleet(), hosts(("a", 1, 4 * GB, 0))
+    fleet.set_demand({SMALL: 100}, 0)
+    carry_out(fleet, nodes, 0, ready=False)
+    assert fleet.stuck(0) is None
+    fall_before_ready(fleet, "a", 400)
+    carry_out(fleet, nodes, 410, ready=False)
+    assert fleet.stuck(600) is None
+    assert fleet.stuck(601) == "supervisors die before they are ready: OSError: no scratch"
+
+
 def test_a_driver_that_stood_still_takes_nobody_for_silent():
     fleet, nodes = Fleet(), hosts(("a", 1, 4 * GB, 0), ("b", 1, 4 * GB, 0))
     fleet.set_demand({SMALL: 100}, 0)

@@ -284,7 +284,7 @@ class Fleet:
             return None
         if self.alone_since is None:
             self.alone_since = now
-        if self._deaths >= MAX_DEATHS and not self._well():
+        if self._deaths and ((self._deaths >= MAX_DEATHS and not self._well()) or now - self.alone_since > START_S):
             return f"supervisors die before they are ready: {self._last_death}"
         if self.refused and not self.worker_slots and all(h.name in self.refused for h in self.hosts.values()
                                                    if h.cpus or h.gpus):

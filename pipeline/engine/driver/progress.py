@@ -229,6 +229,12 @@ class Progress:
             self._draw(name)
         self._tick()
 
+    def stopping(self) -> None:
+        """The run was asked to stop: no further task begins, and those that run may finish."""
+        if self.state == "running":
+            self.state = "stopping"
+            self._write()
+
     # -- what we tell --------------------------------------------------------------------------------------------
     def snapshot(self) -> dict[str, Any]:
         """The state as JSON-able dict: totals, ETA in seconds (None: unknown), and a dict for each node."""

@@ -171,6 +171,8 @@ class Scheduler:
         self._start()
         if self._stop is None:
             self._hand_out()
+        elif self.progress:
+            self.progress.stopping()
         if self.backend.interruptible and self._stop is not None:
             self._stop_at = 0.0         # the stop came when no signal could interrupt tasks: do not wait for them
             self.check_stop()
