@@ -147,7 +147,7 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """The states of all running tasks of this supervisor."""
+    """The states of all running tasks: a supervisor's own, and to the scheduler those of all supervisors."""
 
     running: tuple[TaskStatus, ...]
 

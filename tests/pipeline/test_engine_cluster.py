@@ -26,7 +26,7 @@ import ray
 from ray.cluster_utils import Cluster
 from pipeline.engine.backends.ray_backend import RayBackend
 from pipeline.engine.driver.scheduler import Scheduler
-from pipeline.engine.messages import Lost, Returned
+from pipeline.engine.messages import Lost, Returned, StatusReport
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 
@@ -184,15 +184,16 @@ from ray.core.generated import autoscaler_pb2
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **NODE})
 nodes = [cluster.add_node(num_cpus=1, memory=2000 << 20, **NODE) for _ in range(2)]
 backend = backend_at(cluster.address)
-returned, wait = [], backend.wait
+returned, reported, wait = [], [0], backend.wait
 def noted(timeout):
     events = wait(timeout)
     returned.extend(i for e in events if isinstance(e, Returned) for i in e.ids)
     returned.extend(-i for e in events if isinstance(e, Lost) for i in e.ids)
+    reported.extend(len(e.running) for e in events if isinstance(e, StatusReport))
     return events
 backend.wait = noted
 run = Run(backend, """ + HELD.format(parts=10) + """)
-until(lambda: len(backend.fleet.usable) == 2 and all(p.running for p in backend.fleet.usable))
+until(lambda: len(backend.fleet.usable) == 2 and reported[-1] == 2)         # the tasks of both nodes in one report
 doomed = nodes[0].node_id
 gcs = ray._raylet.GcsClient(address=cluster.address)
 reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")

@@ -25,7 +25,7 @@ from typing import Any
 
 from pipeline.engine.backends.fingerprint import Fingerprint
 from pipeline.engine.backends.pools import OWN_MB, Available, Capacity, ResourceShape, StarvationGuard, cannot, needs
-from pipeline.engine.messages import Assignment
+from pipeline.engine.messages import Assignment, TaskStatus
 from pipeline.engine.task import ResourceRequest
 
 FIT_S = 600.0            # seconds a task waits for a node that it fits on
@@ -89,7 +89,7 @@ class WorkerSlot(Capacity):
     started: float = 0.0
     idle_since: float = 0.0
     served: bool = False             # it has had a task
-    running: set[int] = field(default_factory=set)               # ids of tasks that run, from its latest StatusReport
+    running: tuple[TaskStatus, ...] = ()                         # its latest StatusReport
     unsent: list[Assignment] = field(default_factory=list)       # assignments for its next poll
     actor: Any = None
     poll: Any = None                 # the poll in flight, None if there is none

@@ -204,7 +204,7 @@ class RayBackend:
     def wait(self, timeout: float) -> list[Event]:
         now = self._clock.now()
         self.fleet.before_poll(now)
-        if now - self._grown > GROW_S:
+        if due := now - self._grown > GROW_S:
             self._grown = now
             self._grow(now)
         self._dismiss([p for p in self.fleet.worker_slots.values() if p.leaving and not p.open])
@@ -214,6 +214,8 @@ class RayBackend:
                 slot.unsent = []
         polls = {p.poll: p for p in self.fleet.worker_slots.values() if p.poll is not None}
         events, self._given_back = self._given_back, []
+        if due:                        # one report for all supervisors: progress takes it for the list of what runs
+            events.append(StatusReport(tuple(s for p in self.fleet.worker_slots.values() for s in p.running)))
         if not polls:
             self._check_any()
             if not events:
@@ -252,10 +254,10 @@ class RayBackend:
                 case Ready():
                     self._greet(slot, event)
                 case StatusReport(running):
-                    slot.running = {status.id for status in running}
+                    slot.running = running
                 case Done(id) | Failed(id):
                     self._settle(slot, [id])
-        return [e for e in events if not isinstance(e, Ready)]
+        return [e for e in events if not isinstance(e, Ready | StatusReport)]
 
     def _settle(self, slot: WorkerSlot, ids: Iterable[int]) -> set[int]:
         """Remove assignments from a supervisor; returns those of `ids` that it had."""
@@ -355,7 +357,7 @@ class RayBackend:
         """Make a supervisor leave: it gets no more work, returns what it has not begun, and ends when the rest is done.
         """
         slot.leaving = True
-        waiting = set(slot.open) - slot.running
+        waiting = set(slot.open).difference(status.id for status in slot.running)
         if waiting:
             why = f"node {slot.name} is drained" if slot.drained else f"node {slot.name} makes way"
             self._given_back.append(Returned(tuple(sorted(waiting)), why))
