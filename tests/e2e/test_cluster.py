@@ -185,8 +185,8 @@ def test_a_stop_by_ray_itself_ends_in_good_order(site, head, held, tmp_path):
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert until(store, "mine", lambda s: s.progress["state"] != "running").state == "stopping"
     held.unlink()
-    said, errors = stop.communicate(timeout=600)
-    assert said == "STOPPED False None\n", errors
+    answer, errors = stop.communicate(timeout=600)
+    assert answer == "STOPPED False None\n", errors
     found = standing(Store(store), "mine")
     assert found.state == "stopped" and found.progress["done"] >= 3
     assert "tokenmill resume mine goes on from there" in call(env, "logs", "mine", "--store", store).stdout
