@@ -1,6 +1,6 @@
 """`tokenmill submit` and `resume`: run recipes on a cluster. The job on the head node itself also runs `resume`.
 
-Their state is read from the store alone (`pipeline.cli.watch`).
+The state of runs is read from the store alone (`pipeline.cli.watch`).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
     now, facts = standing(store, run), facts_of(store, run)
     attempt = facts.get("attempt", 0)
     if now.state in ("running", "stopping") and "--takeover" not in options:
-        _sent(run, attempt, facts.get("job"), facts.get("address"), store, json_lines, "running")
+        _sent(run, attempt, facts.get("job"), facts.get("address"), store, json_lines, now.state)
         return
     job = jobs.job_id(store.root, run, attempt)
     known = jobs.state(address, job) if now.state == "submitted" else None
@@ -162,7 +162,8 @@ def _sent(run: str, attempt: int, job: str | None, address: str | None, store: S
     where = f"as job {job} to {address}" if job else "on this machine or another"
     typer.echo(run)
     typer.echo({"new": f"submitted {where}", "submitted": f"it was submitted already, {where}",
-                "running": f"it is under way already, {where}"}[what], err=True)
+                "running": f"it is under way already, {where}",
+                "stopping": f"it is stopping, {where}; resume it once it has stopped"}[what], err=True)
     for command in ("status", "logs -f", "cancel"):
         typer.echo(f"  {opt.as_typed(command, run, store)}", err=True)
 

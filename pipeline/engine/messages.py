@@ -113,10 +113,12 @@ class Hindered:
 
 @dataclass(frozen=True)
 class Lost:
-    """The node died under these attempts; no document is to blame."""
+    """The node died under these attempts; no document is to blame. `host`: the node's id, so that the losses of its
+    several supervisors count as one death; "" if it is not known."""
 
     ids: tuple[int, ...]
     message: str
+    host: str = ""
 
 
 @dataclass(frozen=True)

@@ -221,8 +221,8 @@ class Inputs:
         return DamagedFile(ref["$ref"], why)
 
     def find_damage(self, named: str = "") -> DamagedFile | None:
-        """The first of the files read by range that is not what its record says, or None. The file at the path `named`
-        is checked first."""
+        """Returns the error for the first file, of those read by range, whose bytes differ from its record; None if all
+        agree. The file at the path `named` is checked first."""
         for path in sorted(self._by_range, key=lambda path: path != named):
             ref = self._by_range[path]
             try:

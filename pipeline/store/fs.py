@@ -128,8 +128,8 @@ class Store:
     def fetch(self, path: str, scratch: str, *, size: int | None = None, version: str | None = None,
               needs: Needs | None = None) -> str:
         """Return the path of the file on local disk. A remote file is downloaded, through this machine's cache, to a
-        file in `scratch` that must not be written to. With `needs` that file may hold only those ranges, with holes
-        elsewhere.
+        file in `scratch` that must not be written to. With `needs` only those byte ranges are sure to be there; the
+        rest may be holes.
 
         `size` and `version` (from `entries`) are the file's expected ones; ChangedFile otherwise. A file that is never
         overwritten under its name needs no version.

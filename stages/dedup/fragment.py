@@ -85,7 +85,7 @@ class Group:
         return self.of[self.first:self.first + self.size]
 
     def sides(self, barrier: str) -> list[FileRef]:
-        """Side tables of the parts. ValueError names a part without one."""
+        """Returns the side table of each part. Raises ValueError that names the first part without one."""
         for part in self.parts:
             if part.side is None:
                 raise ValueError(f"{barrier}: part {part.key} of '{part.dataset}' has no side table; the pass before "

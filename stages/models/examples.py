@@ -72,9 +72,9 @@ def content_key(text: str) -> str:
 
 
 def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most: int | None = None) -> Examples:
-    """Examples of (label, text) pairs, at most `most` per label, drawn by their content. Of the clusters, the share
-    `held_out` (0 … 1) is held out, half for calibration and half for the test. The result does not depend on the order
-    of the pairs: a text under two labels is drawn under both, and then left out.
+    """Examples of (label, text) pairs, at most `most` per label, drawn by their content. Near-duplicate texts form
+    clusters. A share `held_out` (0 … 1) of the clusters is held out, half for calibration and half for the test. The
+    result does not depend on the order of the pairs: a text under two labels is drawn under both, and then left out.
 
     Texts without a word are skipped. Holds up to `most` texts per label in memory.
     """

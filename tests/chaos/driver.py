@@ -66,21 +66,28 @@ class Driver:
                                                     f"{self.where}\n{self.stderr}"
 
     @contextlib.contextmanager
-    def held_at(self, phase: str, count: int) -> Iterator[None]:
+    def held_at(self, phase: str, count: int, inside: bool = False) -> Iterator[Path]:
         """Once `count` tasks of the phase are done no child ends its task, until the context is left: what goes wrong
-        here goes wrong in a run under way, however late the test comes to it."""
+        here goes wrong in a run under way, however late the test comes to it. `inside`: children stand still at a
+        document, where their death could be taken for the document's fault, and leave `inside.PID` in the folder that
+        this yields."""
         folder = Path(self._env["CHAOS_FOLDER"])
+        if inside:
+            (folder / "inside").touch()
         part, held = folder / ".hold", folder / "held"
         part.write_text(f"{count} {phase}")
         part.rename(folder / "hold")
         try:
             self.until(phase, count)
+            deadline = time.monotonic() + 60
             with self._news:
                 while not held.exists():
                     self._news.wait(0.5)
                     assert self._process.poll() is None, f"the run ended at task {count} of {phase}:\n{self.stderr}"
-            yield
+                    assert time.monotonic() < deadline, f"the driver holds no task:\n{self.where}\n{self.stderr}"
+            yield folder
         finally:
+            (folder / "inside").unlink(missing_ok=True)
             (folder / "hold").unlink(missing_ok=True)
             held.unlink(missing_ok=True)
 

@@ -180,7 +180,7 @@ def test_a_stop_by_ray_itself_ends_in_good_order(site, head, held, tmp_path):
     store, env = tmp_path / "store", head.environment()
     sent = call(env, "submit", site / "recipe.yaml", "--name", "mine", "--address", head.url, "--store", store,
                 "--allow-custom-stages", "--json")
-    until(store, "mine", under_way)
+    done = until(store, "mine", under_way).progress["done"]
     stop = subprocess.Popen([sys.executable, "-c", STOP, head.url, json.loads(sent.stdout)["job"]], env=env, cwd=ROOT,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert until(store, "mine", lambda s: s.progress["state"] != "running").state == "stopping"
@@ -188,7 +188,7 @@ def test_a_stop_by_ray_itself_ends_in_good_order(site, head, held, tmp_path):
     answer, errors = stop.communicate(timeout=600)
     assert answer == "STOPPED False None\n", errors
     found = standing(Store(store), "mine")
-    assert found.state == "stopped" and found.progress["done"] >= 3
+    assert found.state == "stopped" and found.progress["done"] > done
     assert "tokenmill resume mine goes on from there" in call(env, "logs", "mine", "--store", store).stdout
 
 

@@ -201,7 +201,7 @@ def test_the_wish_is_found_once_and_only_for_this_attempt(any_store, monkeypatch
         assert calls == []
         ask_to_stop(any_store, "r", 2)
         assert called.wait(120)
-        until(lambda: "attend" not in {thread.name for thread in threading.enumerate()})
+        until(lambda: "cancellation" not in {thread.name for thread in threading.enumerate()})
     assert calls == [len(looks)], "once, and nobody looks any more"
     looks.clear(), calls.clear(), called.clear()
     ask_to_stop(any_store, "r", 3)

@@ -90,6 +90,9 @@ def test_a_snapshot_becomes_tasks_by_state_and_documents_by_outcome():
     assert got["tokenmill_slots", "r"] == 4 and got["tokenmill_run_active", "r"] == 1
     assert got["tokenmill_eta_seconds", "r"] > 0 and got["tokenmill_bytes_left", "r"] == 400
     assert {m.name for m, _, _ in samples("r", progress.snapshot())} == {m.name for m in METRICS}
+    progress.stopping()
+    stopping = values("r", progress.snapshot())
+    assert stopping["tokenmill_run_active", "r"] == 1 and stopping["tokenmill_slots", "r"] == 4, "tasks still run"
     progress.close("failed")
     ended = values("r", progress.snapshot())
     assert ended["tokenmill_run_active", "r"] == ended["tokenmill_slots", "r"] == 0

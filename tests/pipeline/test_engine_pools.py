@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -373,15 +374,45 @@ def test_supervisors_that_die_wherever_they_start_end_the_run_soon():
     assert fleet.stuck(5) == "supervisors die before they are ready: OSError: no scratch"
 
 
-def test_supervisors_that_die_slowly_are_named_and_not_other_programs():
-    fleet, nodes = Fleet(), hosts(("a", 1, 4 * GB, 0))
+def starts(fleet: Fleet, at: Callable[[int], Host], deaths: tuple[int, ...]) -> str:
+    """Plan every two seconds, as the backend does, while one supervisor dies at each of these times. Returns why the
+    run ends."""
     fleet.set_demand({SMALL: 100}, 0)
-    carry_out(fleet, nodes, 0, ready=False)
-    assert fleet.stuck(0) is None
-    fall_before_ready(fleet, "a", 400)
-    carry_out(fleet, nodes, 410, ready=False)
-    assert fleet.stuck(600) is None
-    assert fleet.stuck(601) == "supervisors die before they are ready: OSError: no scratch"
+    for now in range(0, 700, 2):
+        carry_out(fleet, [at(now)], now, ready=False)
+        if now in deaths:
+            fall_before_ready(fleet, "a", now)
+        if (why := fleet.stuck(now)) is not None:
+            return why
+    return ""
+
+
+NODE = Host("a", "node a", 1, 4 * GB)
+TAKEN = Host("a", "node a", 1, 4 * GB, others=ResourceShape(0, 1, 4 * GB))
+
+
+@pytest.mark.parametrize(("deaths", "said"), [((100,), "1 died before that"), ((100, 300, 500), "3 died before that")])
+def test_supervisors_that_die_slowly_are_named_beside_what_others_use(deaths, said):
+    why = starts(Fleet(), lambda now: NODE, deaths)
+    assert "no supervisor was ready within 600 s (node a: others use 0 of 1 CPUs" in why
+    assert f"{said}, the last one: OSError: no scratch" in why
+
+
+def test_one_early_death_does_not_hide_that_others_took_the_node():
+    why = starts(Fleet(), lambda now: NODE if now < 22 else TAKEN, (20,))
+    assert "others use 1 of 1 CPUs" in why and "1 died before that" in why
+
+
+def test_a_death_of_long_ago_is_not_named():
+    fleet = Fleet()
+    fleet.set_demand({SMALL: 100}, 0)
+    carry_out(fleet, [NODE], 0, ready=False)
+    fall_before_ready(fleet, "a", 1)
+    carry_out(fleet, [NODE], 2)
+    assert fleet.stuck(3) is None, "one is ready"
+    del fleet.worker_slots["a", 0]
+    assert fleet.stuck(10) is None
+    assert "died" not in fleet.stuck(611)
 
 
 def test_a_driver_that_stood_still_takes_nobody_for_silent():

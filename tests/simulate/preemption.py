@@ -42,7 +42,8 @@ class Endless(BaseException):
 @dataclass(frozen=True)
 class Cluster:
     """`preempted`: share of the attempts of the usual length that are lost with their node, `announced`: of those
-    preemptions the share that is announced. `killers`: labels of tasks that take their node down."""
+    preemptions the share that is announced. `killers`: labels of tasks that take their node down. The death of a node
+    is reported by each of its `supervisors` for the attempts that it had."""
 
     nodes: int
     slots: int
@@ -50,6 +51,7 @@ class Cluster:
     announced: float = 0.0
     killers: frozenset[str] = frozenset()
     drained: frozenset[str] = frozenset()        # labels of tasks whose nodes' ends are announced, DRAINS times
+    supervisors: int = 1         # of each node
     longest: int = 1             # one task in a hundred takes so many times as long
 
 
@@ -223,7 +225,9 @@ class SpotBackend:
         self._held[node].clear()
         self._up[node] = False
         self._later(REPLACED_S, "comes", node)
-        return [Returned(ids, "preempted") if announced else Lost(ids, f"node {node} died")] if ids else []
+        reports = [tuple(i for i in ids if i % self.cluster.supervisors == n) for n in range(self.cluster.supervisors)]
+        return [Returned(held, "preempted") if announced else Lost(held, "node died", f"{node} {self._lives[node]}")
+                for held in reports if held]
 
     def _comes(self, node: int) -> list[Event]:
         self._up[node] = True
@@ -270,6 +274,8 @@ KILLER = frozenset({"17"})
 #: clusters with a task that takes its node down, and how many it may take down before it is found
 DEADLY = [(Cluster(40, 16, killers=KILLER), 10), (Cluster(2, 3, killers=KILLER), 16),
           (Cluster(1, 2, killers=KILLER), 16), (Cluster(40, 16, 0.3, killers=KILLER), 16),
+          (Cluster(40, 64, 0.3, killers=KILLER, supervisors=4), 16),
+          (Cluster(1, 32, killers=KILLER, supervisors=4), 16),
           # few others show the base rate
           (Cluster(2, 3, 0.3, killers=KILLER), 48), (Cluster(1, 4, 0.3, killers=KILLER), 48)]
 

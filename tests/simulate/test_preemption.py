@@ -58,6 +58,28 @@ def test_fewest_losses_are_a_proof_once_others_have_run_long_enough():
     assert not improbable(MAX_LOST - 2, 0, 1 / (EVIDENCE + 1), PROOF)
 
 
+def test_what_the_supervisors_of_a_node_report_is_one_death():
+    base = BaseRate()
+    for host, now in (("a", 0.0), ("a", 0.4), ("b", 1.0), ("a", 2.0), ("", 2.0), ("", 2.0)):
+        base.failed("lost", 2, host, now)
+    assert (base.events["lost"], base.lost["lost"]) == (4, 12)
+    base.failed("lost", 2, "a", 60.0)
+    assert base.events["lost"] == 5, "another death"
+
+
+def test_a_task_that_nothing_compares_with_is_named_but_not_accused():
+    base, losses = BaseRate(), None
+    for n in range(MAX_LOST):
+        base.began(100.0 * n)
+        base.ended(100.0 * n, 100.0 * n + 50)
+        base.failed("lost", 1)
+        losses = losses or Losses(base, 50.0)
+        losses.add("lost", 50.0, 1, 0)
+        why = losses.judge("lost", 100.0 * n + 50)
+        assert bool(why) == (n == MAX_LOST - 1)
+    assert "no other task ran for long enough to compare with" in why
+
+
 def test_attempts_lost_with_a_task_show_nothing_of_others():
     """One node with eight attempts: it is lost twice with the task, then once without it."""
     base = BaseRate()

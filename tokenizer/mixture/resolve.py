@@ -166,8 +166,8 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
              warnings: list[str]) -> tuple[list[list[int]] | None, int]:
     """Convert the recipe's `batch` of a phase of `tokens` tokens into (ramp, batch) as `Phase` holds them. `value` is
     '0.5M', or {0: 64k, 100M: 128k, 1B: 0.5M}, where each key is the token of the phase from which that batch holds.
-    Where a batch is a divisor of the next one, the steps of the next begin at sample numbers that are multiples of it.
-    The phase then has as many samples as without growth, in the same order."""
+    If a batch size divides the next one, the larger starts at a multiple of itself, so that no sample is left over. The
+    phase then has as many samples as without growth, in the same order."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
         rows = sorted((quantities.parse_count(at, least=0), at) for at in table)

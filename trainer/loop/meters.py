@@ -108,8 +108,8 @@ class Meters:
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def flushed(self, seconds: float, steps: int, skips: int, tokens: int, flops: float) -> bool:
-        """Take in that `steps` steps took `seconds` and that `skips` of them changed nothing. Returns whether they
-        count for the speed."""
+        """Record that `steps` steps took `seconds`, `skips` of them without an update. Returns whether they count
+        towards the measured speed."""
         self.goodput.flops += flops * (steps - skips) / steps
         self.goodput.enter(self.goodput.cause)
         self.goodput.move(seconds * skips / steps, self.goodput.cause, "lost")

@@ -280,11 +280,11 @@ class Fleet:
     def stuck(self, now: float) -> str | None:
         """Why it is hopeless to wait for supervisors any longer; None if it is not."""
         if any(p.ready for p in self.worker_slots.values()) or not self.waiting:
-            self.alone_since = None
+            self.alone_since, self._deaths, self._last_death = None, 0, ""
             return None
         if self.alone_since is None:
             self.alone_since = now
-        if self._deaths and ((self._deaths >= MAX_DEATHS and not self._well()) or now - self.alone_since > START_S):
+        if self._deaths >= MAX_DEATHS and not self._well():
             return f"supervisors die before they are ready: {self._last_death}"
         if self.refused and not self.worker_slots and all(h.name in self.refused for h in self.hosts.values()
                                                    if h.cpus or h.gpus):
@@ -292,8 +292,9 @@ class Fleet:
                 f"{name}: {why}" for name, why in sorted(self.refused.items())) + \
                 ". Install the same version on every node, or send the code along with --ship-code"
         if now - self.alone_since > START_S:
-            return (f"no supervisor got its resources within {START_S:.0f} s ({self._places(self.hosts.values())}); "
-                    f"stop what else runs there or ask for fewer --workers")
+            died = f"; {self._deaths} died before that, the last one: {self._last_death}" if self._deaths else ""
+            return (f"no supervisor was ready within {START_S:.0f} s ({self._places(self.hosts.values())}){died}; stop "
+                    f"what else runs there, ask for fewer --workers, or see in Ray's logs why starting takes so long")
         return None
 
     def _warn_of_waiting(self, kind: ResourceRequest, now: float) -> None:

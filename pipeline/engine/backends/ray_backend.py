@@ -214,14 +214,12 @@ class RayBackend:
                 slot.unsent = []
         polls = {p.poll: p for p in self.fleet.worker_slots.values() if p.poll is not None}
         events, self._given_back = self._given_back, []
-        if due:                        # one report for all supervisors: progress takes it for the list of what runs
-            events.append(StatusReport(tuple(s for p in self.fleet.worker_slots.values() for s in p.running)))
         if not polls:
             self._check_any()
-            if not events:
+            if not (events or due):
                 self._clock.sleep(min(timeout, 0.2))
-            return events
-        done, _ = ray.wait(list(polls), timeout=0 if events else timeout)
+            return events + self._report(due)
+        done, _ = ray.wait(list(polls), timeout=0 if events or due else timeout)
         if done:                                           # and all other polls that are ready by now
             done, _ = ray.wait(list(polls), num_returns=len(polls), timeout=0)
         for ref in done:
@@ -246,7 +244,13 @@ class RayBackend:
             if slot.late and silent > SILENT_S:
                 events += self._lost(slot, f"it has not answered for {silent:.0f} s")
         self._check_any()
-        return events
+        return events + self._report(due)
+
+    def _report(self, due: bool) -> list[Event]:
+        """One report for all supervisors, because progress takes it for the list of what runs. It is the last event of
+        a poll, so that no task of it has ended meanwhile."""
+        running = (s for p in self.fleet.worker_slots.values() for s in p.running if s.id in p.open)
+        return [StatusReport(tuple(running))] if due else []
 
     def _heard(self, slot: WorkerSlot, events: list[Event]) -> list[Event]:
         for event in events:
@@ -378,8 +382,8 @@ class RayBackend:
         self._drop(slot)
         if not (preempted or slot.drained):
             self.fleet.died(slot, self._clock.now(), why)
-        lost = [i for i in ids if i not in free]
-        return [*([Returned(tuple(free), words)] if free else []), *([Lost(tuple(lost), words)] if lost else [])]
+        lost = tuple(i for i in ids if i not in free)
+        return [*([Returned(tuple(free), words)] if free else []), *([Lost(lost, words, slot.host)] if lost else [])]
 
     def _drop(self, slot: WorkerSlot) -> None:
         self.fleet.worker_slots.pop((slot.host, slot.number), None)

@@ -6,8 +6,9 @@ such losses would end every long run: of 10⁶ tasks that are lost in 30 % of th
 row. A task without any limit would take down one node after the other for as long as the run lasts.
 
 So the losses of a task are compared with those of other attempts on the same class of nodes, in the time since the
-task's first loss. A node's death counts as one event, however many attempts it ends, and the seconds that the others
-ran are divided by the number of attempts that such an event ends on average. That gives two events-per-time rates. Were
+task's first loss. A node's death counts as one event, however many attempts it ends and however many supervisors of the
+node report it, and the seconds that the others ran are divided by the number of attempts that such an event ends on
+average. That gives two events-per-time rates. Were
 they equal, each event would be one of the task's with the probability of its share of the time (the conditional test of
 two Poisson rates, Przyborowski and Wilenski, Biometrika 1940). Chernoff's bound limits the probability of as many or
 more. A task that runs for hours may so be lost more often than one that runs for seconds. Attempts beside the task that
@@ -33,6 +34,7 @@ HOPELESS = 8             # times MAX_LOST losses of a task end the run at any ba
 SUSPECT = 4              # least number of losses that make a task a suspect, or hold it back
 SUSPICION = math.log(1e3)    # a suspect's losses are less probable than one in a thousand
 PROOF = math.log(1e9)        # and those of a task that is blamed than one in 10⁹: a run may judge a million times
+SAME_DEATH_S = 10.0      # losses on one node within this time are one death, which each of its supervisors reports
 EVIDENCE = 20            # times the task's own seconds: then MAX_LOST losses, and none of others, are a proof
 
 
@@ -43,6 +45,7 @@ class BaseRate:
 
     lost: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
+    _deaths: dict[str, float] = field(default_factory=dict)      # node that died lately → when it was first reported
     _running: int = 0
     _began: float = 0.0              # sum of the times at which the running attempts began
     _ended_s: float = 0.0            # seconds that the other attempts ran
@@ -56,10 +59,15 @@ class BaseRate:
         self._began -= began
         self._ended_s += now - began
 
-    def failed(self, cause: str, attempts: int) -> None:
-        """Count an event that ended so many attempts."""
+    def failed(self, cause: str, attempts: int, host: str = "", now: float = 0.0) -> None:
+        """Count an event that ended so many attempts. Reports that name the same host within SAME_DEATH_S are one
+        event."""
         self.lost[cause] += attempts
-        self.events[cause] += 1
+        self._deaths = {name: at for name, at in self._deaths.items() if now - at <= SAME_DEATH_S}
+        if host not in self._deaths:
+            self.events[cause] += 1
+        if host:
+            self._deaths.setdefault(host, now)
 
     def seconds(self, now: float) -> float:
         """The seconds that all attempts have run until now."""
@@ -73,21 +81,21 @@ class Losses:
         self.count: Counter[str] = Counter()
         self.suspect = False
         self._base, self._events, self._since_s = base, base.events.copy(), base.seconds(now)
-        self._later: Counter[str] = Counter()        # losses since the first one
+        self._after_first: Counter[str] = Counter()  # losses since the first one
         self._seconds = 0.0                          # that attempts at the task ran before those
         self._beside_s = 0.0                         # that they and the attempts lost with them ran, at most
-        self._first_s = 0.0                          # the same before the first loss
+        self._beside_first_s = 0.0                   # the same before the first loss
         self._fruitless = self._finished = 0         # losses since the last finished task, and the number of that
 
     def add(self, cause: str, seconds: float, together: int, finished: int) -> None:
         """Count a loss after `seconds`. `together`: attempts that were lost at once, this one included. `finished`:
         tasks that have finished in this run."""
         if self.count:
-            self._later[cause] += 1
+            self._after_first[cause] += 1
             self._seconds += seconds
             self._beside_s += together * seconds
         else:
-            self._first_s = together * seconds
+            self._beside_first_s = together * seconds
         self.count[cause] += 1
         self._fruitless = 1 if finished != self._finished else self._fruitless + 1
         self._finished = finished
@@ -97,11 +105,12 @@ class Losses:
         ended. Since the first loss; since the run began where that is too short to compare with."""
         size = max(1.0, self._base.lost[cause] / max(1, self._base.events[cause]))
         all_s = self._base.seconds(now) - self._beside_s
-        events = self._base.events[cause] - self._later[cause]
+        events = self._base.events[cause] - self._after_first[cause]
         since_s = max(0.0, (all_s - self._since_s) / size)
         if since_s >= self._seconds:
             return max(0, events - self._events[cause]), since_s
-        return max(0, events - (self.count[cause] - self._later[cause])), max(0.0, (all_s - self._first_s) / size)
+        first = self.count[cause] - self._after_first[cause]
+        return max(0, events - first), max(0.0, (all_s - self._beside_first_s) / size)
 
     def comparable(self, cause: str, now: float) -> bool:
         """Whether others have run for long enough that the next loss shows something."""
@@ -116,10 +125,13 @@ class Losses:
         count, (events, seconds) = self.count[cause], self.others(cause, now)
         share = self._seconds / (self._seconds + seconds) if seconds else 0.0
         self.suspect = count >= SUSPECT and improbable(count - 1, events, share, SUSPICION)
-        alone = self._base.events[cause] == count                    # no other task was lost in this run
-        if count >= max_lost and (alone or improbable(count - 1, events, share, PROOF)):
-            return (f"{count} losses, {count - 1} of them in {self._seconds:.0f} s, where other tasks had {events} in "
-                    f"{seconds:.0f} s: this task is the cause")
+        if count >= max_lost:
+            if seconds and improbable(count - 1, events, share, PROOF):
+                return (f"{count} losses, {count - 1} of them in {self._seconds:.0f} s, where other tasks had {events} "
+                        f"in {seconds:.0f} s: this task is the cause")
+            if self._base.events[cause] == count:            # no other task was lost in this run
+                return (f"{count} losses, and no other task ran for long enough to compare with: it takes its nodes "
+                        f"down, or they are taken away before it can end")
         if cause == "lost" and self._fruitless >= HOPELESS * max_lost:
             return f"{self._fruitless} losses while no task finished: nothing gets done here"
         return ""

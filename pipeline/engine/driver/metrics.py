@@ -88,7 +88,7 @@ def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
 
 def samples(run: str, snapshot: Mapping[str, Any], nodes_lost: int = 0) -> Iterator[Sample]:
     """Yield every metric of a run, from a snapshot of its progress."""
-    active = snapshot["state"] == "running"
+    active = snapshot["state"] in ("running", "stopping")
     eta = snapshot["eta_s"] if active else 0
     yield ACTIVE, {"run": run}, float(active)
     yield SLOTS, {"run": run}, float(snapshot["slots"] if active else 0)

@@ -234,6 +234,7 @@ class Progress:
         if self.state == "running":
             self.state = "stopping"
             self._write()
+            self._event("stopping")
 
     # -- what we tell --------------------------------------------------------------------------------------------
     def snapshot(self) -> dict[str, Any]:

@@ -171,11 +171,11 @@ class Scheduler:
         self._start()
         if self._stop is None:
             self._hand_out()
-        elif self.progress:
-            self.progress.stopping()
-        if self.backend.interruptible and self._stop is not None:
+        if self._stop is not None and self.backend.interruptible:
             self._stop_at = 0.0         # the stop came when no signal could interrupt tasks: do not wait for them
             self.check_stop()
+        elif self._stop is not None and self.progress:
+            self.progress.stopping()
         events, failure = self.backend.wait(0.0 if self._queue.unread else 0.5), None
         for event in events:
             try:
@@ -199,8 +199,8 @@ class Scheduler:
                 self._commit(id, record)
             case Failed(id, failure) if id in self._flights:
                 self._failed(self._landed([id]), failure)
-            case Lost(ids, message):
-                self._failed(self._landed(ids), Failure("lost", message))
+            case Lost(ids, message, host):
+                self._failed(self._landed(ids), Failure("lost", message), host)
             case Returned(ids):
                 self._repeat(self._landed(ids))
             case Quarantined(id, row, stage, reason) if id in self._flights:
@@ -295,7 +295,8 @@ class Scheduler:
         held_back = losses is not None and losses.held_back(self._clock.now())
         if losses is None or not (losses.suspect or held_back):
             return True
-        if self._trial in self._flights or (held_back and (len(self._queue) or self._queue.unread)):
+        others = self._queue.unread or any((k.gpus, k.cpu) == (spec.gpus, spec.cpu) for k in self._queue.waiting)
+        if self._trial in self._flights or (held_back and others):
             return False
         self._trial = self._serial + 1
         return True
@@ -318,7 +319,7 @@ class Scheduler:
         for spec in to_double(self._flights.values(), self._times, self._clock.now(), idle=idle, unfinished=unfinished,
                               awaited=self._awaited, slots=self.backend.slots, least_s=self.straggler_s):
             # prefetched in place of a waiting task, or put on an idle slot
-            if self.backend.room_for(*spec.kind) > (0 if idle else -self.backend.slots):
+            if self.backend.room_for(*spec.kind) > (0 if idle else -self.backend.slots) and self._may_start(spec):
                 self._dispatch(spec)
                 if self.progress:
                     self.progress.doubled(spec)
@@ -332,18 +333,18 @@ class Scheduler:
         if self.progress:
             self.progress.quarantined(spec, row, reason)
 
-    def _failed(self, flights: list[Flight], failure: Failure) -> None:
-        """Count attempts that failed together, and repeat their tasks. Raises TaskFailed when one of them was the last
-        of its task."""
+    def _failed(self, flights: list[Flight], failure: Failure, host: str = "") -> None:
+        """Count attempts that failed together, on node `host` if that is known, and repeat their tasks. Raises
+        TaskFailed when one of them was the last of its task."""
         lost: Counter[tuple[float, str]] = Counter((f.spec.gpus, f.spec.cpu) for f in flights)
         if failure.kind in CAUSES:
             for place, number in lost.items():
-                self._base_rates[place].failed(failure.kind, number)
+                self._base_rates[place].failed(failure.kind, number, host, self._clock.now())
         if failure.kind == "damaged":        # not repeated until that file is made anew (`DamageFound`)
             self._damaged[failure.path] = failure.message
             return
         ended: TaskFailed | None = None
-        for flight in flights:
+        for flight in {f.spec.key: f for f in flights}.values():      # a straggler and its double are one loss
             try:
                 self._count(flight, failure, lost[flight.spec.gpus, flight.spec.cpu])
             except TaskFailed as e:          # the others are still to be counted

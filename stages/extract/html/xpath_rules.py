@@ -134,7 +134,8 @@ def _overall() -> Rule:
 
 
 def _raw_prune() -> Rule:
-    """RAW_TREE_PRUNE_XPATH, both expressions (pruned one after the other; nested matches make no difference)."""
+    """The rule of trafilatura's RAW_TREE_PRUNE_XPATH. Its two expressions are tested at once, which nested matches
+    allow: trafilatura prunes one after the other."""
     path = xpaths.RAW_TREE_PRUNE_XPATH[0].path
     pattern, always = _tests(path, "@id")
     matches, wins = _searcher(pattern), _searcher(always)

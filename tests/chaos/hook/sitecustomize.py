@@ -8,7 +8,8 @@ CHAOS_CLOCK     seconds by which time.time() jumps every now and then, forwards 
 By files in the folder CHAOS_FOLDER, in children that live already, too:
 full            while it is there, no result gets into a store: its disk is full
 slow            the name of a node: the child that has done a task of it next stands still for an hour, once
-held            while it is there, no child ends a task
+held            while it is there, no child ends a task. While `inside` is there, too, a child stands still at its next
+                document, and leaves `inside.PID`
 hold            a count and the beginning of names of nodes: once so many of their tasks are done, the driver renames it
                 to `held`
 """
@@ -78,11 +79,13 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
     import errno
     import time
 
+    from pipeline.engine.task import Cursor
     from pipeline.engine.worker import attempt
     from pipeline.store import disk
     from pipeline.store.errors import cannot_write
 
-    _move, _run, _folder = disk.move, attempt.run_attempt, os.environ["CHAOS_FOLDER"]
+    _move, _run, _folder, _init = disk.move, attempt.run_attempt, os.environ["CHAOS_FOLDER"], Cursor.__init__
+    _held, _inside = os.path.join(_folder, "held"), os.path.join(_folder, "inside")
 
     def _full(local, target):
         if os.path.exists(os.path.join(_folder, "full")):
@@ -92,7 +95,7 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
 
     def _slow(spec, *args, **kw):
         record = _run(spec, *args, **kw)
-        while os.path.exists(os.path.join(_folder, "held")):
+        while os.path.exists(_held):
             time.sleep(0.05)
         told = os.path.join(_folder, "slow")
         if os.path.exists(told):
@@ -106,5 +109,20 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
             time.sleep(3600)
         return record
 
+    def _watched(self, buffer=None):
+        _init(self, buffer)
+        inner = self.set
+
+        def set_(first, last, stage):
+            inner(first, last, stage)
+            if first >= 0 and os.path.exists(_held) and os.path.exists(_inside):
+                open(f"{_inside}.{os.getpid()}", "w").close()
+                while os.path.exists(_held):
+                    time.sleep(0.05)
+
+        if buffer is not None:                     # that of a child; others only serve messages
+            self.set = set_
+
+    Cursor.__init__ = _watched
     disk.move = _full
     attempt.run_attempt = _slow
