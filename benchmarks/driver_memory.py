@@ -64,7 +64,7 @@ def run(partitions: int) -> dict[str, Any]:
     from pipeline import run as run_module
     from pipeline.engine.worker.attempt import peak_rss_mb
     from pipeline.plan import planner as passes
-    from pipeline.plan.inputs import SourceFile
+    from pipeline.plan.file_list import FileList
     from pipeline.recipe import load_recipe
     from pipeline.report.collect import nodes_of
     from pipeline.store.fs import Store
@@ -75,8 +75,8 @@ def run(partitions: int) -> dict[str, Any]:
     real = Store.read_checked
     Store.read_checked = lambda self, path, sha256: splits if path.endswith("splits.json") else real(self, path, sha256)
     Store.link = lambda self, path, to, anew=False: True
-    passes.list_source = lambda name, *a, **kw: [
-        SourceFile(f"crawl-{i:06d}.warc.gz", "/nowhere", 4 << 30, "1") for i in range(partitions // SPLITS)]
+    passes.list_source = lambda name, *a, **kw: FileList(
+        "/nowhere", ((f"crawl-{i:06d}.warc.gz", 4 << 30, "1", "") for i in range(partitions // SPLITS)))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "r.yaml").write_text(RECIPE)
         recipe = load_recipe(f"{folder}/r.yaml", [])

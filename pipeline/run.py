@@ -25,6 +25,7 @@ from pipeline.passes.encode import publish_shards
 from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
 from pipeline.plan.nodes import Node
+from pipeline.plan.objects import ListingJournal
 from pipeline.plan.planner import Planner
 from pipeline.plan.provenance import write_provenance
 from pipeline.plan.tokens import TOKENIZER, StreamResult, token_nodes
@@ -140,10 +141,12 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
                     verify_inputs: bool, report: bool, mended: Mapping[str, str]) -> RunSummary:
     """Plan from the log, run the missing tasks, publish the results. Raises DamageFound or DamagedFile when a file it
     needs differs from its record."""
+    journal = ListingJournal(store, f"runs/{name}/listing", log.check_lease)
     planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
-                      verify_inputs=verify_inputs, put_list=writes_to(store))
+                      verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal)
     nodes = planner.nodes() + token_nodes(recipe, planner)
     files = {s: len(planner.source_files(s)) for s in planner.sources_used()}  # fail early on a missing input
+    journal.remove()
     bad_files = scheduler.bad_files = BadFiles(recipe.run.max_bad_files, sum(files.values()))
     log.check_lease()
     write_provenance(store, name, planner, nodes, log.epoch)
@@ -288,7 +291,7 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
         "about": citation(planner.recipe),
         "warnings": warnings,
         "unconfined": planner.unconfined,
-        "sources": {name: {"files": len(files), "bytes": sum(f.size for f in files)}
+        "sources": {name: {"files": len(files), "bytes": files.bytes}
                     for name, files in planner.files.items()},
         "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": list(n.deps), "steps": list(n.steps),
                    "publishes": n.publishes, "tasks": sum(map(len, n.batches))} for n in nodes],

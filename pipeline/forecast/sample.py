@@ -10,11 +10,12 @@ variation gives the error of an estimate; their different sizes give the fixed c
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -32,7 +33,7 @@ from pipeline.engine.driver.protocols import Backend
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.task import TaskSpec
 from pipeline.forecast.mixture import phases
-from pipeline.plan.inputs import SourceFile
+from pipeline.plan.file_list import FileList, SourceFile
 from pipeline.plan.planner import Planner
 from pipeline.recipe.model import Recipe, Source
 from pipeline.run import make_backend, run_recipe
@@ -172,19 +173,18 @@ def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Ca
 
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
-def choose_files(files: list[SourceFile], most: int) -> list[SourceFile]:
-    """The files to read: all of them, or as many as fit into `most` bytes in the order of the PRF of their paths (at
-    least one file)."""
-    if sum(f.size for f in files) <= most:
-        return list(files)
-    chosen: list[SourceFile] = []
+def choose_files(files: Iterable[SourceFile], most: int) -> list[SourceFile]:
+    """The files to read: as many as fit into `most` bytes in the order of the PRF of their paths, but at least one."""
+    first: list[tuple[int, SourceFile]] = []         # a heap: files that may be among them, the last in order on top
     size = 0
-    for file in sorted(files, key=lambda f: prf(SEED, "sample-file", f.path)):
+    for file in files:
+        heapq.heappush(first, (-prf(SEED, "sample-file", file.path), file))
         size += file.size
-        if chosen and size > most:
-            break
-        chosen.append(file)
-    return sorted(chosen)
+        while len(first) > 1 and size - first[0][1].size > most:
+            size -= heapq.heappop(first)[1].size
+    if len(first) > 1 and size > most:
+        heapq.heappop(first)
+    return sorted(file for _, file in first)
 
 
 def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
@@ -204,7 +204,7 @@ def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float
     """Runs the DrawSample tasks, which draw records; returns them by source, in the order of the files."""
     specs: dict[str, list[TaskSpec]] = {}
     for name, files in chosen.items():
-        unread = sum(f.size for f in planner.source_files(name)) / max(sum(f.size for f in files), 1)
+        unread = planner.source_files(name).bytes / max(sum(f.size for f in files), 1)
         reader = reader_class(planner.recipe.sources[name].read)
         groups = list(_groups(files))
         most = max(1 << 20, limits.drawn_bytes // max(len(groups), 1))
@@ -229,13 +229,13 @@ def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float
         progress.close("done")
 
 
-def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: list[SourceFile], records: list[PartRecord],
+def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: FileList, records: list[PartRecord],
                  share: float, limits: Limits, store: Store) -> SourceSample:
     """Write the sample of a source as units of unequal sizes. Every task drew the records with the lowest ranks among
     those it read, up to a bound of its own. The records below the smallest of these bounds are a sample of the source.
     """
     counters = [r.counters for r in records]
-    out = SourceSample(files=len(files), files_read=len(chosen), bytes=sum(f.size for f in files),
+    out = SourceSample(files=len(files), files_read=len(chosen), bytes=files.bytes,
                        bytes_read=sum(c["covered"] for c in counters), records_read=sum(c["records"] for c in counters),
                        payload_read=sum(c["bytes"] for c in counters), read_cpu_s=sum(r.cpu_s for r in records))
     wanted = max(share * out.grown, limits.least / max(out.records_read, 1))

@@ -140,7 +140,7 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
     inputs = {}
     for name in planner.sources_used():
         files = planner.source_files(name)
-        inputs[name] = {"reader": recipe.sources[name].read, "files": len(files), "bytes": sum(f.size for f in files),
+        inputs[name] = {"reader": recipe.sources[name].read, "files": len(files), "bytes": files.bytes,
                         "expected": int(sum(f.size * planner.expansion(name, f.path) for f in files))}
     states = survey(nodes, log.get)
     speeds = measured(log.records())

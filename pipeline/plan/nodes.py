@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.engine.driver.queue import TaskRecords
 from pipeline.engine.task import TaskSpec
 from pipeline.store.records import PartRecord
-from pipeline.store.temp import Spilled
+from pipeline.store.temp import Spilled, path_bytes, path_of, scratch_database
 from stages.barrier import FileRef, PartRef, TaskResult
 from stages.stage import Stage
 
@@ -65,20 +65,30 @@ class PassResult:
 
 
 class SplitIndex(Mapping[str, Any]):
-    """Path of a big input file → its splits, read from the store on access."""
+    """Path of a big input file → its splits, read from the store on access. Their places are kept on disk."""
 
-    def __init__(self, places: dict[str, tuple[str, str]], read: Callable[[str, str], bytes]) -> None:
-        """`places`: (path in the store, sha256) by input file. `read`: `Store.read_checked`."""
-        self._places, self._read = places, read
+    def __init__(self, places: Iterable[tuple[str, str, str]], read: Callable[[str, str], bytes]) -> None:
+        """`places`: (path of the input file, path of its splits in the store, sha256). `read`: `Store.read_checked`."""
+        self._read = read
+        self._db = scratch_database(1)
+        self._db.execute("CREATE TABLE place (file BLOB PRIMARY KEY, path TEXT, sha256 TEXT) WITHOUT ROWID")
+        self._db.executemany("INSERT INTO place VALUES (?, ?, ?)", ((path_bytes(f), *place) for f, *place in places))
+        self._size: int = self._db.execute("SELECT count(*) FROM place").fetchone()[0]
 
     def __getitem__(self, path: str) -> list[dict[str, int]]:
-        return json.loads(self._read(*self._places[path]))
+        place = self._size and self._db.execute("SELECT path, sha256 FROM place WHERE file = ?",
+                                                (path_bytes(path),)).fetchone()
+        if not place:
+            raise KeyError(path)
+        splits: list[dict[str, int]] = json.loads(self._read(*place))
+        return splits
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        for (file,) in self._db.execute("SELECT file FROM place ORDER BY file").fetchall():
+            yield path_of(file)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._size
 
 
 @dataclass

@@ -15,7 +15,7 @@ How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and bl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,8 @@ from pipeline.base.files import file_sha256
 from pipeline.base.machine import cpu_tag
 from pipeline.engine.task import TaskSpec
 from pipeline.passes.replay import replay_arg
-from pipeline.plan.inputs import Listings, SourceFile, list_source
+from pipeline.plan.file_list import FileList, SourceFile
+from pipeline.plan.inputs import list_source
 from pipeline.plan.nodes import (
     DOCUMENTS,
     INDEX,
@@ -36,6 +37,7 @@ from pipeline.plan.nodes import (
     result,
     spilled_parts,
 )
+from pipeline.plan.objects import ListingJournal, Listings
 from pipeline.plan.overlap import check_overlaps
 from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.code import own_source
@@ -78,13 +80,14 @@ class Planner:
 
     `read_file` is `Store.read_checked` (for the splits of a big input). `quarantined` gives the documents that the log
     has in quarantine for a list of stage keys, `earlier` the latest record of a pass with the same `replay_key`.
-    `put_list` writes the long lists of task arguments (`pipeline.store.lists`); it is None when nothing will run.
+    `put_list` writes the long lists of task arguments (`pipeline.store.lists`), `journal` continues an interrupted
+    listing; they are None when nothing will run.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,
                  quarantined: Callable[[list[str]], dict[str, dict[str, Any]]] = lambda keys: {},
                  earlier: Callable[[str], PartRecord | None] = lambda replay_key: None, verify_inputs: bool = False,
-                 put_list: Callable[[str, bytes], Any] | None = None) -> None:
+                 put_list: Callable[[str, bytes], Any] | None = None, journal: ListingJournal | None = None) -> None:
         self.recipe = recipe
         self.lists = ListFiles(put_list)
         self.read_file = read_file
@@ -93,8 +96,9 @@ class Planner:
         self.target = recipe.run.partition
         self.verify = verify_inputs
         self.warnings: list[str] = []                    # to be shown to the user
+        self._journal = journal
         self.listings: Listings = {}                     # of remote sources, so that each is listed once per plan
-        self.files: dict[str, list[SourceFile]] = {}
+        self.files: dict[str, FileList] = {}
         self.passes: dict[str, list[_PassPlan]] = {}     # dataset → its passes
         self.barriers: dict[str, tuple[str, Barrier, list[str], list[str]]] = {}
 
@@ -127,7 +131,7 @@ class Planner:
     @property
     def roots(self) -> tuple[str, ...]:
         """The object storage locations of the sources."""
-        return tuple(sorted({f.root for files in self.files.values() for f in files if "://" in f.root}))
+        return tuple(sorted({files.root for files in self.files.values() if "://" in files.root}))
 
     def sources_used(self) -> list[str]:
         used = {name for plans in self.passes.values() for p in plans for kind, name in p.inputs if kind == "source"}
@@ -221,13 +225,13 @@ class Planner:
         return ChainStep(name.rpartition(":")[2], key, replay_key, target, resolved, stage, resources)
 
     # -- work ----------------------------------------------------------------------------------------------------
-    def source_files(self, name: str) -> list[SourceFile]:
+    def source_files(self, name: str) -> FileList:
         if name not in self.files:
             source = self.recipe.sources[name]
             self.files[name] = list_source(name, source.path, base=self.recipe.base, root=source.root,
                                            suffixes=reader_class(source.read).suffixes, verify=self.verify,
                                            warnings=self.warnings, listings=self.listings,
-                                           follow_symlinks=source.follow_symlinks)
+                                           journal=self._journal, follow_symlinks=source.follow_symlinks)
         return self.files[name]
 
     def reader_arg(self, name: str) -> dict[str, Any]:
@@ -252,25 +256,28 @@ class Planner:
             reader = reader_class(source.read)(source.config)
             files = self.source_files(name)
             can = type(reader).splits is not Reader.splits
-            big = [f for f in files if can and not f.bad and needs_index(f, reader.expansion(f.path), self.target)]
+            big = FileList(files.root, ((f.path, f.size, f.etag, f.bad) for f in (files if can else ())
+                                        if not f.bad and needs_index(f, reader.expansion(f.path), self.target)))
             arg = self.reader_arg(name)
             specs = (self._spec(INDEX, f"index:{name}", i, f.size, f"index of {f.path}",
                                 {"reader": arg, "file": f.arg(), "target": self.target}) for i, f in enumerate(big))
             records = yield (replace(spec, confined=reader.confined) for spec in specs)
-            places = {}
-            for file, record in zip(big, records, strict=True):
-                if record.counters.get("unreadable"):
-                    continue                                  # the pass that reads the file reports it
-                if record.counters["unsplittable"]:
-                    self.warnings.append(f"source '{name}': {file.path} cannot be split (one stream of compressed data)"
-                                         f", so one worker reads all of it; gzip per record, or several files, would "
-                                         f"share the work")
-                else:
-                    splits = record.files["splits.json"]
-                    places[file.path] = splits.path, splits.sha256
-            return SplitIndex(places, self.read_file)
+            return SplitIndex(self._splits(name, zip(big, records, strict=True)), self.read_file)
 
         return work
+
+    def _splits(self, name: str, indexed: Iterable[tuple[SourceFile, PartRecord]]) -> Iterator[tuple[str, str, str]]:
+        """Yields (path, path of its splits in the store, sha256 of those) for each big file that can be split."""
+        for file, record in indexed:
+            if record.counters.get("unreadable"):
+                continue                                  # the pass that reads the file reports it
+            if record.counters["unsplittable"]:
+                self.warnings.append(f"source '{name}': {file.path} cannot be split (one stream of compressed data), "
+                                     f"so one worker reads all of it; gzip per record, or several files, would "
+                                     f"share the work")
+            else:
+                splits = record.files["splits.json"]
+                yield file.path, splits.path, splits.sha256
 
     def _pass_node(self, plan: _PassPlan) -> Node:
         deps = [f"index:{n}" if kind == "source" else n for kind, n in plan.inputs]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -28,6 +27,7 @@ from pipeline.base.files import file_sha256
 from pipeline.base.machine import cpu_tag
 from pipeline.base.parquet import parquet_writer
 from pipeline.base.redact import redact_json
+from pipeline.base.scratch import Scratch
 from pipeline.passes.encode import ENCODE, libraries
 from pipeline.passes.fit_tokenizer import FIT
 from pipeline.plan.nodes import DOCUMENTS, ChainStep, Node
@@ -55,14 +55,15 @@ def write_provenance(store: Store, run: str, planner: Planner, nodes: list[Node]
     """Write provenance.json and inputs.parquet of a run, right after planning."""
     document = {"version": VERSION, "epoch": epoch, "nodes": redact_json(node_ingredients(planner, nodes))}
     store.write(f"runs/{run}/provenance.json", json.dumps(document, indent=1, sort_keys=True).encode())
-    out = io.BytesIO()
-    with parquet_writer(out, INPUTS) as writer:
-        for source in planner.sources_used():
-            files = iter(planner.source_files(source))
-            while rows := list(islice(files, ROWS)):               # in batches: there may be millions
-                writer.write_table(pa.table([[source] * len(rows), [plain_path(f.path) for f in rows],
-                                             [f.size for f in rows], [f.etag for f in rows]], schema=INPUTS))
-    store.write(f"runs/{run}/inputs.parquet", out.getvalue())
+    with Scratch() as scratch:
+        out = f"{scratch.path}/inputs.parquet"
+        with parquet_writer(out, INPUTS) as writer:
+            for source in planner.sources_used():
+                files = iter(planner.source_files(source))
+                while rows := list(islice(files, ROWS)):               # in batches: there may be millions
+                    writer.write_table(pa.table([[source] * len(rows), [plain_path(f.path) for f in rows],
+                                                 [f.size for f in rows], [f.etag for f in rows]], schema=INPUTS))
+        store.replace(out, f"runs/{run}/inputs.parquet")
 
 
 def node_ingredients(planner: Planner, nodes: list[Node]) -> dict[str, Ingredients]:

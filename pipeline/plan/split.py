@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from pipeline.plan.inputs import SourceFile
+from pipeline.plan.file_list import SourceFile
 
 #: a partition never grows beyond this many times the target
 OVERFULL = 2.0

@@ -82,6 +82,8 @@ class Remote:
     tries: int | None = None
     #: the clock that waits between two tries
     clock: Clock = SYSTEM
+    #: whether `scan` is there, so that a listing needs the memory of one page and can begin after any path
+    by_pages = False
 
     def __init__(self, root: str) -> None:
         # imported late: it would be a tenth of the start of a child or command, most of which use no object storage
@@ -170,8 +172,20 @@ class Remote:
                 raise
         return self._ask("read", path, get)
 
-    def list(self, prefix: str) -> Iterator[Entry]:
-        """Yield all objects below `prefix`, in the order of their paths."""
+    def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[Entry | str]:
+        """Yield the objects whose paths begin with `begin`, in order. Without `deep`, a folder below `begin` stands for
+        its objects, as a path with a slash at its end. What comes before `after` is left out, except a folder that
+        holds `after`."""
+        raise NotImplementedError
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Entry]:
+        """Yield all objects below `prefix` that come after the path `after`, in the order of their paths."""
+        if self.by_pages:
+            for entry in self.scan(f"{prefix}/" if prefix else "", after=after):
+                if isinstance(entry, Entry) and entry.path > after:
+                    yield entry
+            return
+
         def find() -> dict[str, Any]:
             self.fs.invalidate_cache()
             found: dict[str, Any] = self.fs.find(self.at(prefix), detail=True)
@@ -182,7 +196,7 @@ class Remote:
             return
         cut = len(self.prefix) + 1
         for full, info in sorted(found.items()):
-            if info["type"] == "file":
+            if info["type"] == "file" and full[cut:] > after:
                 yield self._entry(full[cut:], info)
 
     def open(self, path: str) -> io.RawIOBase:
@@ -335,6 +349,41 @@ class Gcs(Remote):
 
     options = {"use_listings_cache": False}  # noqa: RUF012
     tries = 2
+    by_pages = True
+
+    def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[Entry | str]:
+        bucket, _, folder = self.prefix.partition("/")
+        top = f"{folder}/" if folder else ""
+        asked = {"prefix": top + begin, "delimiter": None if deep else "/",
+                 "startOffset": start_of(begin, deep, after, top)}
+        token: str | None = None
+        while token != "":
+            asked["pageToken"] = token
+            page: dict[str, Any] = self._ask("list", begin, lambda: self.fs.call(
+                "GET", "b/{}/o", bucket, json_out=True, **asked))
+            objects = [(found["name"], found) for found in page.get("items", ())]
+            yield from merged(objects, page.get("prefixes", ()), len(top))
+            token = page.get("nextPageToken", "")
+
+
+def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
+    """The key from which a listing of `begin` must start so that it leaves out nothing after `after`; None: its
+    beginning. Without `deep` that is the name of the folder that holds `after`, which comes before the folder's
+    objects."""
+    if not after or after < begin:
+        return None
+    folder = -1 if deep or not after.startswith(begin) else after.find("/", len(begin))
+    return top + (after if folder < 0 else after[:folder])
+
+
+def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int) -> Iterator[Entry | str]:
+    """The objects (key, description) and folders of a page in the order of their keys, whose first `cut` characters are
+    left out. Objects that stand for a folder, made by some tools, are left out."""
+    for key, info in sorted([*objects, *((folder, None) for folder in folders)], key=lambda found: found[0]):
+        if info is None:
+            yield key[cut:]
+        elif not key.endswith("/"):
+            yield Entry(key[cut:], int(info["Size"] if "Size" in info else info["size"]), version_of(info))
 
 
 def in_parallel(call: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:

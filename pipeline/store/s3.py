@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.store.errors import StoreError
-from pipeline.store.remote import Entry, Remote, in_parallel, version_of
+from pipeline.store.remote import Entry, Remote, in_parallel, merged, start_of, version_of
 from pipeline.store.retry import answer, patiently, say
 
 #: bytes of a part of an upload, parts sent at a time, most parts of an upload (S3 wants parts of at least 5 MiB, and at
@@ -22,6 +22,7 @@ PART, UPLOADS, MAX_PARTS = 16 << 20, 4, 10_000
 
 
 class S3(Remote):
+    by_pages = True
     # Only `retry.patiently` waits and retries. Listings are not cached: other drivers' commits must be seen.
     options = {"use_listings_cache": False, "max_concurrency": 1,  # noqa: RUF012
                "config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "max_pool_connections": 64,
@@ -45,20 +46,21 @@ class S3(Remote):
             return None
         return Entry(path, found["ContentLength"], version_of(found))
 
-    def list(self, prefix: str) -> Iterator[Entry]:
-        folder = self._key(prefix)
-        cut = len(self.folder) + 1 if self.folder else 0
-        page: dict[str, Any] = {"NextContinuationToken": None}
-        while page.get("NextContinuationToken", "") != "":
-            token = page["NextContinuationToken"]
+    def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[Entry | str]:
+        top = f"{self.folder}/" if self.folder else ""
+        asked = {"Prefix": top + begin, **({} if deep else {"Delimiter": "/"})}
+        if start := start_of(begin, deep, after, top):
+            asked["StartAfter"] = start
+        token: str | None = None
+        while token != "":
             try:
-                page = self._call("list", prefix, "list_objects_v2", Prefix=folder + "/" if folder else "",
+                page = self._call("list", begin, "list_objects_v2", **asked,
                                   **({"ContinuationToken": token} if token else {}))
             except FileNotFoundError as e:
-                raise StoreError(f"cannot list {self.url(prefix)}: {say(e)}; see that the bucket exists") from e
-            for found in page.get("Contents", ()):
-                if not found["Key"].endswith("/"):                  # a "folder" made by some tool
-                    yield Entry(found["Key"][cut:], found["Size"], version_of(found))
+                raise StoreError(f"cannot list {self.url(begin)}: {say(e)}; see that the bucket exists") from e
+            objects = [(found["Key"], found) for found in page.get("Contents", ())]
+            yield from merged(objects, (found["Prefix"] for found in page.get("CommonPrefixes", ())), len(top))
+            token = page.get("NextContinuationToken", "")
 
     def upload(self, local: str, path: str) -> None:
         size = os.path.getsize(local)

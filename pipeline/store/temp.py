@@ -52,6 +52,16 @@ def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
     return db
 
 
+def path_bytes(path: str) -> bytes:
+    """A path as bytes that sort as the string does. It may hold lone surrogates: names of files need not be UTF-8."""
+    return path.encode("utf-8", "surrogatepass")
+
+
+def path_of(data: bytes) -> str:
+    """The path that `path_bytes` has turned into bytes."""
+    return data.decode("utf-8", "surrogatepass")
+
+
 class OnDisk(Sequence[T], Generic[T]):
     """A sequence whose items are read in pieces. Subclasses set `_size` and define `_read`."""
 

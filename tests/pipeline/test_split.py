@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.plan.inputs import InputError, SourceFile, list_source
+from pipeline.plan.file_list import SourceFile
+from pipeline.plan.inputs import InputError, list_source
 from pipeline.plan.split import MAX_FILES, OVERFULL, partitions
 
 

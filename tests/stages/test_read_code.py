@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.plan.inputs import SourceFile
+from pipeline.plan.file_list import SourceFile
 from pipeline.plan.split import partitions
 from stages.document import BadRecord, Document
 from stages.read.code import Code

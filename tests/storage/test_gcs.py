@@ -14,10 +14,15 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import fsspec
 import pytest
+from fsspec.utils import glob_translate
 
+from pipeline.plan.file_list import FileList
+from pipeline.plan.inputs import list_source
+from pipeline.plan.objects import ListingJournal, walk
 from pipeline.recipe import load_recipe
-from pipeline.run import make_backend, run_recipe
+from pipeline.run import make_backend, run_name, run_recipe
 from pipeline.store.dataset import dataset_hash
+from pipeline.store.errors import StoreError
 from pipeline.store.fs import Store
 from pipeline.store.log import Fenced, Log
 from pipeline.store.records import FileInfo, PartRecord
@@ -54,21 +59,26 @@ class _Gcs(Handler):
             self._put(unquote(found[2]), source[0])
             self.send_json({"kind": "storage#rewriteResponse", "done": True})
         elif path.rstrip("/") == "/storage/v1/b/bucket/o":
-            names = sorted(n for n in self.server.objects if n.startswith(query.get("prefix", "")))
-            first = int(query.get("pageToken", 0))
-            cut, prefix = query.get("delimiter"), query.get("prefix", "")
-            prefixes = sorted({prefix + n[len(prefix):].split("/")[0] + "/" for n in names if cut
-                               and "/" in n[len(prefix):]})
-            names = [n for n in names if not (cut and "/" in n[len(prefix):])]
-            page = {"kind": "storage#objects", "items": [self._meta(n) for n in names[first:first + 500]],
-                    "prefixes": prefixes}
-            if first + 500 < len(names):
-                page["nextPageToken"] = str(first + 500)
-            self.send_json(page)
+            if self.server.on_list(query):
+                self.send_json({"error": {"code": 403, "message": "no more"}}, 403)
+            else:
+                self.send_json(self._page(**query))
         elif (found := re.fullmatch(r"(/download)?/storage/v1/b/bucket/o/(.+)", path)) is not None:
             self._object(unquote(found[2]), query, bool(found[1]))
         else:
             self.send_json({"error": {"code": 404, "message": "Not Found"}}, 404)
+
+    def _page(self, prefix: str = "", delimiter: str = "", startOffset: str = "", pageToken: str = "",
+              **_: str) -> dict[str, object]:
+        """At most `page` objects and folders in order, after the last of the page before."""
+        names = [n for n in self.server.objects if n.startswith(prefix) and n >= startOffset]
+        folders = {n[:n.index("/", len(prefix)) + 1] for n in names if delimiter and "/" in n[len(prefix):]}
+        direct = {n for n in names if not (delimiter and "/" in n[len(prefix):])}
+        found = [n for n in sorted(direct | folders) if n > pageToken]
+        page = self.server.page
+        answer = {"kind": "storage#objects", "items": [self._meta(n) for n in found[:page] if n in direct],
+                  "prefixes": [n for n in found[:page] if n in folders]}
+        return {**answer, "nextPageToken": found[page - 1]} if len(found) > page else answer
 
     def _object(self, name: str, query: dict[str, str], media: bool) -> None:
         if name not in self.server.objects:
@@ -122,7 +132,8 @@ class _Gcs(Handler):
 
 @pytest.fixture
 def gcs(monkeypatch, tmp_path):
-    with serving(_Gcs, objects={}, uploads={}, lock=threading.Lock(), generation=0, seen=0, moody=False) as server:
+    with serving(_Gcs, objects={}, uploads={}, lock=threading.Lock(), generation=0, seen=0, moody=False, page=500,
+                 on_list=lambda query: None) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(Gcs, "clock", HurriedClock())
@@ -173,6 +184,67 @@ def test_one_of_many_creates_and_the_other_driver_is_fenced(gcs):
         commit(first, "b")
     second.close()
     assert [r.key for r in Log.read(store).records()] == ["a"]
+
+
+TREE = ["a.txt", "a/1.txt", "a/2.md", "a/b/3.txt", "a/b/c/4.txt", "a.d/5.txt", "a0/6.txt", "b/.h/7.txt", "b/8.txt",
+        "b/é.txt", ".c/9.txt", "[d]/e.txt"]
+PATTERNS = ["**", "**/*.txt", "*", "*/*.txt", "a*/*", "a/**/*.txt", "*/b/*", "[ab]/**", "*/*/*/4.txt", "a/?.*", ".*/*",
+            "**/b/**/*.txt", "a?[!1]/*"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_wildcards_match_page_by_page_what_fsspec_matches(gcs, pattern):
+    """From any path on, in order, though a page holds three names."""
+    gcs.objects |= {f"top/in/{name}": (b"x", i) for i, name in enumerate([*TREE, "z/"])} | {"top/inn": (b"x", 99)}
+    remote, gcs.page = Gcs("gs://bucket/top/in"), 3
+    expected = [p[len("bucket/top/in/"):] for p in remote.fs.glob(f"bucket/top/in/{pattern}")]
+    expected = sorted(p for p in expected if p in TREE)
+    fits = re.compile(glob_translate(pattern)).match
+    for after in ["", *TREE, "a/b/c", "zz"]:
+        walked = [e.path for e in walk(remote, "", pattern.split("/"), lambda path: True, after) if fits(e.path)]
+        assert walked == sorted(walked)
+        assert [p for p in walked if p > after] == [p for p in expected if p > after], after
+
+
+def test_an_interrupted_listing_goes_on_where_it_stopped(gcs, tmp_path):
+    gcs.objects |= {f"in/{i // 100}/{i:04d}.txt": (b"x", i) for i in range(1000)}
+    gcs.page, store, starts = 70, Store(tmp_path), []
+
+    def run(pattern: str, lasts: int) -> FileList:
+        """List by at most `lasts` requests for pages."""
+        def asked(query: dict[str, str]) -> bool:
+            starts.append(query.get("startOffset", ""))
+            return len(starts) > lasts
+
+        starts.clear()
+        gcs.on_list = asked
+        return list_source("s", [pattern], journal=ListingJournal(store, "runs/r/listing", chunk=100))
+
+    for pattern, last in (("gs://bucket/in", "in/3/0399.txt"), ("gs://bucket/in/*/*.txt", "in/2/0299.txt")):
+        whole, requests = list(run(pattern, 100)), len(starts)
+        for path in list(store.list("runs")):
+            store.remove(path)
+        with pytest.raises(StoreError):
+            run(pattern, 8)
+        assert list(run(pattern, 100)) == whole and len(whole) == 1000
+        assert last in starts and len(starts) <= requests - 4, "it began after what was listed before"
+
+
+def test_a_run_removes_the_journal_of_its_listing(gcs, tmp_path):
+    for name in "ab":
+        Store("gs://bucket/in").write(f"{name}.jsonl", json.dumps({"text": name * 30}).encode())
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("version: 1\nsources: {s: {read: jsonl, path: 'gs://bucket/in/*.jsonl'}}\n"
+                      "datasets: {d: {from: s, steps: [{exact: {}}]}}\n")
+    store, given = Store(tmp_path / "store"), load_recipe(recipe, [])
+    first = ListingJournal(store, f"runs/{run_name(given)}/listing", chunk=1)
+    assert len(list_source("s", ["gs://bucket/in/*.jsonl"], journal=first)) == 2
+    assert len(list(store.list(f"runs/{run_name(given)}/listing"))) == 2
+    gcs.on_list = lambda query: starts.append(query.get("startOffset", ""))  # None: go on
+    starts: list[str] = []
+    summary = run_recipe(given, str(tmp_path / "store"), make_backend=make_backend("inline", 1, None), report=False)
+    assert summary.datasets == {"d": 2} and starts[0] == "in/b.jsonl"
+    assert not list(store.list(f"runs/{run_name(given)}/listing"))
 
 
 def test_a_run_equals_one_on_disk(gcs, tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import random
+import re
 import subprocess
 import sys
 import textwrap
@@ -310,7 +311,8 @@ def test_an_input_that_changed_under_the_same_size(s3, bucket, tmp_path):
 
 
 def test_sources_in_a_bucket_are_what_they_are_in_a_folder(s3_server, s3, bucket, tmp_path):
-    from pipeline.plan.inputs import Listings, list_source
+    from pipeline.plan.inputs import list_source
+    from pipeline.plan.objects import Listings
 
     source = Store(bucket)
     for name in ("d/a.txt", "d/b.md", "d/x/c.txt", "d/x/.hidden/h.txt", "d/x/y/e.txt", "d/.g.txt", "d.txt"):
@@ -331,6 +333,24 @@ def test_sources_in_a_bucket_are_what_they_are_in_a_folder(s3_server, s3, bucket
         list_source("s", [f"{bucket}/top/d/**/*.txt", f"{bucket}/top/d/x"], listings=held)
         counts.append(len(s3_server.requests))
     assert counts[0] > 0 and counts == counts[:1] * 3
+
+
+def test_a_listing_begins_after_any_path(s3, bucket):
+    from fsspec.utils import glob_translate
+
+    from pipeline.plan.objects import walk
+
+    source = Store(f"{bucket}/from")
+    names = ["a.txt", "a/1.txt", "a/b/3.txt", "a/b/4.txt", "a0/6.txt", "b/8.txt", "b/c/9.txt"]
+    for name in names:
+        source.write(name, b"x")
+    for after in ["", *names, "a/b", "zz"]:
+        behind = [n for n in names if n > after]
+        assert [e.path for e in source.remote.list("", after)] == behind
+        for pattern in ("**", "*/*", "*/*/*", "a*/*/*"):
+            walked = [e.path for e in walk(source.remote, "", pattern.split("/"), lambda path: True, after)]
+            fits = re.compile(glob_translate(pattern)).match
+            assert [n for n in walked if n > after and fits(n)] == [n for n in behind if fits(n)], (pattern, after)
 
 
 def test_slices_of_a_big_object_fetch_their_own_bytes(s3_server, s3, bucket, tmp_path, monkeypatch):

@@ -1,0 +1,201 @@
+"""Lists the objects of a bucket that a pattern names, in bounded memory, and goes on where an interrupted run stopped.
+
+S3 and Google Cloud Storage answer in pages, in the order of the keys, from any key on. What is listed goes to a
+temporary database, and every `CHUNK` objects to a file of the store:
+
+    runs/RUN/listing/PATTERN/N.json    {"version", "pattern", "after", "at", "objects": [[path, size, version] …]}
+
+`after` is the last path of the file before. A run that finds such files goes on after their last path. The hub and web
+addresses are listed in memory, as fsspec does it.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, takewhile
+from typing import Any, TypeAlias
+
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.base.humanize import duration
+from pipeline.store.fs import Store
+from pipeline.store.remote import Entry, Remote, connect, version_of
+from pipeline.store.retry import patiently
+from pipeline.store.temp import Spilled
+
+logger = logging.getLogger("tokenmill")
+
+#: objects of a file of the journal: ten pages of S3, about 1 MB
+CHUNK = 10_000
+#: Seconds after which a part of a listing is not continued. Objects that were added since in its range are missed until
+#: the next run; objects that changed end the run.
+CONTINUED_S = 3600.0
+VERSION = 1
+
+#: path, size in bytes, version
+Row: TypeAlias = tuple[str, int, str]
+#: objects found during one plan as (URL, size, version), by pattern, so that a bucket is listed once
+Listings: TypeAlias = dict[str, Sequence[Row]]
+
+
+class ListingJournal:
+    """What has been listed so far, in the folder `folder` of a store. `check_lease` raises when this driver no longer
+    owns the store."""
+
+    def __init__(self, store: Store, folder: str, check_lease: Callable[[], None] = lambda: None,
+                 clock: Clock = SYSTEM, chunk: int = CHUNK) -> None:
+        self._store, self._folder, self._check_lease, self._clock = store, folder, check_lease, clock
+        self._chunk, self._used = chunk, False
+
+    def listed(self, pattern: str, scan: Callable[[str], Iterable[Row]]) -> Iterator[Row]:
+        """Yields the objects of `pattern` in the order of their paths. `scan(after)` lists those after a path."""
+        folder = f"{self._folder}/{hashlib.sha256(pattern.encode()).hexdigest()[:16]}"
+        number, after, oldest = 0, "", self._clock.wall()
+        while (part := self._read(f"{folder}/{number:06d}.json", pattern, after)) is not None:
+            yield from map(_row, part["objects"])
+            number, after, oldest = number + 1, part["objects"][-1][0], min(oldest, part["at"])
+        if number:
+            logger.warning("%s: its listing goes on where a run of this recipe was interrupted, after '%s'; what comes "
+                           "before was listed up to %s ago. Stop and remove %s to list it again", pattern, after,
+                           duration(self._clock.wall() - oldest),
+                           f"{self._store.root}/{folder}")
+        rows = iter(scan(after))
+        while chunk := list(islice(rows, self._chunk)):
+            if len(chunk) == self._chunk:
+                self._check_lease()
+                self._used = True
+                self._store.write(f"{folder}/{number:06d}.json", json.dumps(
+                    {"version": VERSION, "pattern": pattern, "after": after, "at": self._clock.wall(),
+                     "objects": chunk}).encode())
+            yield from chunk
+            number, after = number + 1, chunk[-1][0]
+
+    def _read(self, path: str, pattern: str, after: str) -> dict[str, Any] | None:
+        """A file of the journal, if it continues the one before and is not too old."""
+        try:
+            part = json.loads(self._store.read(path))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            part = {}
+        self._used = True
+        expected = {"version": VERSION, "pattern": pattern, "after": after}
+        fits = isinstance(part, dict) and expected == {k: part.get(k) for k in expected}
+        return part if fits and abs(self._clock.wall() - part["at"]) <= CONTINUED_S else None
+
+    def remove(self) -> None:
+        """Remove the journal: every source is listed, and the next run lists them again."""
+        if self._used:
+            self._check_lease()
+            for path in list(self._store.list(self._folder)):
+                self._store.remove(path)
+
+
+def _row(values: list[Any]) -> Row:
+    path, size, version = values
+    return path, size, version
+
+
+def list_objects(pattern: str, listings: Listings, journal: ListingJournal | None) -> tuple[str, Sequence[Row]]:
+    """Returns the folder that relative paths count from, and the objects of a pattern as (URL, size, version)."""
+    folder = fixed_prefix(pattern)
+    if glob.has_magic(pattern):
+        if pattern not in listings:
+            listings[pattern] = _listing(folder, _matching(folder, pattern, journal))
+        return folder, listings[pattern]
+    if pattern not in listings:
+        name = pattern[len(folder) + 1:] if folder.count("/") >= 2 else ""
+        one = _reached(folder).head(name) if name else None
+        if one is not None:
+            listings[pattern] = _listing(folder, [(name, one.size, one.version)])
+        else:
+            remote = _reached(pattern)
+            listings[pattern] = _listing(pattern, _journalled(remote, pattern, journal, lambda after: (
+                (e.path, e.size, e.version) for e in remote.list("", after))))
+    found = listings[pattern]
+    return folder if len(found) == 1 and found[0][0] == pattern else pattern, found
+
+
+def fixed_prefix(pattern: str) -> str:
+    """The directory part of a glob pattern before its first wildcard: the source root."""
+    fixed = takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1])
+    return "/".join(fixed) or ("/" if pattern.startswith("/") else ".")
+
+
+def _listing(folder: str, rows: Iterable[Row]) -> Spilled[Row]:
+    return Spilled(rows, encode=lambda row: row, decode=lambda row: (f"{folder}/{row[0]}", row[1], row[2]))
+
+
+def _journalled(remote: Remote, pattern: str, journal: ListingJournal | None,
+                scan: Callable[[str], Iterable[Row]]) -> Iterable[Row]:
+    return journal.listed(pattern, scan) if journal is not None and remote.by_pages else scan("")
+
+
+def _reached(root: str) -> Remote:
+    remote = connect(root)
+    remote.reach()
+    return remote
+
+
+# -- wildcards -------------------------------------------------------------------------------------------------------
+def _matching(folder: str, pattern: str, journal: ListingJournal | None) -> Iterable[Row]:
+    """The objects that a pattern with wildcards matches, by fsspec's rules. As on a disk, a wildcard does not match a
+    name with a leading dot."""
+    from fsspec.utils import glob_translate
+
+    remote = _reached(folder)
+    relative = pattern[len(folder) + 1:]
+    dotted = any(part.startswith(".") for part in pattern.split("/"))
+    fits = re.compile(glob_translate(relative)).match
+
+    def visible(path: str) -> bool:
+        return dotted or not any(part.startswith(".") for part in path.split("/"))
+
+    def scan(after: str) -> Iterator[Row]:
+        if not remote.by_pages:
+            yield from _in_memory(remote, pattern, relative, visible)
+            return
+        for entry in walk(remote, "", relative.split("/"), visible, after):
+            if entry.path > after and fits(entry.path) and visible(entry.path):
+                yield entry.path, entry.size, entry.version
+
+    return _journalled(remote, pattern, journal, scan)
+
+
+def _in_memory(remote: Remote, pattern: str, relative: str, visible: Callable[[str], bool]) -> Iterator[Row]:
+    full, cut = remote.at(relative), len(remote.prefix) + 1
+    infos = patiently("list", pattern, lambda: remote.fs.glob(full, detail=True))
+    for path, info in sorted(infos.items()):
+        if info["type"] == "file" and visible(path[cut:]):
+            yield path[cut:], int(info["size"] or 0), version_of(info)
+
+
+def walk(remote: Remote, begin: str, parts: list[str], visible: Callable[[str], bool],
+         after: str = "") -> Iterator[Entry]:
+    """Yields the objects below the folder `begin` (empty, or with a slash at its end) that may match the components
+    `parts` of a pattern, in the order of their paths; some that come before `after` may be left out. A folder is listed
+    only if its name matches."""
+    from fsspec.utils import glob_translate
+
+    if begin < after and not after.startswith(begin):        # all of it comes before
+        return
+    part, rest = parts[0], parts[1:]
+    if not glob.has_magic(part):
+        if rest:
+            yield from walk(remote, f"{begin}{part}/", rest, visible, after)
+        elif (entry := remote.head(begin + part)) is not None:
+            yield entry
+        return
+    deep = part == "**"
+    start = begin if deep else begin + re.split(r"[*?[]", part)[0]
+    fits = re.compile(glob_translate(part)).match
+    for found in remote.scan(start, deep=deep, after=after):
+        if not isinstance(found, str):
+            if deep or not rest:
+                yield found
+        elif rest and fits(found[len(begin):-1]) and visible(found[:-1]):
+            yield from walk(remote, found, rest, visible, after)
