@@ -76,7 +76,7 @@ def run(partitions: int) -> dict[str, Any]:
     Store.read_checked = lambda self, path, sha256: splits if path.endswith("splits.json") else real(self, path, sha256)
     Store.link = lambda self, path, to, anew=False: True
     passes.list_source = lambda name, *a, **kw: FileList(
-        "/nowhere", ((f"crawl-{i:06d}.warc.gz", 4 << 30, "1", "") for i in range(partitions // SPLITS)))
+        "/nowhere", ((f"crawl-{i:06d}.warc.gz", 4 << 30, "1", "", "") for i in range(partitions // SPLITS)))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "r.yaml").write_text(RECIPE)
         recipe = load_recipe(f"{folder}/r.yaml", [])

@@ -32,6 +32,12 @@ def file_sha256(path: str | Path) -> str:
     return sha256(path)
 
 
+def state(info: os.stat_result) -> str:
+    """What changes whenever a file on a disk is written or replaced: inode, size and times. A program can set a file's
+    time of modification, but not the time of its last change of state."""
+    return f"{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}"
+
+
 def sync(path: Path) -> None:
     """Make the contents of a file, or the names in a folder, survive a power cut (fsync)."""
     fd = os.open(path, os.O_RDONLY)

@@ -31,6 +31,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
+from pipeline.base.files import state
 from pipeline.store.errors import GONE, ChangedFile, DamagedFile
 from pipeline.store.fs import Needs, Store, matches
 from pipeline.store.records import READING, Counters
@@ -103,7 +104,8 @@ def _changed(ref: Mapping[str, Any]) -> ChangedInput:
 
 
 def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
-    """Whether a local file is the planned version: by size and time, or by its hash if the plan has one."""
+    """Whether a local file is the planned version: by size and time, or by its hash if the plan has one. A file that is
+    still in the state in which the driver hashed it is not hashed again: it may be large, and many tasks read it."""
     try:
         info = os.stat(path)
     except FileNotFoundError:
@@ -113,7 +115,7 @@ def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
     hashed = re.fullmatch(r"(?:sha256:)?([0-9a-f]{64})", ref["etag"])
     if hashed is None:
         return not ref["etag"].isdecimal() or str(info.st_mtime_ns) == ref["etag"]
-    return matches(path, hashed[1])
+    return ref.get("$volatile", {}).get("hashed") == state(info) or matches(path, hashed[1])
 
 
 class Cursor:

@@ -11,9 +11,10 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.errors import TokenmillError
-from pipeline.base.files import file_sha256
-from pipeline.plan.file_list import FileList
+from pipeline.base.files import file_sha256, state
+from pipeline.plan.file_list import FileList, Listed
 from pipeline.plan.objects import ListingJournal, Listings, fixed_prefix, list_objects
 
 
@@ -31,12 +32,15 @@ def common_root(roots: list[str]) -> str:
 
 #: errors of a link whose target is missing, or is the link itself
 _NOWHERE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
+#: Seconds since the last change of a file after which another change gets other times. File systems count in steps of
+#: up to two seconds; the rest is for clocks that differ.
+SETTLED_S = 60.0
 
 
 def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | None = None,
                 suffixes: tuple[str, ...] = (), verify: bool = False, warnings: list[str] | None = None,
                 listings: Listings | None = None, journal: ListingJournal | None = None,
-                follow_symlinks: bool = False) -> FileList:
+                follow_symlinks: bool = False, clock: Clock = SYSTEM) -> FileList:
     """Files of source `name`, sorted by relative path.
 
     A pattern is a file, a directory or a glob with `**`; relative patterns start at `base` (the recipe's folder). A
@@ -62,13 +66,13 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     top = os.path.abspath(os.path.join(base, os.path.expanduser(root))) if root else common_root(dirs)
     links = _Links(None if follow_symlinks else dirs)
     return FileList(top, _local(name, dict(zip(full, patterns)), top, suffixes, verify, links,
-                                [] if warnings is None else warnings))
+                                [] if warnings is None else warnings, clock))
 
 
 def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str, ...], verify: bool, links: _Links,
-           warnings: list[str]) -> Iterator[tuple[str, int, str, str]]:
-    """Yields (path relative to `top`, size, etag, reason why it is not read), in no order. `patterns`: each absolute
-    pattern, and how it was given."""
+           warnings: list[str], clock: Clock) -> Iterator[Listed]:
+    """Yields the files, with paths relative to `top`, in no order. `patterns`: each absolute pattern, and how it was
+    given."""
     skipped: list[str] = []
     for pattern, given in patterns.items():
         found = False
@@ -91,8 +95,8 @@ def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str
             found = True
             path = os.path.join(top, rel)
             bad = "" if os.access(path, os.R_OK) else "no_permission"
-            etag = "sha256:" + file_sha256(path) if verify and not bad else str(info.st_mtime_ns)
-            yield rel.replace(os.sep, "/"), info.st_size, etag, bad
+            etag, hashed = _hashed(path, info, clock) if verify and not bad else (str(info.st_mtime_ns), "")
+            yield rel.replace(os.sep, "/"), info.st_size, etag, bad, hashed
         if not found:
             raise InputError(f"source '{name}': no file matches '{given}' (looked in {os.path.dirname(pattern)}); "
                              + (f"{_named(links.leading_out, top)} leads out of it: allow that with "
@@ -104,6 +108,14 @@ def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str
     if links.leading_out:
         warnings.append(f"source '{name}': {len(links.leading_out)} skipped for being links that lead out of its "
                         f"folder: {_named(links.leading_out, top)}; `follow_symlinks: true` at the source follows them")
+
+
+def _hashed(path: str, info: os.stat_result, clock: Clock) -> tuple[str, str]:
+    """The etag of a file by its content, and the state of the file that has it. The state is "" if the file changed
+    while it was hashed, or so shortly before that another change could get the same times."""
+    settled = clock.wall() - max(info.st_mtime, info.st_ctime) > SETTLED_S
+    etag = "sha256:" + file_sha256(path)
+    return etag, state(info) if settled and state(os.stat(path)) == state(info) else ""
 
 
 def _paths(name: str, pattern: str, given: str, suffixes: tuple[str, ...], links: _Links) -> Iterator[str]:
@@ -207,7 +219,7 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
     found = {p: list_objects(p.rstrip("/"), listings, journal) for p in patterns}
     top = (root or common_root([folder for folder, _ in found.values()])).rstrip("/")
 
-    def files() -> Iterator[tuple[str, int, str, str]]:
+    def files() -> Iterator[Listed]:
         for pattern, (folder, objects) in found.items():
             any_suffix = not suffixes or folder != pattern.rstrip("/")
             none = True
@@ -218,7 +230,7 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
                 if not url.startswith(top + "/"):
                     raise InputError(f"source '{name}': '{url}' is outside its root '{top}'; set `root:` to one above "
                                      f"it")
-                yield url[len(top) + 1:], size, etag, ""
+                yield url[len(top) + 1:], size, etag, "", ""
             if none:
                 raise InputError(f"source '{name}': no object matches '{pattern}'; check `path:` of the source, or "
                                  f"pass --input")

@@ -256,7 +256,7 @@ class Planner:
             reader = reader_class(source.read)(source.config)
             files = self.source_files(name)
             can = type(reader).splits is not Reader.splits
-            big = FileList(files.root, ((f.path, f.size, f.etag, f.bad) for f in (files if can else ())
+            big = FileList(files.root, ((f.path, f.size, f.etag, f.bad, f.hashed) for f in (files if can else ())
                                         if not f.bad and needs_index(f, reader.expansion(f.path), self.target)))
             arg = self.reader_arg(name)
             specs = (self._spec(INDEX, f"index:{name}", i, f.size, f"index of {f.path}",

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base.clock import Clock
 from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.plan.inputs import InputError, list_source
 from pipeline.plan.provenance import read_provenance
+from pipeline.store.content_keys import content_key
 from pipeline.store.errors import DamagedFile, EnvironmentFailure
 from pipeline.store.fs import Store
 
@@ -182,6 +184,33 @@ def test_an_input_that_changed_since_the_plan(tmp_path, verify):
     path.unlink()
     with pytest.raises(ChangedInput):
         fetch(file, tmp_path, store)
+
+
+class Later(Clock):
+    """A clock that is a day ahead: what was written just now has settled."""
+
+    def wall(self) -> float:
+        return super().wall() + 86400
+
+
+def test_a_file_in_the_state_that_the_driver_hashed_is_not_hashed_by_every_worker(tmp_path):
+    path, store = tmp_path / "in.txt", Store(tmp_path / "store")
+    path.write_text("the first text")
+    [fresh] = list_source("s", [str(path)], verify=True)
+    [settled] = list_source("s", [str(path)], verify=True, clock=Later())
+    assert not fresh.hashed and settled.hashed, "times of a file written just now may hide a second change"
+    assert content_key("t", 1, fresh.arg()) == content_key("t", 1, settled.arg())
+    other = "sha256:" + "0" * 64                # fits only unhashed
+    assert fetch(settled._replace(etag=other), tmp_path, store) == str(path)
+    with pytest.raises(ChangedInput):
+        fetch(fresh._replace(etag=other), tmp_path, store)
+    times = path.stat()
+    rewrite(path, "THE OTHER TEXT")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(ChangedInput):
+        fetch(settled, tmp_path, store)
+    rewrite(path, "the first text")             # another state, the same content
+    assert fetch(settled, tmp_path, store) == str(path)
 
 
 def test_a_pinned_file_is_hashed_too(tmp_path):

@@ -82,7 +82,7 @@ def test_files_are_in_the_order_in_which_python_sorts_their_paths(seed):
     rng = random.Random(seed)
     letters = ["a", "b/", "/", ".", "0", "é", "\uffff", "\U0001f600", "\udcff", "\udc80", " ", "z"]
     paths = ["".join(rng.choices(letters, k=rng.randint(1, 5))) for _ in range(3000)]
-    files = FileList("/r", ((p, len(p), "1", "") for p in paths))
+    files = FileList("/r", ((p, len(p), "1", "", "") for p in paths))
     expected = sorted(SourceFile(p, "/r", len(p), "1") for p in set(paths))
     assert list(files) == expected and len(files) == len(expected)
     assert files.bytes == sum(f.size for f in expected)
@@ -94,7 +94,7 @@ def test_a_path_that_two_patterns_name_is_one_file(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.txt").write_text("x")
     assert [f.path for f in list_source("s", ["a", "a/*.txt", "a/x.txt"], base=str(tmp_path))] == ["x.txt"]
-    assert list(FileList("/r", [("x", 1, "1", ""), ("x", 2, "2", "")])) == [SourceFile("x", "/r", 2, "2")]
+    assert list(FileList("/r", [("x", 1, "1", "", ""), ("x", 2, "2", "", "")])) == [SourceFile("x", "/r", 2, "2")]
 
 
 def test_a_source_without_bytes_or_files_has_a_size():
