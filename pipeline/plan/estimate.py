@@ -139,9 +139,9 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
     store, log, planner, nodes = plan.store, plan.log, plan.planner, plan.nodes
     inputs = {}
     for name in planner.sources_used():
-        files = planner.source_files(name)
+        files, expansion = planner.source_files(name), planner.expansion(name)
         inputs[name] = {"reader": recipe.sources[name].read, "files": len(files), "bytes": files.bytes,
-                        "expected": int(sum(f.size * planner.expansion(name, f.path) for f in files))}
+                        "expected": int(sum(f.size * expansion(f.path) for f in files))}
     states = survey(nodes, log.get)
     speeds = measured(log.records())
     flow = Flow(recipe, planner, speeds, inputs)

@@ -245,10 +245,10 @@ class Planner:
             key, hidden = content_key(key, 0, own), {**hidden, "code": self.recipe.code_args()}
         return {"name": reader.name, "key": key, "$volatile": hidden}
 
-    def expansion(self, source: str, path: str) -> float:
-        """The expected number of uncompressed bytes per stored byte of an input file."""
+    def expansion(self, source: str) -> Callable[[str], float]:
+        """The expected number of uncompressed bytes per stored byte of an input file, by its path."""
         given = self.recipe.sources[source]
-        return reader_class(given.read)(given.config).expansion(path)
+        return reader_class(given.read)(given.config).expansion
 
     def _index_work(self, name: str) -> Any:
         def work(results: Mapping[str, Any]) -> Work:
