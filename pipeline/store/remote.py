@@ -293,6 +293,9 @@ class Remote:
     def _no_place(self, path: str, error: Exception) -> StoreError:
         return StoreError(f"cannot write {redact(self.url(path))}: {say(error)}; see that the bucket exists")
 
+    def _no_bucket(self, path: str, error: Exception) -> StoreError:
+        return StoreError(f"cannot list {redact(self.url(path))}: {say(error)}; see that the bucket exists")
+
     def copy(self, path: str, to: str) -> None:
         """Copy an object on the server's side. FileNotFoundError names it when it does not exist."""
         try:
@@ -359,8 +362,11 @@ class Gcs(Remote):
         token: str | None = None
         while token != "":
             asked["pageToken"] = token
-            page: dict[str, Any] = self._ask("list", begin, lambda: self.fs.call(
-                "GET", "b/{}/o", bucket, json_out=True, **asked))
+            try:
+                page: dict[str, Any] = self._ask("list", begin, lambda: self.fs.call(
+                    "GET", "b/{}/o", bucket, json_out=True, **asked))
+            except FileNotFoundError as e:
+                raise self._no_bucket(begin, e) from e
             objects = [(found["name"], found) for found in page.get("items", ())]
             yield from merged(objects, page.get("prefixes", ()), len(top))
             token = page.get("nextPageToken", "")

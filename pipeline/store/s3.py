@@ -12,9 +12,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.store.errors import StoreError
 from pipeline.store.remote import Entry, Remote, in_parallel, merged, start_of, version_of
-from pipeline.store.retry import answer, patiently, say
+from pipeline.store.retry import answer, patiently
 
 #: bytes of a part of an upload, parts sent at a time, most parts of an upload (S3 wants parts of at least 5 MiB, and at
 #: most 10,000 of them)
@@ -57,7 +56,7 @@ class S3(Remote):
                 page = self._call("list", begin, "list_objects_v2", **asked,
                                   **({"ContinuationToken": token} if token else {}))
             except FileNotFoundError as e:
-                raise StoreError(f"cannot list {self.url(begin)}: {say(e)}; see that the bucket exists") from e
+                raise self._no_bucket(begin, e) from e
             objects = [(found["Key"], found) for found in page.get("Contents", ())]
             yield from merged(objects, (found["Prefix"] for found in page.get("CommonPrefixes", ())), len(top))
             token = page.get("NextContinuationToken", "")

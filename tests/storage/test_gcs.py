@@ -230,6 +230,11 @@ def test_an_interrupted_listing_goes_on_where_it_stopped(gcs, tmp_path):
         assert last in starts and len(starts) <= requests - 4, "it began after what was listed before"
 
 
+def test_a_bucket_that_does_not_exist_is_not_an_empty_one(gcs):
+    with pytest.raises(StoreError, match=r"gs://other/in"):
+        list_source("s", ["gs://other/in/*.txt"])
+
+
 def test_a_run_removes_the_journal_of_its_listing(gcs, tmp_path):
     for name in "ab":
         Store("gs://bucket/in").write(f"{name}.jsonl", json.dumps({"text": name * 30}).encode())
