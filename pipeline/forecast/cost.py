@@ -228,8 +228,7 @@ class Extrapolation:
         grown = max(1.0, sum(_kept(r, s) * scale for r in parts for s, scale in self.scale.items()) / max(docs, 1))
         cpu = sum(r.cpu_s for r in records)
         # the number of tasks follows from the groups of parts, and from ranges of the rows that these write
-        size, rows = (sum(getattr(r.files["kept.parquet"], what) * self._weight(r) for r in parts)
-                      for what in ("bytes", "rows"))
+        size, rows = (sum(_text(r)[i] * self._weight(r) for r in parts) for i in (0, 1))
         groups = max(sum(r.node == records[0].node for r in records), 1) if records else 1       # in its first wave
         more = max(1.0, math.ceil(size / SIZES.group_bytes) / groups,
                    math.ceil(rows / SIZES.group_rows) / groups)
@@ -380,6 +379,14 @@ def _read(record: PartRecord) -> dict[str, dict[str, Any]]:
 
 def _kept(record: PartRecord, source: str, what: str = "docs") -> int:
     return record.counters.get("kept", {}).get(source, {}).get(what, 0)
+
+
+def _text(record: PartRecord) -> tuple[int, int]:
+    """(bytes of the text file, documents left of it) of a task of a pass."""
+    if (text := record.files.get("kept.parquet")) is not None:
+        return text.bytes, text.rows
+    left = record.files["gone.parquet"].meta
+    return left["bytes"], left["kept"]
 
 
 def _tokens(record: PartRecord, split: str) -> int:

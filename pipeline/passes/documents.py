@@ -2,10 +2,14 @@
 
 Reads source slices, or one upstream part together with the removal slice of a barrier, and writes
 
-    kept.parquet          documents that every stage kept
+    kept.parquet          documents that every stage kept; or, where no stage changes one,
+    gone.parquet          the row set of the part: its rows that are gone (`stages.barrier`)
     dropped.parquet       documents a stage dropped, with `stage` and `reason`, text passed through the scrubber
     quarantine.parquet    records that could not be read, crashed, hung or failed a stage, with the error
     side.STAGE-KEY.parquet  rows of a barrier's `prepare` stage for the kept documents: `row`, `id`, its columns
+
+The pass between two barriers only prepares the second: it leaves a row set, and the pass after the second barrier reads
+the same part. What the first barrier removed is counted and written here, once.
 
 `partition` reads batches of documents, `chain` takes them through the stages, and this module writes the outcomes.
 Where only thresholds changed, `replay` copies the rows of an earlier pass whose verdict stays the same.
@@ -22,7 +26,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from pipeline.engine.task import Cursor, Inputs, Out
-from pipeline.passes.chain import Chain, count, load_chain
+from pipeline.passes.chain import Batch, Chain, count, load_chain
 from pipeline.passes.partition import Items, PartitionReader, Quarantined, Removed, Settled
 from pipeline.passes.replay import NotReproduced, Replay, thresholds
 from pipeline.passes.storable import scrub_row
@@ -31,21 +35,23 @@ from pipeline.passes.tally import Tally
 from pipeline.recipe.code import import_planned
 from pipeline.store.parts import PartWriter, document_schema
 from pipeline.store.records import Counters
+from stages.barrier import write_slice
 from stages.document import Document
 
-#: first columns of every side table: the document's row in kept.parquet, and its id
+#: first columns of every side table: the document's row in the text, which is kept.parquet or that of a row set; its id
 SIDE_COLUMNS = (pa.field("row", pa.uint32()), pa.field("id", pa.string()))
 
 
 class DocumentPass:
     """The document pass as a task. Its args are either source, reader {name, key, config} and slices [$file…], or part
-    {text: $ref, removed: $ref | null, barrier}. Further args: where {source | language: [values]} of the documents
-    taken; chain [{name, key, $volatile: {target, config}}]; signals [names]; signals_mode until-drop | all; $volatile
-    {quarantined: [entry of the log], replay: `replay.replay_arg` of the same pass under other thresholds}.
+    {text: $ref, gone: $ref of a row set | null, removed: $ref | null, barrier}. Further args: rewrites (false: leave a
+    row set); where {source | language: [values]} of the documents taken; chain [{name, key, $volatile: {target,
+    config}}]; signals [names]; signals_mode until-drop | all; $volatile {quarantined: [entry of the log], replay:
+    `replay.replay_arg` of the same pass under other thresholds}.
     """
 
     name = "documents"
-    version = 4
+    version = 5
     sets_up = True
 
     @staticmethod
@@ -69,7 +75,9 @@ class _Pass:
         inputs.confine([program for step in self.steps for program in step.stage.programs()])
         names, until_drop = tuple(self.args["signals"]), self.args["signals_mode"] == "until-drop"
         self.kept_rows = 0                     # the writer counts only when it flushes; side tables need the row now
-        self.kept = PartWriter(out.path("kept.parquet"), document_schema(names).with_metadata(thresholds(self.steps)))
+        self.kept = PartWriter(out.path("kept.parquet"), document_schema(names).with_metadata(
+            thresholds(self.steps))) if self.args["rewrites"] else None
+        self.lost: list[int] = []              # rows that stages dropped or failed on, for the row set
         self.dropped = PartWriter(out.path("dropped.parquet"), document_schema(names, dropped=True))
         self.quarantine = RowWriter(out.path("quarantine.parquet"), QUARANTINE_SCHEMA)
         self.sides = {s.side: RowWriter(out.path(f"side.{s.side}.parquet"), pa.schema([*SIDE_COLUMNS, *s.stage.side]))
@@ -80,9 +88,10 @@ class _Pass:
             "lengths": {}, "stages": {s.label: {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}}
                                       for s in self.steps}}
         self.chain = Chain(cursor, self.counters, until_drop)
-        partition = PartitionReader(inputs, cursor, out, self.steps, self.counters)
-        self.batches: Iterator[Items] = partition.batches()
-        if replay and (earlier := Replay.of(inputs, self.steps, list(self.sides), self.chain, partition.quarantined)):
+        self.partition = PartitionReader(inputs, cursor, out, self.steps, self.counters)
+        self.batches: Iterator[Items] = self.partition.batches()
+        if replay and (earlier := Replay.of(inputs, self.steps, list(self.sides), self.chain,
+                                            self.partition.quarantined)):
             self.batches = earlier.settled(self.batches)
 
     def run(self) -> Counters:
@@ -91,29 +100,32 @@ class _Pass:
             verdicts, failures = self.chain.through(self.steps, documents)
             self.cursor.clear()
             if len(documents) == len(batch) and not (verdicts or failures):       # the usual case
-                self._keep([doc for _, doc in documents])
+                self._keep(documents)
                 continue
             for row, item in batch:
                 if isinstance(item, Quarantined):
-                    self._quarantine(item)
+                    self._quarantine(row, item)
                 elif isinstance(item, Removed):
                     self._remove(item)
                 elif isinstance(item, Settled):
-                    self._settle(item)
+                    self._settle(row, item)
                 elif row in verdicts:
                     self._drop(row, item, *verdicts[row])
                 elif row in failures:
-                    self._quarantine(Quarantined(item.id, item.source, item.locator, *failures[row]))
+                    self._quarantine(row, Quarantined(item.id, item.source, item.locator, *failures[row]))
                 else:
-                    self._keep([item])
+                    self._keep([(row, item)])
         self.cursor.clear()
         return self._close()
 
     # -- writing -------------------------------------------------------------------------------------------------
-    def _keep(self, docs: list[Document]) -> None:
-        self.kept.write_all(docs)
+    def _keep(self, items: Batch) -> None:
+        docs = [doc for _, doc in items]
+        if self.kept is not None:
+            self.kept.write_all(docs)
+            items = list(enumerate(docs, self.kept_rows))
         if self.sides:
-            for row, doc in enumerate(docs, self.kept_rows):
+            for row, doc in items:
                 for name in doc.side:
                     if name in self.sides:
                         self.sides[name].write({"row": row, "id": doc.id, **doc.side[name]})
@@ -124,15 +136,16 @@ class _Pass:
         self.cursor.set(row, row, place)             # scrubbing may run out of memory: this document is then to blame
         scrub_row(doc)
         self.cursor.clear()
+        self._lose(row)
         self._write_dropped(doc, self.steps[place].name, reason)
 
     def _write_dropped(self, doc: Document, stage: str, reason: str) -> None:
         self.tally.dropped(doc, stage)
         self.dropped.write(doc, stage=stage, reason=reason)
 
-    def _settle(self, item: Settled) -> None:
+    def _settle(self, row: int, item: Settled) -> None:
         if item.dropped is None:
-            self._keep([item.doc])
+            self._keep([(row, item.doc)])
         else:
             self._write_dropped(item.doc, *item.dropped)
 
@@ -143,16 +156,25 @@ class _Pass:
         self.tally.removed(item.doc, barrier, item.similarity)
         self.dropped.write(item.doc, stage=barrier, reason=item.reason)
 
-    def _quarantine(self, item: Quarantined) -> None:
+    def _quarantine(self, row: int, item: Quarantined) -> None:
+        self._lose(row)
         count(self.counters["quarantined"], item.reason, 1)
         self.quarantine.write(quarantine_row(item.id, item.source, item.locator, item.stage, item.reason, item.detail,
                                              item.bytes))
 
+    def _lose(self, row: int) -> None:
+        if self.kept is None:
+            self.lost.append(row)
+
     def _close(self) -> Counters:
         self.tally.into(self.counters)
         for name, writer in (("kept.parquet", self.kept), ("dropped.parquet", self.dropped)):
-            writer.close()
-            self.out.note(name, rows=writer.rows, content=writer.content, meta={"text_bytes": writer.text_bytes})
+            if writer is not None:
+                writer.close()
+                self.out.note(name, rows=writer.rows, content=writer.content, meta={"text_bytes": writer.text_bytes})
+        if self.kept is None:
+            write_slice(self.out, "gone.parquet", self.partition.row_set(self.lost), meta={
+                "kept": self.kept_rows, "bytes": self.args["part"]["text"]["bytes"]})
         for name, side in self.sides.items():
             side.close()
             self.out.note(f"side.{name}.parquet", rows=side.rows)

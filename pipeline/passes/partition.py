@@ -1,15 +1,18 @@
 """Reads the records of a partition for the document pass: in order, counted, and in batches.
 
-A partition is slices of source files, or one upstream part with the removal slice of a barrier. A record whose outcome
-is known before any stage sees it carries that outcome: it could not be read, the barrier removed it, or it killed or
-hung a process before. Batches bound memory; the outcome of a document does not depend on the batch it is in.
+A partition is slices of source files, or one upstream part with the removal slice of a barrier and the row set that
+earlier passes left of it. A record whose outcome is known before any stage sees it carries that outcome: it could not
+be read, the barrier removed it, or it killed or hung a process before. Batches bound memory; the outcome of a document
+does not depend on the batch it is in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
 
 from pipeline.base.parquet import read_table
 from pipeline.engine.task import Cursor, Inputs, Out
@@ -19,6 +22,7 @@ from pipeline.passes.rows import Taken
 from pipeline.store.lists import unfold
 from pipeline.store.parts import read_documents
 from pipeline.store.records import READING, Counters
+from stages.barrier import SLICE_SCHEMA
 from stages.document import BadRecord, Document
 from stages.read.reader import Reader, Skipped
 
@@ -30,7 +34,7 @@ BATCH_RECORDS = 1024
 
 @dataclass
 class Removed:
-    """A document that the barrier before this pass removed. It goes through no stage and has no number of its own."""
+    """A document that the barrier before this pass removed. It goes through no stage."""
 
     doc: Document
     reason: str
@@ -71,7 +75,7 @@ class Quarantined:
 
 #: Items: a Document goes through the chain; the other kinds have a known outcome
 Item = Document | Removed | Settled | Quarantined
-#: items by their number in the partition, in order
+#: items by their number in the partition, in order; that of a document of a part is its row
 Items = list[tuple[int, Item]]
 
 
@@ -89,6 +93,9 @@ class PartitionReader:
         self._bad_files = [entry for entry in quarantined if "file" in entry and entry["stage_key"] == reader]
         self._skip = {row: fault for row, fault in inputs.skip.items() if fault.stage > READING}
         self._reader: Reader | None = None
+        part = self.args.get("part", {})
+        #: by row of the part: what earlier barriers said, and what the barrier before this pass says
+        self._earlier, self._slice = self._by_row(part.get("gone")), self._by_row(part.get("removed"))
 
     def batches(self) -> Iterator[Items]:
         """The items of the partition, at most BATCH_DOCS documents or about BATCH_BYTES at a time."""
@@ -145,28 +152,42 @@ class PartitionReader:
             self._reader = files.reader
             yield from files
             return
-        point, row = self.cursor.set, 0
+        point = self.cursor.set
         point(0, 0, -1)
-        for record in self._part(self.args["part"]):
+        for row, record in self._part(self.args["part"]):
             yield row, record
-            row += not isinstance(record, Removed)
-            point(row, row, -1)
+            point(row + 1, row + 1, -1)
 
-    def _part(self, part: dict[str, Any]) -> Iterator[Document | Removed]:
-        slices: dict[int, dict[str, Any]] = {}
-        if part.get("removed"):
-            slices = {row["row"]: row for row in read_table(self.inputs.fetch(part["removed"])).to_pylist()}
+    def _part(self, part: dict[str, Any]) -> Iterator[tuple[int, Document | Removed]]:
         for row, doc in enumerate(read_documents(self.inputs.fetch(part["text"]))):
-            verdict = slices.get(row)
+            earlier, verdict = self._earlier.get(row), self._slice.get(row)
+            if earlier is not None:
+                if earlier["reason"]:
+                    continue                             # the pass that removed it has counted and written it
+                _note(doc, earlier)
             if verdict is not None:
-                doc.meta["cluster"] = verdict["cluster"]
-                if verdict["near"]:
-                    doc.meta["near_duplicates"] = {near["id"]: near["similarity"] for near in verdict["near"]}
+                _note(doc, verdict)
                 if verdict["reason"]:
                     doc.meta[part["barrier"]] = {"kept": verdict["kept"], "similarity": verdict["similarity"]}
-                    yield Removed(doc, verdict["reason"], verdict["similarity"], 0)
+                    yield row, Removed(doc, verdict["reason"], verdict["similarity"], 0)
                     continue
-            yield doc
+            yield row, doc
+
+    def _by_row(self, ref: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
+        return {row["row"]: row for row in read_table(self.inputs.fetch(ref)).to_pylist()} if ref else {}
+
+    def row_set(self, lost: Iterable[int]) -> pa.Table:
+        """The row set that this pass leaves of its part: rows that are gone, those among them that the pass itself
+        `lost`, and notes on others. Of a row that is gone it says only that, so that another survivor changes no key.
+        """
+        lost, barrier, rows = set(lost), self.args["part"]["barrier"], []
+        for row in sorted({*self._earlier, *self._slice, *lost}):
+            earlier, verdict = self._earlier.get(row, {}), self._slice.get(row, {})
+            reason = earlier.get("reason") or (barrier if verdict.get("reason") else "lost" if row in lost else "")
+            rows.append({"row": row, "reason": reason} if reason else
+                        {"row": row, "reason": "", "cluster": verdict.get("cluster") or earlier.get("cluster"),
+                         "near": verdict.get("near") or earlier.get("near")})
+        return pa.Table.from_pylist(rows, schema=SLICE_SCHEMA)
 
     def _count_in(self, doc: Document) -> int:
         size = len(doc.raw) if doc.raw is not None else doc.text_bytes
@@ -189,3 +210,10 @@ class PartitionReader:
             entry = self.quarantined[doc.id]
             return Quarantined(doc.id, doc.source, doc.locator, entry["stage"], entry["reason"])
         return None
+
+
+def _note(doc: Document, verdict: dict[str, Any]) -> None:
+    """Write what a barrier says of a document into its metadata."""
+    doc.meta["cluster"] = verdict["cluster"]
+    if verdict["near"]:
+        doc.meta["near_duplicates"] = {near["id"]: near["similarity"] for near in verdict["near"]}

@@ -237,7 +237,7 @@ class Flow:
         cpu = seen / READ_SPEED
         if plan.barrier is not None:
             size *= self.speeds.of(plan.barrier_name, self.barriers[plan.barrier])[1]
-        written = size
+        written = size if plan.rewrites else seen - size        # a row set is small, but removed documents are written
         for step in plan.chain:
             speed, ratio = self.speeds.of(step.name, step.stage)
             cpu += size / speed

@@ -52,16 +52,36 @@ class Node:
     batches: list[TaskRecords] = field(default_factory=list)     # the records of its tasks, filled while it runs
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What one task of a pass kept: a text file, less the rows of a row set if there is one."""
+
+    record: PartRecord
+    origin: str                                   # source or dataset that its part was read from
+    text: FileRef
+    rows: int                                     # documents that are left
+    bytes: int                                    # of the text file
+    gone: FileRef | None = None
+
+
 @dataclass
 class PassResult:
     """The result of a pass: its records in plan order. They name the parts that later nodes read."""
 
     records: TaskRecords
     dataset: str = ""
+    of: BarrierResult | None = None               # what it read, if it left row sets and wrote no text
 
-    def parts(self) -> Iterator[tuple[PartRecord, str]]:
-        """The records, each with the source or dataset that its part was read from."""
-        return zip(self.records, self.records.origins, strict=True)
+    def parts(self) -> Iterator[Kept]:
+        if self.of is None:
+            for record, origin in zip(self.records, self.records.origins, strict=True):
+                text = record.files["kept.parquet"]
+                yield Kept(record, origin, text.ref(), text.rows, text.bytes)
+            return
+        read = (part for part, _ in self.of if part.rows)
+        for part, record, origin in zip(read, self.records, self.records.origins, strict=True):
+            gone = record.files["gone.parquet"]
+            yield Kept(record, origin, part.text, gone.meta["kept"], part.bytes, gone.ref() if gone.rows else None)
 
 
 class SplitIndex(Mapping[str, Any]):

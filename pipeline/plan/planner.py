@@ -5,7 +5,8 @@ returns its result. The same code thus runs a recipe (the driver sends records o
 come from the log alone) and resumes it.
 
 How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and blame):
-  * a barrier (dedup) ends a pass; the next pass begins by applying its removal slices;
+  * a barrier (dedup) ends a pass; the next pass begins by applying its removal slices. If it then only prepares another
+    barrier, it writes no text: it leaves row sets, and the pass after that barrier reads the same parts;
   * a numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them;
   * a stage that needs a GPU has a pass of its own kind, so that no other stage waits for a GPU;
   * the barrier's `prepare` stage runs in the pass before it, in front of the first scrubber: signatures are taken
@@ -67,6 +68,13 @@ class _PassPlan:
     signals: tuple[str, ...] = ()
     where: dict[str, list[str]] = field(default_factory=dict)   # selects the documents of the inputs to take
     final: bool = False
+    prepares: bool = True                         # it runs no step of the recipe, only `prepare` stages of barriers
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether it writes the documents it keeps. The pass between two barriers leaves row sets."""
+        return (self.final or self.barrier is None or not self.prepares
+                or any(s.stage.signals for s in self.chain))
 
     def add_prepare(self, step: ChainStep) -> None:
         if any(s.name == step.name and s.key == step.key for s in self.chain):
@@ -155,7 +163,7 @@ class Planner:
                 plans.append(current)
                 current = _PassPlan(name, name, [("previous", "")], [])
             current.chain.append(placed)
-            fresh = False
+            current.prepares = fresh = False
         plans.append(current)
         plans[-1].final = True
         for i, plan in enumerate(plans):
@@ -288,7 +296,8 @@ class Planner:
                     tuple(labels), plan.final)
 
     def _pass_work(self, plan: _PassPlan, results: Mapping[str, Any]) -> Work:
-        return PassResult((yield self._pass_specs(plan, results)), plan.dataset)
+        records = yield self._pass_specs(plan, results)
+        return PassResult(records, plan.dataset, results[plan.barrier] if plan.barrier and not plan.rewrites else None)
 
     def _pass_specs(self, plan: _PassPlan, results: Mapping[str, Any]) -> Iterator[TaskSpec]:
         """The tasks of a pass: one per partition of its sources, one per part of the passes before it."""
@@ -303,7 +312,7 @@ class Planner:
         readers = [self.reader_arg(name)["key"] for kind, name in plan.inputs if kind == "source"]
         hidden = {"quarantined": self.quarantined([s.key for s in plan.chain] + readers),
                   "code": self.recipe.code_args()}
-        common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
+        common = {"chain": chain, "rewrites": plan.rewrites, "where": plan.where, "signals": list(plan.signals),
                   "signals_mode": self.recipe.run.signals, "$volatile": hidden}
         undecided = [{**entry, "key": s.replay_key} for entry, s in zip(chain, plan.chain)]
         keys = SharedArgs(DOCUMENTS, common)
@@ -329,18 +338,18 @@ class Planner:
                            name)
             elif not plan.barrier:
                 before: PassResult = results[name]
-                for record, source in before.parts():
-                    text = record.files["kept.parquet"]
-                    if text.rows:
+                for kept in before.parts():
+                    if kept.rows:
                         # a part of an upstream dataset counts as from that dataset, whatever its source: `priority`
                         # ranks the names of `from:`
-                        yield ({"part": {"text": text.ref(), "removed": None, "barrier": ""}}, text.bytes * 3,
-                               f"{name}: part {record.key[:8]}",
-                               source if before.dataset == plan.dataset else before.dataset)
+                        yield ({"part": {"text": kept.text, "gone": kept.gone, "removed": None, "barrier": ""}},
+                               kept.bytes * 3, f"{name}: part {kept.record.key[:8]}",
+                               kept.origin if before.dataset == plan.dataset else before.dataset)
         if plan.barrier:
             for part, removed in results[plan.barrier]:
                 if part.rows:
-                    yield ({"part": {"text": part.text, "removed": removed, "barrier": plan.barrier_name}},
+                    yield ({"part": {"text": part.text, "gone": part.gone, "removed": removed,
+                                     "barrier": plan.barrier_name}},
                            part.bytes * 3, f"{part.dataset}: part {part.key[:8]}", part.dataset)
 
     def _partitions(self, name: str, index: Mapping[str, Any]) -> Iterator[Partition]:
@@ -362,13 +371,13 @@ class Planner:
         given_names = names if len(plan.inputs) == len(names) else [None] * len(plan.inputs)
         for (_, node), given in zip(plan.inputs, given_names, strict=True):
             before: PassResult = results[node]
-            for record, source in before.parts():
-                text, side = record.files["kept.parquet"], record.files.get(f"side.{prepare}.parquet")
-                dataset = given if given is not None else source
+            for kept in before.parts():
+                side = kept.record.files.get(f"side.{prepare}.parquet")
+                dataset = given if given is not None else kept.origin
                 rank = ranks.index(dataset) if dataset in ranks else len(ranks)
-                if text.rows:
-                    parts.append(PartRef(record.key, dataset, rank, text.rows, text.bytes, text.ref(),
-                                         side.ref() if side else None))
+                if kept.rows:
+                    parts.append(PartRef(kept.record.key, dataset, rank, kept.rows, kept.bytes, kept.text,
+                                         side.ref() if side else None, kept.gone))
         done: dict[str, Sequence[TaskResult]] = {}
         for wave in barrier.waves(parts):
             more = True

@@ -60,11 +60,10 @@ def parts_of(results: Mapping[str, Any], datasets: list[str], sources: list[str]
     parts = spilled_parts()
     for dataset in datasets:
         before: PassResult = results[dataset]
-        for record, source in before.parts():
-            text = record.files["kept.parquet"]
-            held = record.counters["kept"]
-            if text.rows and (sources is None or any(s in held for s in sources)):
-                parts.append(PartRef(record.key, source, 0, text.rows, text.bytes, text.ref(), None))
+        for kept in before.parts():
+            held = kept.record.counters["kept"]
+            if kept.rows and (sources is None or any(s in held for s in sources)):
+                parts.append(PartRef(kept.record.key, kept.origin, 0, kept.rows, kept.bytes, kept.text, None))
     return parts
 
 

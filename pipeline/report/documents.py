@@ -130,6 +130,6 @@ def duplicate_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[st
             "removed": removed,
             **{k: inside[k] for k in ("candidates", "clusters", "max_cluster") if k in inside},
             "similarity": merged(appliers, "similarity").get(step, {}),
-            "pairs": pair_samples(store, step, appliers),
+            "pairs": pair_samples(store, step, appliers, nodes),
             "alarms": [{"source": s, "removed": n, "of": looked_at[s]} for s, n in sorted(lost.items())
                        if n > ALARM * looked_at[s]]}

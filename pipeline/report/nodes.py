@@ -31,6 +31,8 @@ class Node:
         self.counters: Counters = {}
         self.tasks = self.bytes = 0
         self.cpu_s = self.wall_s = self.max_rss_mb = 0.0
+        #: names of the files its tasks wrote
+        self.writes: set[str] = set()
         contents = scratch_database()
         contents.execute("CREATE TABLE content (sum TEXT)")
         for record in records():
@@ -43,9 +45,10 @@ class Node:
             self.wall_s += record.wall_s
             self.max_rss_mb = max(self.max_rss_mb, record.rss_mb)
             self.bytes += sum(f.bytes for f in record.files.values())
+            self.writes |= record.files.keys()
             contents.executemany("INSERT INTO content VALUES (?)",
                                  [(f.content,) for n, f in record.files.items()
-                                  if self.kind != "pass" or n == "kept.parquet"])
+                                  if self.kind != "pass" or n in ("kept.parquet", "gone.parquet")])
         digest = hashlib.sha256()
         for i, (content,) in enumerate(contents.execute("SELECT sum FROM content ORDER BY sum")):
             digest.update(("\n" * bool(i) + content).encode())
@@ -58,7 +61,7 @@ class Node:
 
     def lineage(self) -> dict[str, Any]:
         """The node's inputs and a hash of its output. The hash covers the sorted `content` hashes of its kept parts
-        (for nodes other than passes: of all files), so the order of the parts does not matter."""
+        or row sets (for nodes other than passes: of all files), so the order of the parts does not matter."""
         return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps, "tasks": self.tasks,
                 "bytes": self.bytes, "cpu_s": round(self.cpu_s, 2), "content": self.content}
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any
 
 from pipeline.report.nodes import Node, batches, take
+from pipeline.store.dataset import QUARANTINE
 from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
 from stages.scrub.pii import scrub_text
@@ -114,7 +115,7 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
     columns = ["id", "source", "file", "record", "stage", "reason", "detail"]
     by_reason: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
-        files = _looked_through(node, "quarantine.parquet")
+        files = _looked_through(node, QUARANTINE)
         chosen = smallest(store, files, ["stage", "reason"], SAMPLES)
         rows = rows_at(store, files, (p for places in chosen.values() for p in places), columns)
         for key, places in chosen.items():
@@ -124,18 +125,20 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
             for _, rows in sorted(by_reason.items()) for row in sorted(rows, key=lambda r: r["id"])[:SAMPLES]]
 
 
-def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[str, Any]]:
+def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[Node]) -> list[dict[str, Any]]:
     """Pairs of a removed document and the kept one it resembles, for the barrier with this step name that the passes
     `appliers` applied. Pairs that are not fully equal come first, then by id. The excerpts begin a few words before the
     first difference. A similarity that was not computed (`verify: 0`) is None."""
     out: list[dict[str, Any]] = []
     columns = ["id", "url", "source", "text", "meta", "locator"]
     for node in appliers:
-        dropped, kept = _looked_through(node, "dropped.parquet"), _looked_through(node, "kept.parquet")
+        dropped = _looked_through(node, "dropped.parquet")
         places = smallest(store, dropped, ["stage"], PAIRS_TRIED).get((barrier,), [])
         verdicts = {place: v for place, row in rows_at(store, dropped, places, ["id", "meta"]).items()
                     if (v := verdict(row["meta"], barrier)) is not None}
-        at = _find(store, kept, {v["kept"] for v in verdicts.values()})
+        kept, lost = list(islice(_texts(node, nodes), SAMPLE_PARTS)), [*dropped, *_looked_through(node, QUARANTINE)]
+        partners = {v["kept"] for v in verdicts.values()}
+        at = _find(store, kept, partners - _find(store, lost, partners).keys())
         order = sorted((v["similarity"] is not None and v["similarity"] >= 1, place)
                        for place, v in verdicts.items() if v["kept"] in at)[:PAIRS]
         for _, place in order:
@@ -146,6 +149,17 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[
             out.append({"similarity": verdicts[place]["similarity"], "removed": {**sample(removed), "excerpt": first},
                         "kept": {**sample(twin), "excerpt": second}})
     return out[:PAIRS]
+
+
+def _texts(node: Node, nodes: list[Node]) -> Iterator[FileInfo]:
+    """The files with the documents that a pass kept: its own, or where it left row sets those of the passes before
+    it."""
+    if "gone.parquet" not in node.writes:
+        yield from node.files("kept.parquet")
+        return
+    for before in nodes:
+        if before.kind == "pass" and before.name in node.deps:
+            yield from _texts(before, nodes)
 
 
 def parting(first: str, second: str) -> tuple[str, str]:

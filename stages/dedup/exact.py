@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave, WaveTasks
+from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave, WaveTasks, write_slice
 from stages.dedup.fragment import (
     SIZES,
     VERDICT,
@@ -41,7 +41,6 @@ from stages.dedup.fragment import (
     slice_table,
     slices_of,
     write_segments,
-    write_slice,
 )
 from stages.document import DuplicateId
 from stages.stage import Stage, StageConfig, signal
@@ -275,8 +274,8 @@ class ExactSlices:
             order = np.argsort(every["row"], kind="stable")
             if len(every):
                 every = every[order]
-                write_slice(out, part, slice_table(every["row"], every["removed"] > 0,
-                                                   [reasons[i] for i in order.tolist()], every))
+                said = slice_table(every["row"], every["removed"] > 0, [reasons[i] for i in order.tolist()], every)
+                write_slice(out, f"slice.{part}.parquet", said)
         return {"removed": {args["dataset"]: removed}}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.base.parquet import read_table, write_table
+from pipeline.base.parquet import read_table
 from stages.barrier import NEAR_DUPLICATE, SLICE_SCHEMA, FileRef, PartRef, TaskResult
 from stages.task import Inputs, Out
 
@@ -226,18 +226,6 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Se
         "cluster": pa.array([id_text(v["cluster_hi"], v["cluster_lo"]) for v in verdicts], pa.string()),
         "near": pa.array([beside.get(int(row)) for row in rows], pa.list_(NEAR_DUPLICATE)),
     }, schema=SLICE_SCHEMA)
-
-
-def write_slice(out: Out, part: int, table: pa.Table) -> None:
-    """Write the slice of the group's `part`-th part. Its content hash is over the rows, not over the Parquet bytes."""
-    name = f"slice.{part}.parquet"
-    write_table(table, out.path(name), write_statistics=False)
-    h = hashlib.sha256()
-    for row in table.to_pylist():
-        similarity = "" if row["similarity"] is None else row["similarity"].hex()
-        h.update(f"{row['row']}\t{row['reason']}\t{row['kept'] or ''}\t{similarity}\t{row['cluster']}"
-                 f"{''.join(chr(9) + n['id'] + n['similarity'].hex() for n in row['near'] or ())}\n".encode())
-    out.note(name, rows=table.num_rows, content=h.hexdigest())
 
 
 def slices_of(all_groups: Sequence[Group], results: Sequence[TaskResult]) -> Iterator[FileRef | None]:

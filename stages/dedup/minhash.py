@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import model_validator
 
-from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave
+from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave, write_slice
 from stages.dedup.cluster import cluster_waves
 from stages.dedup.fragment import (
     NEAR,
@@ -41,7 +41,6 @@ from stages.dedup.fragment import (
     read_segments,
     slice_table,
     slices_of,
-    write_slice,
 )
 from stages.dedup.hashing import Permutations, band_keys, split_words, word_shingles
 from stages.dedup.lsh import BAND
@@ -266,7 +265,7 @@ class MinHashSlices:
         every = np.concatenate(read_segments(inputs, args["verdicts"], args["group"], VERDICT))
         near = dict(by_part(np.concatenate(read_segments(inputs, args["near"], args["group"], NEAR))))
         for part, verdicts in by_part(every):
-            write_slice(out, part, slice_table(verdicts["row"], verdicts["removed"] > 0, "minhash", verdicts,
-                                               near.get(part)))
+            said = slice_table(verdicts["row"], verdicts["removed"] > 0, "minhash", verdicts, near.get(part))
+            write_slice(out, f"slice.{part}.parquet", said)
         gone = int((every["removed"] > 0).sum())
         return {"removed": {args["dataset"]: {"minhash": gone}}, "clustered": {args["dataset"]: len(every)}}

@@ -338,13 +338,22 @@ def test_passes_and_stages(site, report):
     """Documents into each pass and each of its stages, from the parts its tasks wrote."""
     plan, records = site.plan(), site.records()
     kept_bytes: dict[str, int] = {}
+    texts: dict[str, list[str]] = {}
     for node in plan["nodes"]:
         if node["kind"] != "pass":
             continue
-        paths = {name: [f"{site.store}/{records[k]['files'][name]['path']}" for k in node["keys"]]
-                 for name in ("kept.parquet", "dropped.parquet", "quarantine.parquet")}
+        paths: dict[str, list[str]] = defaultdict(list)
+        for name, info in ((name, i) for k in node["keys"] for name, i in records[k]["files"].items()):
+            paths[name].append(f"{site.store}/{info['path']}")
+        left = "true"
+        if "gone.parquet" in paths:                    # it wrote no text; its side table names what is left
+            paths["kept.parquet"] = [p for d in node["deps"] for p in texts.get(d, ())]
+            [side] = [name for name in paths if name.startswith("side.")]
+            left = f"id in (select id from read_parquet({paths[side]}))"
+        texts[node["name"]] = paths["kept.parquet"]
         [[kept, kept_bytes[node["name"]]]] = duckdb.sql(
-            f"select count(*), coalesce(sum(strlen(text)), 0) from read_parquet({paths['kept.parquet']})").fetchall()
+            f"select count(*), coalesce(sum(strlen(text)), 0) from read_parquet({paths['kept.parquet']}) where {left}"
+        ).fetchall()
         gone = Counter(dict(duckdb.sql(f"select stage, count(*) from read_parquet({paths['dropped.parquet']}) "
                                        f"group by all").fetchall()))
         failed = Counter(dict(duckdb.sql(f"select stage, count(*) from read_parquet({paths['quarantine.parquet']}) "
@@ -373,7 +382,8 @@ def test_lineage(site, report):
                                                                             node["steps"])
         assert said["tasks"] == len(node["keys"])
         assert said["bytes"] == sum((site.store / i["path"]).stat().st_size for _, i in files)
-        contents = [i["content"] for name, i in files if node["kind"] != "pass" or name == "kept.parquet"]
+        contents = [i["content"] for name, i in files
+                    if node["kind"] != "pass" or name in ("kept.parquet", "gone.parquet")]
         if node["publishes"]:
             assert sorted(contents) == sorted(r[0] for r in site.sql(
                 f"select content from read_parquet('{site.store}/datasets/{node['dataset']}/.manifest')"))
