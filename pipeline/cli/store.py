@@ -31,8 +31,8 @@ def verify(store: StoreOpt,
            takeover: TakeoverOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Read what a store holds and compare it with the store's records.
 
-    Covers the files that tasks wrote, lists, published folders and shard sets. Segments of the log are checked as they
-    are replayed. Not covered: runs/, which each run writes anew, and checkpoints (tokenmill train verify --checkpoint).
+    Covers the files that tasks wrote, lists, published folders, shard sets, and the log with its snapshots. Not
+    covered: runs/, which each run writes anew, and checkpoints (tokenmill train verify --checkpoint).
     Continues where an interrupted verification stopped. Exit code 1 when something is damaged and not repaired.
 
     \b
@@ -41,7 +41,7 @@ def verify(store: StoreOpt,
       tokenmill store verify --repair --store corpus && tokenmill run recipe.yaml --store corpus
     """
     from pipeline.store.log import Log
-    from pipeline.store.verify import Verified, verify_store
+    from pipeline.store.verify import Repaired, Verified, verify_store
     from pipeline.store.verify import repair as mend
 
     check_root(store)
@@ -62,13 +62,13 @@ def verify(store: StoreOpt,
     log = Log.open(at, run="store verify", takeover=takeover) if repair else Log.read(at)
     try:
         done = verify_store(at, log, seen)
-        retired, removed = mend(at, log, done.damaged) if isinstance(log, Log) else (0, 0)
+        mended = mend(at, log, done.damaged) if isinstance(log, Log) else Repaired(0, 0, 0)
     finally:
         if isinstance(log, Log):
             log.close()
     if json_lines:
-        typer.echo(json.dumps({"files": done.files, "bytes": done.bytes, "damaged": done.damaged, "retired": retired,
-                               "removed": removed}))
+        typer.echo(json.dumps({"files": done.files, "bytes": done.bytes, "damaged": done.damaged,
+                               **mended._asdict()}))
     elif not quiet:
         for path, why in sorted(done.damaged.items()):
             typer.echo(visible(f"{path} {why}"))
@@ -77,36 +77,40 @@ def verify(store: StoreOpt,
         raise UserError(f"{store}: {len(done.damaged)} files are damaged or gone; run `tokenmill store verify --repair "
                         f"--store {store}`, then the recipe again")
     if done.damaged and not (quiet or json_lines):
-        typer.echo(f"{retired} records retired, {removed} copies removed: run the recipe again to make them anew",
-                   file=sys.stderr)
+        typer.echo(f"{mended.restored} files of the log restored, {mended.retired} records retired, {mended.removed} "
+                   f"copies removed: run the recipe again to make them anew", file=sys.stderr)
 
 
 def gc(store: StoreOpt,
        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
        takeover: TakeoverOpt = False, json_lines: JsonOpt = False) -> None:
-    """Remove what no run names.
+    """Remove what no run names, and what a snapshot of the log holds.
 
     Removes results of recipes that were changed, and of runs whose folder was deleted. What datasets and shards publish
-    stays. A run that needs a removed result makes it again.
+    stays. A run that needs a removed result makes it again. Of the log, removes segments that a snapshot holds, after
+    it has verified the snapshot.
 
     \b
     Examples:
       tokenmill store gc --dry-run --store corpus
       rm -r corpus/runs/old-1234abcd && tokenmill store gc --store corpus
     """
-    from pipeline.store.garbage import remove_unnamed, unnamed
+    from pipeline.store.garbage import packed_segments, remove_packed_segments, remove_unnamed, unnamed
     from pipeline.store.log import Log
 
     check_root(store)
     at = Store(store)
     if dry_run:
-        what, _ = unnamed(at, Log.read(at))
+        view = Log.read(at)
+        what, _ = unnamed(at, view)
+        segments = len(packed_segments(at, view.segments + 1))
     else:
         with Log.open(at, run="store gc", takeover=takeover) as log:
             what = remove_unnamed(at, log)
+            segments = remove_packed_segments(log)
     if json_lines:
         typer.echo(json.dumps({"records": what.records, "files": what.files, "bytes": what.bytes,
-                               "removed": not dry_run}))
+                               "segments": segments, "removed": not dry_run}))
     else:
-        typer.echo(f"{what.records:,} records, {what.files:,} files, {what.bytes:,} bytes "
-                   f"{'would be' if dry_run else 'were'} removed")
+        typer.echo(f"{what.records:,} records, {what.files:,} files, {what.bytes:,} bytes, {segments:,} segments of "
+                   f"the log {'would be' if dry_run else 'were'} removed")

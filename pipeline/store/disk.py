@@ -38,9 +38,9 @@ def put_absent(target: Path, data: bytes) -> bool:
             part.unlink(missing_ok=True)
 
 
-def replace(target: Path, data: bytes) -> None:
+def replace(target: Path, data: bytes, durable: bool = False) -> None:
     """Write or replace a file in one step."""
-    _replace(target, lambda part: part.write_bytes(data))
+    _replace(target, lambda part: part.write_bytes(data), durable)
 
 
 def replace_by(local: str, target: Path) -> None:
@@ -48,10 +48,10 @@ def replace_by(local: str, target: Path) -> None:
     _replace(target, lambda part: shutil.move(local, part))
 
 
-def _replace(target: Path, make: Callable[[Path], object]) -> None:
+def _replace(target: Path, make: Callable[[Path], object], durable: bool = False) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with files.replacing(target, durable=False) as part:
+        with files.replacing(target, durable=durable) as part:
             make(part)
     except OSError as e:
         raise cannot_write(target, e) from e

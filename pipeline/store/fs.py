@@ -112,18 +112,20 @@ class Store:
         with _unreadable(path):
             return read_table(io.BytesIO(data))
 
-    def list(self, prefix: str) -> Iterator[str]:
-        """Paths of all files below `prefix`, sorted. Unfinished files that dead writers left are not listed."""
-        return (entry.path for entry in self.entries(prefix))
+    def list(self, prefix: str, after: str = "") -> Iterator[str]:
+        """Paths of all files below `prefix`, sorted; only those behind the path `after` (S3 sends no others).
+        Unfinished files that dead writers left are not listed."""
+        return (entry.path for entry in self.entries(prefix, after))
 
-    def entries(self, prefix: str) -> Iterator[Entry]:
+    def entries(self, prefix: str, after: str = "") -> Iterator[Entry]:
         """Like `list`, but with sizes. Memory: a page of the listing (S3), or a folder of each level (disk)."""
         if self.local is None:
-            yield from self.remote.list(prefix)
+            yield from self.remote.list(prefix, after)
             return
         begin = prefix.strip("/") + "/" if prefix.strip("/") else ""
         for path, size in disk.files_below(self.local / prefix):
-            yield Entry(begin + path, size, "")
+            if begin + path > after:
+                yield Entry(begin + path, size, "")
 
     def fetch(self, path: str, scratch: str, *, size: int | None = None, version: str | None = None,
               needs: Needs | None = None) -> str:
@@ -180,13 +182,13 @@ class Store:
             return self.remote.put_absent(path, data)
         return disk.put_absent(self.local / path, data)
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, durable: bool = False) -> None:
         """Write or replace a derived file (a report, a snapshot): readers see the old or the new one, never a
-        mixture."""
+        mixture. With `durable`, a power cut does not undo it (object storage is always durable)."""
         if self.local is None:
             self.remote.write(path, data)
         else:
-            disk.replace(self.local / path, data)
+            disk.replace(self.local / path, data, durable)
 
     def upload(self, local: str, path: str) -> None:
         """Move a finished scratch file to `path`, a name that no other process uses. Durable on return."""

@@ -1,4 +1,5 @@
-"""Garbage collection: removes files that no record names, and records that no run names.
+"""Garbage collection: removes files that no record names, records that no run names, and segments of the log that a
+snapshot holds.
 
 A record that no run names comes from a recipe that was changed or from a run that was deleted.
 
@@ -12,20 +13,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
+from pipeline.store import snapshot
 from pipeline.store.disk import leftovers
 from pipeline.store.fs import Store
 from pipeline.store.lists import FOLDER as LISTS
-from pipeline.store.log import Log, heartbeat_name
+from pipeline.store.log import Log, epoch_mark, heartbeat_name
 from pipeline.store.runs import RunTasks
+from pipeline.store.segment import CorruptLog, decode_segment, segment_name
 from pipeline.store.temp import scratch_database
 from pipeline.store.view import LogView
 
+logger = logging.getLogger("tokenmill")
 VERIFY_EVERY = 1000      # files removed between two checks that this driver is not fenced
 
 
@@ -77,21 +82,22 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
         garbage += leftovers(store.local, store.local / heartbeat_name(log.epoch))
     log.retire_files(damaged)
 
-    def still_ours(names: Iterable[str]) -> Iterator[str]:
-        # listing and removing take time: the next driver may already own lists and folders
-        for n, name in enumerate(names):
-            if n % verify_every == 0:
-                log.check_lease()
-            yield name
-
-    store.remove_all(still_ours([*garbage, *beats]))
+    store.remove_all(_while_ours(log, [*garbage, *beats], verify_every))
     emptied = 0
     if store.local is not None:
-        for key in still_ours(folders):
+        for key in _while_ours(log, folders, verify_every):
             with contextlib.suppress(OSError):            # not empty: in use
                 os.rmdir(store.local / "objects" / key)
                 emptied += 1
     return Swept(len(garbage), emptied, damaged)
+
+
+def _while_ours(log: Log, names: Iterable[str], verify_every: int) -> Iterator[str]:
+    """Listing and removing take time: the next driver may already own lists and folders."""
+    for n, name in enumerate(names):
+        if n % verify_every == 0:
+            log.check_lease()
+        yield name
 
 
 def _objects(store: Store) -> Iterator[tuple[str, dict[str, int]]]:
@@ -117,6 +123,36 @@ def _differing(named: Mapping[str, int], there: Mapping[str, int]) -> dict[str, 
     """Files of a record that are missing or have another size, with what is wrong with each."""
     return {path: "is gone" if path not in there else f"has {there[path]:,} bytes instead of {size:,}"
             for path, size in named.items() if there.get(path) != size}
+
+
+# -- segments that a snapshot holds -----------------------------------------------------------------------------------
+def packed_segments(store: Store, before: int) -> list[str]:
+    """Segments older than segment `before` that could be removed: sound packs, read and verified now, hold them.
+    Segments that open an epoch are not among them, because fenced drivers must still meet them."""
+    there = set(store.list("log"))
+    names: dict[str, None] = {}
+    for pack in snapshot.listed(store):
+        try:
+            segments = snapshot.read(store, pack).segments()
+            for number, data in segments:
+                name = segment_name(number)
+                if decode_segment(data, name)["kind"] != "epoch" and number < before and name in there:
+                    names[name] = None
+        except CorruptLog as e:
+            logger.warning("%s. Its segments are kept", e)
+    return list(names)
+
+
+def remove_packed_segments(log: Log, verify_every: int = VERIFY_EVERY) -> int:
+    """Remove them, and return their number. `log` must be held by us. Readers that are about to read one go on from
+    the pack (`LogView.refresh`); `pipeline.store.log` says what keeps drivers safe."""
+    store, names = log.store, packed_segments(log.store, log.opened)
+    if names:
+        marked = set(store.list("log/epochs"))
+        marks = (mark for epoch in range(1, log.epoch + 1) if (mark := epoch_mark(epoch)) not in marked)
+        for _ in store.map(lambda mark: store.put_absent(mark, b"{}\n"), marks):
+            pass
+    return store.remove_all(_while_ours(log, names, verify_every))
 
 
 # -- records that no run names ----------------------------------------------------------------------------------------

@@ -1,11 +1,17 @@
 """The commit log: which tasks are done, in segments appended by put-if-absent (docs/contracts.md: Store).
 
-Segments are `log/00000001.json`, `log/00000002.json`, …, each one JSON object ``{"sha256": …, "body": {…}}``. A body
-has one of two kinds. An *epoch* segment gives one driver the lease: any other driver then meets, at its next append, a
+Segments are `log/00000001.json`, `log/00000002.json`, … (`pipeline.store.segment`). The body of one has one of two
+kinds. An *epoch* segment gives one driver the lease: any other driver then meets, at its next append, a
 segment it did not write, and raises Fenced. A *records* segment holds part records of that driver and the rows its
 supervisors quarantined. The first record of a key counts until a driver finds its files damaged or missing and retires
-it; then the next one counts. Segments are never changed or removed, so replaying the log means reading them in order
-(`pipeline.store.view`).
+it; then the next one counts. Segments are never changed, so replaying the log means reading them in order
+(`pipeline.store.view`), or the snapshot of them that the driver takes in the background (`pipeline.store.snapshot`).
+
+`store gc` removes segments that a snapshot holds, except those that are newer than the epoch of its driver and those
+that open an epoch. So a driver that was fenced long ago still meets, at its next append, the epoch that fenced it. A
+driver that had read the log before a `store gc`, and appends its epoch after it, may find a free name in the middle of
+the log. The file `log/epochs/EPOCH` tells it so: `store gc` makes one for every epoch up to its own before it removes
+anything.
 
 A driver that finds an epoch which was not closed checks its holder. On the same machine a dead process is recognised at
 once. Otherwise the driver reads the heartbeat (`log/heartbeat/EPOCH.json`, a counter) once a second: if the counter
@@ -21,13 +27,24 @@ import logging
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.base.clock import SYSTEM, Clock
+from pipeline.store import snapshot
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.lease import Holder, alive, identity
 from pipeline.store.records import PartRecord
-from pipeline.store.view import FORMAT, CorruptLog, LogView, decode_segment, dumps, encode_segment, segment_name
+from pipeline.store.segment import (
+    FORMAT,
+    CorruptLog,
+    decode_segment,
+    dumps,
+    encode_record,
+    encode_segment,
+    segment_name,
+)
+from pipeline.store.snapshot import PACK_BYTES, PACK_SEGMENTS
+from pipeline.store.view import LogView
 
 SEGMENT_RECORDS = 1000       # docs/contracts.md: Store
 SEGMENT_S = 1.0              # age of the oldest waiting record, in seconds, at which a segment is written
@@ -35,6 +52,7 @@ HEARTBEAT_S = 5.0
 PATIENCE_S = 20.0            # four heartbeats: a counter that stands still this long means a dead or cut-off driver
 RETRIES = 8                  # of a put whose outcome is unknown (object store time-outs)
 
+T = TypeVar("T")
 log = logging.getLogger("tokenmill")
 
 
@@ -60,18 +78,25 @@ def heartbeat_name(epoch: int) -> str:
     return f"log/heartbeat/{epoch:08d}.json"
 
 
+def epoch_mark(epoch: int) -> str:
+    """A file that is there once `store gc` may have removed segments of an epoch before this one."""
+    return f"log/epochs/{epoch:08d}"
+
+
 class Log(LogView):
     """The log with its lease, for the one driver that may append. Thread-safe; a background thread writes heartbeats
-    and waiting records.
+    and waiting records, another one a snapshot when it is due.
 
     Every method that writes or verifies raises Fenced once another driver has taken over.
     """
 
-    def __init__(self, store: Store, clock: Clock = SYSTEM, segment_records: int = SEGMENT_RECORDS) -> None:
+    def __init__(self, store: Store, clock: Clock = SYSTEM, segment_records: int = SEGMENT_RECORDS,
+                 pack_segments: int = PACK_SEGMENTS) -> None:
         super().__init__(store)
-        self._clock, self._segment_records = clock, segment_records
+        self.opened = 0                                       # number of the segment that opened our epoch
+        self._clock, self._segment_records, self._pack_segments = clock, segment_records, pack_segments
         self._lock = threading.RLock()
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[bytes] = []
         self._quarantined: list[dict[str, Any]] = []
         self._released: list[str] = []
         self._retired: list[dict[str, Any]] = []
@@ -83,6 +108,9 @@ class Log(LogView):
         self._closed = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._packer: threading.Thread | None = None
+        self._unpacked = 0                                    # bytes of our segments since the last snapshot
+        self._next_snapshot = 0                               # number of segments at which one is due
 
     @staticmethod
     def read(store: Store) -> LogView:
@@ -94,14 +122,14 @@ class Log(LogView):
     @classmethod
     def open(cls, store: Store, *, run: str = "", takeover: bool = False, clock: Clock = SYSTEM,
              holder: Holder | None = None, threaded: bool = True,
-             segment_records: int = SEGMENT_RECORDS) -> Log:
+             segment_records: int = SEGMENT_RECORDS, pack_segments: int = PACK_SEGMENTS) -> Log:
         """Replay the log and take its lease. `run` names this driver to others; `takeover` fences even a living holder.
 
         Raises LeaseHeld when a living driver holds the lease, CorruptLog for a damaged log, and StoreError when the
         store cannot be written. A simulation passes its own clock and holder, and with `threaded` False calls `tend`
         itself.
         """
-        log = cls(store, clock, segment_records)
+        log = cls(store, clock, segment_records, pack_segments)
         log._begin(holder or identity(run), takeover)
         if threaded:
             log._thread = threading.Thread(target=log._tend_until_closed, name="log", daemon=True)
@@ -125,9 +153,12 @@ class Log(LogView):
             body = {"format": FORMAT, "kind": "epoch", "epoch": self.epoch + 1, "nonce": self._clock.new_id(),
                     "holder": me}
             met = self.segments + 1
-            if self._put(met, body) is None:
+            # otherwise another driver was faster, or much faster and `store gc` as well: read on
+            if self._put(met, body) is None and not self.store.exists(epoch_mark(self.epoch + 1)):
                 self._replay(met, body)
-                break                                         # otherwise another driver was faster: read on
+                self.opened = met
+                break
+        self._next_snapshot = 0 if self.holes else self.packed + self._pack_segments
         self._beat()
 
     def _wait_for_the_lease(self, holder: Holder, epoch: int) -> None:
@@ -186,7 +217,41 @@ class Log(LogView):
                 with contextlib.suppress(Exception):          # the next heartbeat may get through
                     self.check_lease()                             # a driver that was taken over writes no heartbeat
                     self._beat()
+            due = self.segments >= self._next_snapshot or self._unpacked >= 2 * PACK_BYTES
+        if due and self._thread is None:
+            self._take_snapshot()
+        elif due and (self._packer is None or not self._packer.is_alive()):
+            self._packer = threading.Thread(target=self._take_snapshot, name="log snapshot", daemon=True)
+            self._packer.start()
         return True
+
+    def _take_snapshot(self) -> None:
+        """Pack the segments that no sound pack holds. Runs without the lock, so that no commit waits for it. What a
+        driver leaves that is killed or fenced meanwhile are packs of committed segments, which do no harm."""
+        with self._lock:
+            last = self.segments
+            tail = last - self.packed >= self._pack_segments or self._unpacked >= 2 * PACK_BYTES
+            self._next_snapshot, self._unpacked = last + self._pack_segments, 0
+        try:
+            for hole in list(self.holes):
+                for pack in snapshot.take(self.store, *hole, self.damaged, self._pack_segments,
+                                          stopped=self._stop.is_set):
+                    self.damaged.discard(pack)
+                if self._stop.is_set():
+                    return
+                self.holes.remove(hole)
+            for pack in snapshot.take(self.store, self.packed + 1, last if tail else 0, self.damaged,
+                                      self._pack_segments, full=True, stopped=self._stop.is_set):
+                self.damaged.discard(pack)
+                self.packed = pack.last
+            if self._stop.is_set():
+                return
+            for pack in [pack for pack in self.damaged if pack.last <= self.packed]:
+                self.store.remove(pack.path)                  # other packs hold its segments
+                self.damaged.discard(pack)
+            self._next_snapshot = self.packed + self._pack_segments
+        except Exception as e:
+            log.warning("no snapshot of the log was taken (%s); the next start takes longer, nothing is lost", e)
 
     # -- writing -------------------------------------------------------------------------------------------------
     def append(self, record: PartRecord) -> PartRecord:
@@ -202,9 +267,9 @@ class Log(LogView):
                     f"{record.node}: task {record.key} was to make {', '.join(other)} anew and made something else "
                     f"than at first, so what was built on it would not fit: a stage or a library is not what it was. "
                     f"Set up the environment the store was made with, or use a new --store")
-            doc = record.to_json()
-            if self._take(doc):
-                self._wait(self._waiting, doc)
+            data = encode_record(record)
+            if self._take(data):
+                self._wait(self._waiting, data)
                 return record
             return self.get(record.key)  # type: ignore[return-value]
 
@@ -263,7 +328,7 @@ class Log(LogView):
             self.flush()
         return retired
 
-    def _wait(self, queue: list[dict[str, Any]], entry: dict[str, Any]) -> None:
+    def _wait(self, queue: list[T], entry: T) -> None:
         if not self._waiting and not self._quarantined:
             self._oldest = self._clock.now()
         queue.append(entry)
@@ -284,8 +349,9 @@ class Log(LogView):
             while self._uncommitted:
                 number = self.segments + 1
                 if self._sending is None or self._sending[0] != number:
-                    body = {"format": FORMAT, "kind": "records", "epoch": self.epoch, "nonce": self._clock.new_id(),
-                            "records": self._waiting, "quarantined": self._quarantined}
+                    body: dict[str, Any] = {
+                        "format": FORMAT, "kind": "records", "epoch": self.epoch, "nonce": self._clock.new_id(),
+                        "records": self._waiting, "quarantined": self._quarantined}
                     body |= {name: entries for name, entries in (("released", self._released),
                                                                  ("retired", self._retired)) if entries}
                     self._sending, self._waiting, self._quarantined = (number, body), [], []
@@ -299,6 +365,7 @@ class Log(LogView):
                     self._failed = e
                     raise
                 self.segments = number
+                self._unpacked += sum(map(len, self._sending[1]["records"]))
 
     def check_lease(self) -> None:
         """Raise Fenced now if another driver has taken over. Called before an action that is not a commit (a
@@ -356,6 +423,8 @@ class Log(LogView):
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        if self._packer is not None:
+            self._packer.join()
         with self._lock:
             if self._closed:
                 return

@@ -4,8 +4,9 @@ Files that the log names (`objects/`), lists of tasks, published folders, shard 
 each: a published name that is a hard link to a file in `objects/` is not read again. Damaged files are reported by
 path. With a log (`repair`) their records are retired and damaged copies removed, so that the next run makes them anew.
 Manifests are never removed: the next run replaces its own anyway, and a manifest that this version cannot read may be
-sound, for example of a set that another version made and a training run still pins. Segments of the log are checked
-when they are replayed: a damaged one is refused by name, since it cannot be made again.
+sound, for example of a set that another version made and a training run still pins. Of the log, segments and packs are
+read: a damaged segment is restored from a pack that holds it, a damaged pack is written again from its segments. A
+segment that no pack holds cannot be made again; replaying the log, which comes before, refuses it by name.
 
 An interrupted verification continues where it stopped: `verify.json` in the store records its progress.
 """
@@ -20,8 +21,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
+from pipeline.store import snapshot
 from pipeline.store.dataset import MANIFEST, manifest
 from pipeline.store.errors import OTHER_BYTES, DamagedFile, StoreError
 from pipeline.store.fs import Store
@@ -65,6 +67,7 @@ def verify_store(store: Store, log: LogView,
     Memory: the inodes of the files of `objects/` that have other names, too.
     """
     done = _resumed(store, log)
+    done.damaged |= snapshot.damage(store)
     total = sum(info.bytes for record in log.records() for info in record.files.values())
     known: set[tuple[int, int]] = set()
     skip = done.files
@@ -97,16 +100,27 @@ def verify_store(store: Store, log: LogView,
     return done
 
 
-def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> tuple[int, int]:
-    """Retire the records of damaged files and remove damaged copies; returns (records, files). The next run makes them
-    anew. Manifests stay."""
-    retired, removed = log.retire_files(damaged), 0
-    for path in damaged:
-        if path.startswith(LISTS + "/") or not (path.startswith("objects/") or _is_manifest(path)):
+class Repaired(NamedTuple):
+    """Numbers of records retired, of damaged copies removed, and of segments and packs of the log restored."""
+
+    retired: int
+    removed: int
+    restored: int
+
+
+def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
+    """Retire the records of damaged files and remove damaged copies: the next run makes them anew. Restore what is
+    damaged of the log. Manifests stay."""
+    retired, removed, restored = log.retire_files(damaged), 0, 0
+    for path in sorted(damaged):                              # of the log segments come first: packs are made of them
+        if path.startswith("log/"):
+            log.check_lease()
+            restored += snapshot.restore(store, path)
+        elif path.startswith(LISTS + "/") or not (path.startswith("objects/") or _is_manifest(path)):
             log.check_lease()
             store.remove(path)
             removed += 1
-    return retired, removed
+    return Repaired(retired, removed, restored)
 
 
 def problem(store: Store, file: File) -> str:

@@ -1,4 +1,4 @@
-"""The commit log as it is read: the format of a segment, and the state after replaying all of them.
+"""The commit log as it is read: the state after replaying its packs (`pipeline.store.snapshot`) and segments.
 
 Nothing here writes. `LogView` is the state that reports, plans and the writer (`pipeline.store.log.Log`) share: the
 record that counts for each key, and the documents in quarantine. A document is quarantined in one of two ways:
@@ -20,70 +20,48 @@ its reader as `stage_key`.
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
-import re
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pipeline.store.fs import Store, StoreError
+from pipeline.store import snapshot
+from pipeline.store.fs import Store
 from pipeline.store.lease import Holder
+from pipeline.store.packed import PackedRecords
 from pipeline.store.quick_json import loads
 from pipeline.store.records import READING, PartRecord
+from pipeline.store.segment import SEGMENT, CorruptLog, Facts, decode_segment, dumps, facts, segment_name
+from pipeline.store.snapshot import READ_AHEAD, Pack, PackData
 from pipeline.store.temp import scratch_database
 
-FORMAT = 1
-READ_AHEAD = 8               # segments fetched at a time from object storage, a few MB each; twice as many may wait
-
-_SEGMENT = re.compile(r"log/(\d{8})\.json")
-_HEAD = b'{"sha256":"%s","body":'
-
-
-class CorruptLog(StoreError):
-    """A segment is damaged or missing."""
-
-
-def segment_name(number: int) -> str:
-    return f"log/{number:08d}.json"
-
-
-def dumps(value: Any) -> bytes:
-    """Canonical JSON in ASCII (file names may hold lone surrogates). Raises ValueError for a NaN, which JSON lacks."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def encode_segment(body: dict[str, Any]) -> bytes:
-    data = dumps(body)
-    return _HEAD % hashlib.sha256(data).hexdigest().encode() + data + b"}\n"
-
-
-def decode_segment(data: bytes, where: str) -> dict[str, Any]:
-    head = len(_HEAD) - 2 + 64
-    body = data[head:-2]
-    if data[:head] != _HEAD % hashlib.sha256(body).hexdigest().encode() or data[-2:] != b"}\n":
-        raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); restore it from a "
-                         f"copy. If it is the last segment, move it away instead: what it recorded is computed again")
-    found: dict[str, Any] = loads(body)
-    if found.get("format") != FORMAT:
-        raise StoreError(f"{where} has format {found.get('format')}, this version of tokenmill reads format {FORMAT}; "
-                         f"use the version that wrote this store, or a new --store")
-    return found
+log = logging.getLogger("tokenmill")
 
 
 class LogView:
-    """The state of the log, for reading. Records are kept as JSON in a temporary database and decoded on demand, so
-    that a log of millions needs little memory."""
+    """The state of the log, for reading. Records are kept encoded, those of packs in a file of their own and later ones
+    in a temporary database, and decoded on demand. So a log of millions needs little memory."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.damaged: set[Pack] = set()                      # packs that could not be used
+        self._begin_with(PackedRecords())
+
+    def _begin_with(self, packed: PackedRecords) -> None:
+        """The state before the first segment, with the records of the packs that are replayed first."""
         self.segments = 0                                    # number of segments replayed
         self.epoch = 0                                       # the latest epoch
         self.holder: Holder | None = None            # the driver that opened it
         self.runs: dict[int, str] = {}                       # epoch → run whose driver opened it
+        self.packed = 0                                      # packs were read up to this segment
+        self.holes: list[tuple[int, int]] = []               # ranges of segments below it that no sound pack holds
+        self._packed = packed
         self._db = scratch_database()
-        self._db.execute("CREATE TABLE record (number INTEGER PRIMARY KEY, key TEXT UNIQUE, data BLOB)")
+        self._db.execute("CREATE TABLE record "
+                         "(number INTEGER PRIMARY KEY, key TEXT UNIQUE, replay_key TEXT, data BLOB)")
+        self._db.execute("CREATE INDEX replay ON record (replay_key) WHERE replay_key != ''")
         self._db.execute("CREATE TABLE retired (key TEXT PRIMARY KEY, contents BLOB) WITHOUT ROWID")  # {file: content}
-        self._db.execute("CREATE TABLE replayable (replay_key TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID")   # the latest
         #: stage key → document id → entry
         self._quarantined_documents: dict[str, dict[str, dict[str, Any]]] = {}
         #: key without a record → row → (stage, reason)
@@ -92,34 +70,48 @@ class LogView:
     def get(self, key: str) -> PartRecord | None:
         """The record that counts for `key`, or None."""
         found = self._db.execute("SELECT data FROM record WHERE key = ?", (key,)).fetchone()
-        return None if found is None else PartRecord.from_json(loads(found[0]))
+        if found is not None:
+            return _record(found[0])
+        number = self._packed.find(key)
+        return None if number is None else _record(self._packed.data(number))
 
     def earlier(self, replay_key: str) -> PartRecord | None:
-        """The latest record of a pass that differs only in thresholds (`TaskSpec.replay_key`), or None."""
-        found = self._db.execute("SELECT key FROM replayable WHERE replay_key = ?", (replay_key,)).fetchone()
-        return None if found is None else self.get(found[0])
+        """The latest record that counts of a pass that differs only in thresholds (`TaskSpec.replay_key`), or None."""
+        if not replay_key:
+            return None
+        found = self._db.execute("SELECT data FROM record WHERE replay_key = ? AND replay_key != '' "
+                                 "ORDER BY number DESC LIMIT 1", (replay_key,)).fetchone()
+        if found is not None:
+            return _record(found[0])
+        number = self._packed.earlier(replay_key)
+        return None if number is None else _record(self._packed.data(number))
 
     def __contains__(self, key: object) -> bool:
-        return self._db.execute("SELECT 1 FROM record WHERE key = ?", (key,)).fetchone() is not None
+        return (self._db.execute("SELECT 1 FROM record WHERE key = ?", (key,)).fetchone() is not None
+                or self._packed.find(str(key)) is not None)
 
     def __len__(self) -> int:
-        return int(self._db.execute("SELECT count(*) FROM record").fetchone()[0])
+        return len(self._packed) + int(self._db.execute("SELECT count(*) FROM record").fetchone()[0])
 
     def state(self) -> str:
         """A name for the set of records that count: it changes when one is added or retired, but not with a new
         epoch."""
-        last = self._db.execute("SELECT data FROM record ORDER BY number DESC LIMIT 1").fetchone()
-        record = {} if last is None else json.loads(last[0])
+        found = self._db.execute("SELECT data FROM record ORDER BY number DESC LIMIT 1").fetchone()
+        number = self._packed.last() if found is None else None
+        last = found[0] if found is not None else b"{}" if number is None else self._packed.data(number)
+        record = json.loads(last)
         return f"{len(self)} {record.get('key', '')} {record.get('attempt', '')}"
 
     def records(self) -> Iterator[PartRecord]:
         """Yield all records that count, in the order in which they were committed."""
+        for number in self._packed.numbers():
+            yield _record(self._packed.data(number))
         last = 0
         while rows := self._db.execute("SELECT number, data FROM record WHERE number > ? ORDER BY number LIMIT 256",
                                        (last,)).fetchall():
             last = rows[-1][0]
             for _, data in rows:
-                yield PartRecord.from_json(loads(data))
+                yield _record(data)
 
     def retired_contents(self, key: str) -> dict[str, str]:
         """Contents, by file, of the last retired record of `key`; {} when none was retired."""
@@ -140,45 +132,147 @@ class LogView:
         once the task has a record, which names them by id."""
         return dict(self._quarantined_rows.get(key, ()))
 
+    # -- replay --------------------------------------------------------------------------------------------------
     def refresh(self) -> None:
-        """Replay the segments added since the last call. Raises CorruptLog for a damaged or missing one."""
-        numbers = sorted(int(m[1]) for path in self.store.list("log") if (m := _SEGMENT.fullmatch(path)))
-        new = range(self.segments + 1, (numbers[-1] if numbers else 0) + 1)
-        for unseen in sorted(set(new).difference(numbers)):
-            # a large folder is listed in pieces: a segment made meanwhile may be missed although a later one is listed
-            if not self.store.exists(segment_name(unseen)):
-                number = next(n for n in numbers if n > unseen)
-                raise CorruptLog(f"{self.store.at(segment_name(unseen))} is missing though {segment_name(number)} is "
-                                 f"there; restore it from a copy, or start a new --store")
-        for number, data in zip(new, self.store.map(self.store.read, map(segment_name, new), READ_AHEAD)):
+        """Replay the segments added since the last call; where packs hold one of them, the whole log anew. Raises
+        CorruptLog when a segment is damaged or missing and no sound pack holds it."""
+        packs, again, done = snapshot.listed(self.store), False, False
+        while not done:
+            try:
+                if any(pack.last > self.segments and pack not in self.damaged for pack in packs):
+                    self._replay_packs(packs)
+                self._replay_segments(max((pack.last for pack in packs), default=0))
+                done = True
+            except CorruptLog:
+                # `store gc` may have removed segments since packs were listed, and a driver replaced damaged ones
+                before, packs = packs, snapshot.listed(self.store)
+                if packs == before and again:
+                    raise
+                again = packs == before
+                self.damaged.clear()
+            finally:
+                if not done:                                  # what was replayed in part must not count as replayed
+                    self._begin_with(PackedRecords())
+
+    def _replay_packs(self, packs: Sequence[Pack]) -> None:
+        """Replay the log from its beginning to the end of the last sound pack."""
+        packed, holes, at = PackedRecords(), [], 1
+        for data, hole in self._sound(packs):
+            if hole:
+                holes.append((at, data.pack.last))
+            packed.add(data, at)
+            at = data.pack.last + 1
+        self._begin_with(packed)
+        self.segments = self.packed = at - 1
+        self.holes = holes
+        quarantining = packed.settle()
+        with_rows = {entry["key"] for _, body in packed.events for entry in body.get("quarantined", ())}
+        # other records change nothing but what is found by their keys
+        numbers = iter(sorted({*quarantining, *itertools.chain.from_iterable(map(packed.numbers_of, with_rows))}))
+        number = next(numbers, None)
+        for before, body in [*packed.events, (packed.limit, {})]:
+            while number is not None and number < before:
+                packed.limit = number + 1
+                if packed.counts(number):
+                    data_of = packed.data(number)
+                    self._took(facts(data_of), data_of)
+                number = next(numbers, None)
+            packed.limit = before
+            if body:
+                self._apply(body, "a pack")
+
+    def _sound(self, packs: Sequence[Pack]) -> Iterator[tuple[PackData, bool]]:
+        """The packs that hold the log from its beginning, and (True) segments between them that no sound one holds."""
+        at = 1
+        while True:
+            chain, end = [], at
+            while (pack := snapshot.covering(packs, end, self.damaged)) is not None:
+                chain.append(pack)
+                end = pack.last + 1
+            for pack, data in zip(chain, self.store.map(self._read_pack, chain, READ_AHEAD)):
+                if data is None:
+                    self.damaged.add(pack)
+                    break
+                yield data, False
+                at = pack.last + 1
+            else:
+                behind = min((pack.first for pack in packs if pack.first > at and pack not in self.damaged), default=0)
+                if not behind:
+                    return
+                for pack, made in snapshot.build(at, self._read_segments(at, behind - 1), self.store):
+                    yield snapshot.decode(pack, made, "memory"), True
+                at = behind
+
+    def _read_pack(self, pack: Pack) -> PackData | None:
+        try:
+            return snapshot.read(self.store, pack)
+        except CorruptLog as e:
+            log.warning("%s. Its segments are read instead", e)
+            return None
+
+    def _read_segments(self, first: int, last: int) -> Iterator[bytes]:
+        """Raises CorruptLog for a missing one."""
+        number, names = first, map(segment_name, range(first, last + 1))
+        try:
+            for data in self.store.map(self.store.read, names, READ_AHEAD):
+                yield data
+                number += 1
+        except FileNotFoundError as e:
+            raise CorruptLog(f"{self.store.at(segment_name(number))} is missing though later segments or a pack are "
+                             f"there; restore it from a copy, or start a new --store") from e
+
+    def _replay_segments(self, known: int) -> None:
+        """Replay the segments behind those replayed. There are at least `known` ones."""
+        last = known
+        for path in self.store.list("log", after=segment_name(self.segments)):
+            if (found := SEGMENT.fullmatch(path)) is None:
+                break                                         # behind the segments come folders
+            last = max(last, int(found[1]))
+        # a large folder is listed in pieces: a segment made meanwhile may be missed although a later one is listed
+        for data in self._read_segments(self.segments + 1, last):
+            number = self.segments + 1
             self._replay(number, decode_segment(data, self.store.at(segment_name(number))))
 
     def _replay(self, number: int, body: dict[str, Any]) -> None:
+        """Replay one segment."""
+        for data in body.get("records", ()):
+            self._take(data)
+        self._apply(body, self.store.at(segment_name(number)))
+        self.segments = number
+
+    def _apply(self, body: dict[str, Any], where: str) -> None:
+        """What a segment says beside its records. Raises CorruptLog when it does not belong there: a put that a dead
+        driver asked for may have its effect after `store gc` removed the segment of that name."""
+        if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
+            raise CorruptLog(f"{where} is of epoch {body['epoch']} and comes behind epoch {self.epoch}; restore what "
+                             f"was there from a copy, or start a new --store")
         if body["kind"] == "epoch":
             self.epoch, self.holder = body["epoch"], body["holder"]
             self.runs[self.epoch] = body["holder"]["run"]
-        for record in body.get("records", ()):
-            self._take(record)
         for entry in body.get("quarantined", ()):
             self._quarantine_row(entry)
         for key in body.get("released", ()):
             self._quarantined_rows.pop(key, None)
         for entry in body.get("retired", ()):
             self._retire(entry)
-        self.segments = number
 
-    def _take(self, record: dict[str, Any]) -> bool:
-        """Take a record into the state. False when its key already has one."""
-        took = self._db.execute("INSERT OR IGNORE INTO record (key, data) VALUES (?, ?)",
-                                (record["key"], dumps(record)))
+    def _take(self, data: bytes) -> bool:
+        """Take an encoded record into the state. False when its key already has one."""
+        fact = facts(data)
+        if self._packed.find(fact.key) is not None:
+            return False
+        took = self._db.execute("INSERT OR IGNORE INTO record (key, replay_key, data) VALUES (?, ?, ?)",
+                                (fact.key, fact.replay_key, data))
         if not took.rowcount:
             return False
-        if record.get("replay_key"):
-            self._db.execute("INSERT OR REPLACE INTO replayable VALUES (?, ?)", (record["replay_key"], record["key"]))
-        self._quarantined_rows.pop(record["key"], None)
-        for entry in record["quarantine"]:
-            self._quarantine_document(entry)
+        self._took(fact, data)
         return True
+
+    def _took(self, fact: Facts, data: bytes) -> None:
+        self._quarantined_rows.pop(fact.key, None)
+        if fact.quarantines:
+            for entry in loads(data)["quarantine"]:
+                self._quarantine_document(entry)
 
     def _retire(self, entry: dict[str, Any]) -> bool:
         """Retire a record. False when the record of that attempt does not count (any more)."""
@@ -188,6 +282,8 @@ class LogView:
         if not entry.get("unnamed"):             # nothing was built on an unnamed record, so the next one may differ
             contents = dumps({name: info.content for name, info in record.files.items()})
             self._db.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.key, contents))
+        if (number := self._packed.find(record.key)) is not None:
+            self._packed.drop(record.key, number)
         self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))
         return True
 
@@ -207,3 +303,7 @@ class LogView:
                 del rows[row]
         rows[entry["row"]] = (entry["stage"], entry["reason"])
         return True
+
+
+def _record(data: bytes) -> PartRecord:
+    return PartRecord.from_json(loads(data))

@@ -24,8 +24,8 @@ from pipeline.store.errors import DamagedFile, StoreError
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.records import PartRecord
+from pipeline.store.segment import CorruptLog
 from pipeline.store.verify import repair, verify_store
-from pipeline.store.view import CorruptLog
 from tests.corpus import sentences, write_warcs
 from tests.e2e.test_same_bytes import RECIPE
 from tokenizer.shards.layout import ShardError

@@ -26,6 +26,7 @@ from pipeline.store.fs import Store, StoreError
 from pipeline.store.garbage import collect_garbage
 from pipeline.store.log import CorruptLog, Fenced, LeaseHeld, Log, OtherContent, attempt_name
 from pipeline.store.records import FileInfo, PartRecord
+from pipeline.store.segment import encode_segment
 from tests.simulate.clock import VirtualClock
 
 
@@ -397,9 +398,9 @@ def test_missing_segment_and_unknown_format(tmp_path):
         log.flush()
         log.append(record("b"))
     (tmp_path / "log" / "00000002.json").unlink()
-    with pytest.raises(CorruptLog, match=r"00000002\.json is missing though .*00000003\.json is there"):
+    with pytest.raises(CorruptLog, match=r"00000002\.json is missing though later segments"):
         Log.read(store)
-    (tmp_path / "log" / "00000002.json").write_bytes(store_log.encode_segment({"format": 99}))
+    (tmp_path / "log" / "00000002.json").write_bytes(encode_segment({"format": 99}))
     with pytest.raises(StoreError, match="format 99"):
         Log.read(store)
 
@@ -411,9 +412,16 @@ def test_a_listing_that_passed_a_segments_place_before_it_was_made(store, monkey
             log.append(record(key))
             log.flush()
         whole = Store.list
-        monkeypatch.setattr(Store, "list", lambda self, prefix: (
-            path for path in whole(self, prefix) if path not in ("log/00000002.json", "log/00000003.json")))
+        monkeypatch.setattr(Store, "list", lambda self, prefix, after="": (
+            path for path in whole(self, prefix, after) if path not in ("log/00000002.json", "log/00000003.json")))
         assert [r.key for r in Log.read(store).records()] == ["a", "b", "c"]
+
+
+def test_a_listing_begins_behind_a_name(store):
+    for name in ("log/1", "log/2", "log/3", "log/packs/1", "other"):
+        store.write(name, b"x")
+    assert list(store.list("log", after="log/2")) == ["log/3", "log/packs/1"]
+    assert list(store.list("log", after="log/9")) == ["log/packs/1"]
 
 
 def test_a_challenger_that_stood_still_has_not_watched(store, monkeypatch):

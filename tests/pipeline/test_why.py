@@ -275,13 +275,13 @@ def test_differences_in_words():
 
 def drop_records(site: Path, keys: set[str]) -> int:
     """Rewrite the log without the records of `keys`."""
-    from pipeline.store.view import decode_segment, encode_segment
+    from pipeline.store.segment import decode_segment, encode_segment, facts
 
     dropped = 0
     for segment in sorted((site / "store" / "log").glob("*.json")):
         body = decode_segment(segment.read_bytes(), str(segment))
         if "records" in body:
-            kept = [r for r in body["records"] if r["key"] not in keys]
+            kept = [r for r in body["records"] if facts(r).key not in keys]
             dropped += len(body["records"]) - len(kept)
             body["records"] = kept
             segment.write_bytes(encode_segment(body))

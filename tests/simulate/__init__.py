@@ -9,7 +9,7 @@ What is real: `Scheduler`, `TaskQueue`, `Progress`, `Log` and `LogView` with the
 * time and names (`clock`): nothing sleeps, a nonce comes from the seed
 * object storage below `Remote` (`storage`): a request may time out before it had an effect, after it, or have its
   effect much later; a creation may be performed and refused; a listing may miss the newest objects; a disk may be full;
-  a driver may be cut off for minutes; stored bytes may flip
+  a driver may be cut off for minutes; stored bytes may flip; packs of the log may be torn when they are stored, or lost
 * workers (`backend`): they are slow, raise, run out of memory, die with their node, are given back, quarantine
   guilty and innocent rows; what they say comes twice, late, and in another order. Their files go to the same storage
 * drivers (`world`): several on one store, one after the other and at the same time. At any call of clock, storage or
@@ -20,7 +20,8 @@ A driver is a generator that the world resumes; while it waits or stands still, 
 stack. So one that waits goes on only when those above it wait or end, too: interleavings are last in, first out.
 
 The auditor (`audit`) replays every segment by rules of its own as soon as it is written, and compares: one record a key
-counts and never changes; a segment is never written twice, nor by anybody but the driver of its epoch; every file of a
+counts and never changes; a segment is never written twice, nor by anybody but the driver of its epoch, and goes only
+when a sound pack holds it; who opens the log sees all of it, and fails if a segment is nowhere; every file of a
 record is there with its bytes, unless a planned flip explains it; what `flush` returned for is durable; a verdict is
 durable before its part goes on, and reaches every later attempt; a run ends with every task done once, or with an error
 that a fault explains; its counts agree; it ends within bounded time once the faults have ended.

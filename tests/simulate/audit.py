@@ -24,7 +24,9 @@ from pipeline.engine.messages import (
 from pipeline.store import log as log_module
 from pipeline.store.errors import StoreError
 from pipeline.store.log import Fenced, LeaseHeld
-from pipeline.store.view import CorruptLog, LogView
+from pipeline.store.segment import CorruptLog
+from pipeline.store.snapshot import Pack, decode
+from pipeline.store.view import LogView
 from tests.simulate.backend import NODES, SLOTS
 from tests.simulate.plan import FILE, ROWS, STAGE, data_of
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from tests.simulate.world import Driver, World
 
 SEGMENT = re.compile(r"log/(\d{8})\.json")
+PACK = re.compile(r"log/packs/(\d{8})-(\d{8})\.pack")
 #: what the scheduler allows a task (its arguments' defaults); of losses, where no other task has any
 EXCEPTIONS, LOST = 3, 8
 
@@ -50,6 +53,9 @@ class Truth:
     def __init__(self) -> None:
         self.segments = self.epoch = 0
         self.writer = ""                                              # who opened the epoch
+        self.writers: dict[int, str] = {}                             # epoch → who opened it
+        self.opened = 0                                               # number of the segment that opened the epoch
+        self.bytes: dict[int, bytes] = {}                             # number → the segment
         self.live: dict[str, dict[str, Any]] = {}                     # key → the record that counts
         self.retired: dict[str, dict[str, str]] = {}                  # key → contents its files had
         self.quarantined_rows: dict[str, set[int]] = defaultdict(set)    # key without a record → rows
@@ -95,6 +101,7 @@ class Audit:
         self.complete = False
         self.violation: Violation | None = None
         self._told: dict[str, Told] = defaultdict(Told)
+        self._sound: set[tuple[str, bytes]] = set()                   # packs that were compared with the truth
 
     def broken(self, what: str) -> Violation:
         """Of several the first counts: it may be raised where the product swallows everything."""
@@ -107,8 +114,28 @@ class Audit:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the log itself was damaged: then nothing but a person helps."""
-        return any(SEGMENT.fullmatch(path) for path in self.flipped)
+        """Whether a segment is damaged or gone that no sound pack holds: then nothing but a person helps."""
+        objects = self.world.bucket.objects
+        broken = {number for number, data in self.truth.bytes.items() if objects.get(f"log/{number:08d}.json") != data}
+        return bool(broken) and not broken <= self._packed()
+
+    def _packed(self) -> set[int]:
+        """Numbers of the segments that sound packs hold."""
+        return {number for path, data in self.world.bucket.objects.items() if path.startswith("log/packs/")
+                for number in self._holds(path, data)}
+
+    def _holds(self, path: str, data: bytes) -> range:
+        """The segments that a pack holds; none if it is damaged. Raises Violation for other bytes than theirs."""
+        found = PACK.fullmatch(path)
+        if found is None or data[:78] != b'{"sha256":"%s"}\n' % hashlib.sha256(data[78:]).hexdigest().encode():
+            return range(0)
+        held = range(int(found[1]), int(found[2]) + 1)
+        if (path, data) not in self._sound:
+            pack = Pack(held[0], held[-1])
+            if dict(decode(pack, data, path).segments()) != {n: self.truth.bytes.get(n) for n in held}:
+                raise self.broken(f"{path} holds other segments than the log")
+            self._sound.add((path, data))
+        return held
 
     def was_recorded(self, key: str) -> bool:
         return key in self.truth.ever
@@ -116,15 +143,41 @@ class Audit:
     # -- storage -----------------------------------------------------------------------------------------------------
     def changed(self, how: str, path: str, data: bytes, before: bytes | None, who: str) -> None:
         if match := SEGMENT.fullmatch(path):
-            if how != "create":
+            number = int(match[1])
+            if how == "remove":
+                self._removed(number, who)
+            elif how != "create":
                 raise self.broken(f"{who}: {how} of {path}, which is a segment of the log")
-            self._segment(int(match[1]), json.loads(data)["body"], who)
+            elif number in self.truth.bytes:
+                self._created_again(number, data, who)
+            else:
+                self._segment(number, json.loads(data)["body"], who)
+                self.truth.bytes[number] = data
+        elif match := PACK.fullmatch(path):
+            if how == "remove":
+                alone = set(self._holds(path, before or b"")) - self._packed()
+                if any(f"log/{number:08d}.json" not in self.world.bucket.objects for number in alone):
+                    raise self.broken(f"{who} removed {path}, which alone holds some segments")
+            else:
+                self._holds(path, data)
         elif path.startswith("objects/"):
             if how == "remove" and any(path == info["path"] for record in self.truth.live.values()
                                        for info in record["files"].values()):
                 raise self.broken(f"{who} removed {path}, which a record names")
             if how == "replace" and before is not None and before != data and path not in self.flipped:
                 raise self.broken(f"{who} wrote other bytes to {path}")
+
+    def _removed(self, number: int, who: str) -> None:
+        """A segment may go once a pack holds it, unless somebody who was fenced would then find its name free."""
+        if number not in self._packed() and not self.world.faults.count(f"{who}.remove", "later"):
+            raise self.broken(f"{who} removed segment {number}, which no sound pack holds")
+        if number >= self.truth.opened or json.loads(self.truth.bytes[number])["body"]["kind"] == "epoch":
+            raise self.broken(f"{who} removed segment {number}, which fences others")
+
+    def _created_again(self, number: int, data: bytes, who: str) -> None:
+        """Where a segment was removed, a put may have its effect at last. `opened` sees that nobody relies on it."""
+        if data != self.truth.bytes[number] and json.loads(data)["body"]["kind"] != "epoch":
+            raise self.broken(f"{who} wrote segment {number} again, and another one")
 
     def _segment(self, number: int, body: dict[str, Any], who: str) -> None:
         truth = self.truth
@@ -134,7 +187,8 @@ class Audit:
         if body["kind"] == "epoch":
             if body["epoch"] != truth.epoch + 1 or body["holder"]["host"] != who:
                 raise self.broken(f"{who} opened epoch {body['epoch']} after epoch {truth.epoch}")
-            truth.epoch, truth.writer = body["epoch"], who
+            truth.epoch, truth.writer, truth.opened = body["epoch"], who, number
+            truth.writers[truth.epoch] = who
             return
         if body["epoch"] != truth.epoch or who != truth.writer:
             raise self.broken(f"{who} committed in epoch {truth.epoch}, which is {truth.writer}'s")
@@ -185,6 +239,8 @@ class Audit:
         return driver.epoch == self.truth.epoch
 
     def opened(self, driver: Driver) -> None:
+        if self.truth.writers.get(driver.epoch) != driver.name:
+            raise self.broken(f"{driver.name} believes that it holds epoch {driver.epoch}")
         for before in self.world.alive:
             if (before.epoch == driver.epoch - 1 and before.epoch and not driver.takeover
                     and not self.world.faults.count(before.name)):
@@ -317,7 +373,8 @@ class Audit:
             case LeaseHeld():
                 explained = bool(others) or any(name.endswith(":later") for name in faults.fired)
             case CorruptLog():
-                explained = self.hopeless or faults.count(f"{driver.name}.listing") > 0
+                explained = (any(SEGMENT.fullmatch(path) for path in self.flipped) or self.hopeless
+                             or faults.count(f"{driver.name}.listing") > 0)
             case TaskFailed():
                 explained = error.spec.key in told.final | told.may
                 if self._current(driver) and self.truth.quarantined_rows.get(error.spec.key):
@@ -372,7 +429,10 @@ class Audit:
         if not self.hopeless:
             self.world.faults.over = True
             reader = LogView(self.world.store("reader"))
-            reader.refresh()
+            try:
+                reader.refresh()
+            except Exception as error:
+                raise self.broken(f"a reader: {type(error).__name__}: {error}") from error
             self._same_view(reader, "a reader")
 
 

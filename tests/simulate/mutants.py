@@ -39,6 +39,7 @@ class Mutant:
 LOG, VIEW, SCHEDULER = "pipeline.store.log:Log.", "pipeline.store.view:LogView.", \
     "pipeline.engine.driver.scheduler:Scheduler."
 LOSSES = "pipeline.engine.driver.losses:"
+SNAPSHOT, PACKED = "pipeline.store.snapshot:", "pipeline.store.packed:PackedRecords."
 PROGRESS, REMOTE = "pipeline.engine.driver.progress:Progress.", "pipeline.store.remote:Remote."
 
 MUTANTS = [
@@ -66,11 +67,38 @@ MUTANTS = [
     Mutant("the latest record counts", VIEW + "_take", "INSERT OR IGNORE INTO record", "INSERT OR REPLACE INTO record"),
     Mutant("a retired record counts still", VIEW + "_retire",
            'self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))', "pass"),
-    Mutant("the quarantine is forgotten", VIEW + "_take", "self._quarantine_document(entry)", "pass"),
-    Mutant("a released row is skipped again", VIEW + "_replay", "self._quarantined_rows.pop(key, None)", "pass"),
-    Mutant("verdicts are not replayed", VIEW + "_replay", "self._quarantine_row(entry)", "pass"),
+    Mutant("the quarantine is forgotten", VIEW + "_took", "self._quarantine_document(entry)", "pass"),
+    Mutant("a released row is skipped again", VIEW + "_apply", "self._quarantined_rows.pop(key, None)", "pass"),
+    Mutant("verdicts are not replayed", VIEW + "_apply", "self._quarantine_row(entry)", "pass"),
     Mutant("files of records are garbage", "pipeline.store.garbage:collect_garbage",
            'if f"objects/{key}/{file}" not in named and (', "if ("),
+    # -- snapshots of the log
+    Mutant("a damaged pack is believed", SNAPSHOT + "decode", "if data[:at] !=", "if False and data[:at] !="),
+    Mutant("a record of a pack begins a byte too early", SNAPSHOT + "_Builder.add", "place += len(record) + 2",
+           "place += len(record) + 1"),
+    Mutant("the segment behind a pack is left out", VIEW + "_replay_packs", "self.segments = self.packed = at - 1",
+           "self.segments = self.packed = at"),
+    Mutant("segments between packs are left out", VIEW + "_sound",
+           "snapshot.build(at, self._read_segments(at, behind - 1), self.store)", "()"),
+    Mutant("a segment that is gone ends the log", VIEW + "_read_segments",
+           "raise CorruptLog(", "return; raise CorruptLog("),
+    Mutant("quarantines of a pack's records are forgotten", VIEW + "_replay_packs",
+           "self._took(facts(data_of), data_of)", "pass"),
+    Mutant("a retired record of a pack counts still", VIEW + "_retire",
+           "self._packed.drop(record.key, number)", "pass"),
+    Mutant("a task has a record in a pack and gets another", VIEW + "_take",
+           "if self._packed.find(fact.key) is not None:", "if False:"),
+    Mutant("what is built anew never counts in a pack", PACKED + "drop", "self._counts[later] = True", "pass"),
+    Mutant("a pack is relied on without being read", "pipeline.store.garbage:packed_segments",
+           "segments = snapshot.read(store, pack).segments()",
+           "segments = [(n, store.read(segment_name(n))) for n in range(pack.first, pack.last + 1)\n"
+           "                        if segment_name(n) in there]"),
+    Mutant("epochs are removed", "pipeline.store.garbage:packed_segments",
+           """decode_segment(data, name)["kind"] != "epoch" and""", ""),
+    Mutant("segments of the own epoch are removed", "pipeline.store.garbage:packed_segments",
+           "number < before and", ""),
+    Mutant("a driver that came too late takes the place of a removed segment", LOG + "_begin",
+           "and not self.store.exists(epoch_mark(self.epoch + 1)):", ":"),
     # -- the scheduler
     Mutant("a lost attempt counts as a failed one", LOSSES + "History.failed", 'failure.kind == "exception"', "True"),
     Mutant("a lost attempt stays in flight", SCHEDULER + "_take", 'self._failed(self._landed(ids),',

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 ROOT = "sim"
 #: how long a listing may miss an object
 LATE_LIST_S = 5.0
-#: before: no effect; after: done, but no answer; later: no answer, done in a while; repeated: done, then refused
+#: before: no effect; after: done, but no answer; later: no answer, done in a while; repeated: done, then refused;
+#: torn: half of it is stored. "pack" is the creation of a pack of the log
 ODDS: dict[str, Odds] = {
     "create": (("before", .02), ("after", .02), ("later", .01), ("repeated", .015), ("full", .002), ("outage", .002)),
+    "pack": (("before", .05), ("after", .03), ("later", .05), ("repeated", .03), ("torn", .08)),
     "write": (("before", .01), ("after", .01), ("later", .01), ("full", .002), ("outage", .002)),
     "read": (("before", .01), ("outage", .001)),
     "list": (("before", .01),),
@@ -73,10 +75,12 @@ class Requests:
         self.world, self.who, self.point = world, who, point
         self.cut_off_until = 0.0
 
-    def _request(self, kind: str, effect: Callable[[], Any]) -> Any:
+    def _request(self, kind: str, effect: Callable[[], Any], torn: Callable[[], Any] | None = None) -> Any:
         """Have the effect, or one of the faults of this kind of request."""
         self.point(kind)
         fault = self.world.faults.pick(f"{self.who}.{kind}", ODDS[kind])
+        if fault == "torn" and torn is not None:
+            effect = torn
         if fault == "outage":
             self.cut_off_until = self.world.time + OUTAGE_S
         if fault in ("before", "outage") or (self.world.time < self.cut_off_until and not self.world.faults.over):
@@ -98,7 +102,10 @@ class Requests:
         name = path.removeprefix(f"{ROOT}/")
         if mode != "create":
             self._request("write", lambda: self.world.bucket.replace(name, data, self.who))
-        elif not self._request("create", lambda: self.world.bucket.create(name, data, self.who)):
+            return
+        kind = "pack" if name.startswith("log/packs/") else "create"
+        if not self._request(kind, lambda: self.world.bucket.create(name, data, self.who),
+                             lambda: self.world.bucket.create(name, data[:len(data) // 2], self.who)):
             raise FileExistsError(errno.EEXIST, "there is one", path)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:

@@ -40,6 +40,12 @@ def test_a_fenced_driver_may_know_verdicts_that_were_taken_back() -> None:
     assert run(History.of(5861)) is None
 
 
+def test_a_log_that_was_replayed_in_part_is_not_taken_for_a_whole_one() -> None:
+    assert run(History(2949, 8, (
+        "task first/0#1:lost", "driver0#85:pause", "driver1#92:pause", "driver2#15:pause",
+        "harm#log/packs/00000005-00000006.pack:torn"))) is None
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     with mutant.planted():
@@ -61,7 +67,7 @@ def test_every_kind_of_fault_happens() -> None:
     seed = 0
     missing = {"before", "after", "later", "repeated", "full", "outage", "late", "exception", "same", "vanish",
                "environment", "lost", "returned", "hanging", "straggle", "fail late", "innocent", "twice", "kill",
-               "pause", "flip", "killed", "done", "Fenced", "LeaseHeld", "EnvironmentFailure", "TaskFailed",
+               "pause", "flip", "torn", "killed", "done", "Fenced", "LeaseHeld", "EnvironmentFailure", "TaskFailed",
                "CorruptLog"}
     while missing and seed < 300:
         world = World(seed, History.of(seed).tasks)

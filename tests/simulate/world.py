@@ -98,6 +98,7 @@ class Driver:
         self.error: Exception | None = None
         self.began, self.ended = world.time, float("inf")
         self.waiting = False                       # in the backend: its log's thread has a turn
+        self.collecting = False                    # segments of the log
         self.calls = 0
         self.log: SimLog | None = None
         self.epoch = 0
@@ -204,11 +205,18 @@ class Driver:
             if again != first:
                 raise self.world.audit.broken(f"{self.name} was given another record for {first.key} than the first")
 
+    def _collect(self, log: SimLog) -> None:
+        """Sometimes somebody runs `store gc`, as far as it is about the log."""
+        if self.world.faults.random("gc").random() < .7:
+            self.collecting = True
+            garbage.remove_packed_segments(log, verify_every=2)
+            self.collecting = False
+
     def _live(self) -> Generator[None, None, None]:
         """What `pipeline.run` does, as far as it is simulated."""
         world = self.world
         log = SimLog.open(self.store, takeover=self.takeover, clock=self.clock, holder=self.holder, threaded=False,
-                          segment_records=world.segment_records)
+                          segment_records=world.segment_records, pack_segments=world.pack_segments)
         log.driver, self.log, self.epoch = self, log, log.epoch
         world.audit.opened(self)
         world.later(TEND_S, self.tend)
@@ -224,6 +232,7 @@ class Driver:
             scheduler = self.scheduler = SimScheduler(
                 self.backend, log, progress, straggler_s=5.0, clock=self.clock)
             healed = dict(garbage.collect_garbage(log, verify_every=2).damaged)
+            self._collect(log)
             self._offer_again(log)
             yield
             while True:
@@ -240,6 +249,7 @@ class Driver:
             log.flush()
             log.check_lease()
             world.audit.finished(self, results, scheduler, progress, bool(healed))
+            self._collect(log)
 
 
 class World:
@@ -256,6 +266,7 @@ class World:
         self._later: list[tuple[float, int, Callable[[], object]]] = []
         self._serial = self._actions = 0
         self.segment_records = 1000                # or 2, so that few records fill a segment
+        self.pack_segments = 1000                  # or 3, so that few segments fill a pack
 
     # -- time --------------------------------------------------------------------------------------------------------
     def later(self, seconds: float, action: Callable[[], object]) -> None:
@@ -305,6 +316,22 @@ class World:
             self.bucket.flip(path, bit)
             self.audit.flipped.add(path)
 
+    def _harm_pack(self) -> None:
+        """A pack is lost, or a bit of it turns over, or its end is missing; not while somebody relies on having just
+        verified it."""
+        rng = self.faults.random("harm")
+        paths = [p for p in sorted(self.bucket.objects) if p.startswith("log/packs/")]
+        how, bit = rng.choice(("lost", "flip", "torn")), rng.randrange(1 << 16)
+        path = rng.choice(paths) if paths else ""
+        if not path or any(d.collecting for d in self.alive) or not self.faults.happens(f"harm#{path}:{how}"):
+            return
+        if how == "lost":
+            del self.bucket.objects[path]
+        elif how == "flip":
+            self.bucket.flip(path, bit)
+        else:
+            self.bucket.objects[path] = self.bucket.objects[path][:-1 - bit % 100]
+
     def run(self) -> None:
         before, rng = random.getstate(), self.faults.random("world")
         random.seed(self.faults.seed)              # the jitter of `store.retry`
@@ -314,6 +341,10 @@ class World:
         for _ in range(rng.choice((0, 0, 0, 1, 2))):
             self.later(rng.uniform(1.0, 40.0), self._flip)
         self.segment_records = rng.choice((2, 1000))
+        rng = self.faults.random("packs")
+        self.pack_segments = rng.choice((2, 3, 4, 1000))
+        for _ in range(rng.choice((0, 1, 2, 4))):
+            self.later(rng.uniform(5.0, 100.0), self._harm_pack)
         try:
             while self.alive or not (self.audit.complete or self.audit.hopeless or len(self.drivers) > DRIVERS):
                 if not self._later:

@@ -221,6 +221,15 @@ def test_listing_of_many_pages(s3_server, s3, store):
     assert [e.size for e in store.entries("")] == [1] * 1345
 
 
+def test_a_listing_begins_behind_a_name_and_asks_for_no_others(s3_server, s3, store):
+    for name in ("log/1", "log/2", "log/3", "log/packs/1"):
+        store.write(name, b"x")
+    s3_server.trouble(None)
+    assert list(store.list("log", after="log/2")) == ["log/3", "log/packs/1"]
+    assert ["start-after" in request.path for request in s3_server.requests] == [True]
+    assert list(store.list("log", after="log/packs/1")) == []
+
+
 def test_large_objects_go_in_parts_and_come_in_ranges(s3_server, s3, store, tmp_path):
     data = random.Random(2).randbytes((33 << 20) + 12345)
     local = tmp_path / "large.bin"

@@ -1,0 +1,156 @@
+"""The records of the packs that a view of the log was read from (`pipeline.store.snapshot`).
+
+Their bytes lie compressed in a temporary file; in memory are 50 bytes for each record, as arrays. A record is decoded
+when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pipeline.store.errors import disk_full
+from pipeline.store.snapshot import BLOCK, PackData, digest, inflate
+
+#: decompressed blocks that are kept: the records of a plan's next tasks lie near each other
+CACHED_BLOCKS = 64
+
+
+class PackedRecords:
+    """Records by their number, which is their place in the order of commits; and by key, which of them counts.
+
+    Until `settle` was called, nothing can be found. Then, for each key, its first record counts. `drop` makes the next
+    one count, as far as it comes behind `limit`: the records before it were ignored when they were committed. While a
+    log is replayed, `limit` says how far, and later records are not found yet.
+    """
+
+    def __init__(self) -> None:
+        self.limit = 0
+        #: (how many records come before it, what a segment says beside records), in the order of segments
+        self.events: list[tuple[int, dict[str, Any]]] = []
+        self._file = tempfile.TemporaryFile()                 # noqa: SIM115 - it lives as long as we do
+        self._size = 0
+        self._added = 0
+        self._columns: list[tuple[np.ndarray, ...]] = []      # of each pack, until `settle`
+        self._numbers: list[int] = []                         # number of each pack's first record
+        self._raw: list[int] = []                             # bytes of each pack's segments
+        self._offsets: list[np.ndarray] = []                  # of each pack's blocks in the file
+        self._keys, self._order = np.empty(0, "S16"), np.empty(0, np.int32)     # sorted; number of each
+        self._replay_keys = np.empty(0, "S16")
+        self._places, self._lengths = np.empty(0, "<u8"), np.empty(0, "<u4")
+        self._counts = np.empty(0, bool)
+        self._block = functools.lru_cache(CACHED_BLOCKS)(self._read_block)
+
+    def add(self, data: PackData, begin: int) -> None:
+        """Add what a pack holds of the segments from `begin` on."""
+        with disk_full(tempfile.gettempdir()):
+            self._file.write(data.blocks)
+            self._file.flush()
+        offsets = np.cumsum([self._size, *data.block_sizes])
+        self._size = int(offsets[-1])
+        self._offsets.append(offsets)
+        self._raw.append(data.raw)
+        self._numbers.append(self._added)
+        skipped = int(data.counts[:max(0, begin - data.pack.first)].sum())
+        before = self._added - skipped + np.cumsum(data.counts)
+        self.events += [(int(before[number - data.pack.first]), body) for number, body in data.events
+                        if number >= begin]
+        self._columns.append(tuple(column[skipped:] for column in (
+            data.keys, data.replay_keys, data.places, data.lengths, data.quarantines)))
+        self._added = int(before[-1])
+
+    def settle(self) -> list[int]:
+        """Build the index of all that was added. Returns the numbers of the records that quarantine documents."""
+        if not self._columns:
+            return []
+        keys, self._replay_keys, self._places, self._lengths, quarantines = (
+            np.concatenate(columns) for columns in zip(*self._columns))
+        self._columns = []
+        self._order = np.argsort(keys, kind="stable").astype(np.int32)
+        self._keys = keys[self._order]
+        first = np.ones(len(keys), bool)
+        first[1:] = self._keys[1:] != self._keys[:-1]
+        self._counts = np.zeros(len(keys), bool)
+        self._counts[self._order[first]] = True
+        self.limit = self._added
+        return np.flatnonzero(quarantines).tolist()
+
+    # -- one record ----------------------------------------------------------------------------------------------
+    def numbers_of(self, key: str) -> list[int]:
+        """Numbers of all records of a key, whether they count or not."""
+        return _equal(self._keys, self._order, key)
+
+    def find(self, key: str) -> int | None:
+        """Number of the record that counts for a key."""
+        if not len(self._keys):
+            return None
+        return next((n for n in self.numbers_of(key) if self._counts[n] and n < self.limit), None)
+
+    def counts(self, number: int) -> bool:
+        return bool(self._counts[number])
+
+    def drop(self, key: str, number: int) -> None:
+        """The record `number` counts no more."""
+        self._counts[number] = False
+        for later in self.numbers_of(key):
+            if later >= self.limit:
+                self._counts[later] = True
+                break
+
+    def data(self, number: int) -> bytes:
+        """The record, encoded."""
+        place, length = int(self._places[number]), int(self._lengths[number])
+        pack = bisect_right(self._numbers, number) - 1
+        first, last = place // BLOCK, (place + length - 1) // BLOCK
+        data = b"".join(self._block(pack, block) for block in range(first, last + 1))
+        return data[place - first * BLOCK:place - first * BLOCK + length]
+
+    def _read_block(self, pack: int, block: int) -> bytes:
+        begin, end = self._offsets[pack][block:block + 2].tolist()
+        return inflate(os.pread(self._file.fileno(), end - begin, begin),
+                       min(BLOCK, self._raw[pack] - block * BLOCK))
+
+    # -- all records ---------------------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        """How many records count."""
+        return int(np.count_nonzero(self._counts[:self.limit]))
+
+    def numbers(self, after: int = -1) -> Iterator[int]:
+        """Numbers of the records that count, in the order of commits."""
+        step = 1 << 14                                        # some may be dropped meanwhile
+        for begin in range(after + 1, self.limit, step):
+            for number in np.flatnonzero(self._counts[begin:min(begin + step, self.limit)]).tolist():
+                if self._counts[begin + number]:
+                    yield begin + number
+
+    def last(self) -> int | None:
+        """Number of the last record that counts."""
+        found = np.flatnonzero(self._counts[:self.limit])
+        return int(found[-1]) if len(found) else None
+
+    def earlier(self, replay_key: str) -> int | None:
+        """Number of the latest record that counts and has this replay key."""
+        numbers = _equal(*self._by_replay_key, replay_key)
+        return next((n for n in reversed(numbers) if self._counts[n] and n < self.limit), None)
+
+    @functools.cached_property
+    def _by_replay_key(self) -> tuple[np.ndarray, np.ndarray]:
+        order = np.flatnonzero(self._replay_keys != b"")
+        order = order[np.argsort(self._replay_keys[order], kind="stable")]
+        return self._replay_keys[order], order.astype(np.int32)
+
+
+def _equal(keys: np.ndarray, numbers: np.ndarray, key: str) -> list[int]:
+    """Of the numbers that belong to sorted keys, those of `key`."""
+    wanted = digest(key)
+    first = last = int(np.searchsorted(keys, wanted))
+    while last < len(keys) and keys[last] == wanted:
+        last += 1
+    result: list[int] = numbers[first:last].tolist()
+    return result

@@ -1,0 +1,270 @@
+"""Snapshots of the commit log: ranges of its segments, each compacted into one file, so that a start is quick.
+
+A snapshot is the packs `log/packs/FIRST-LAST.pack`. A pack holds the segments FIRST to LAST, byte for byte: compressed
+in blocks, with an index of their records, under a hash of everything. So it can be replayed without being parsed, one
+record can be read from it alone, and a damaged segment can be restored from it. Packs are written by put-if-absent and
+never changed; the next snapshot adds packs, and rewrites none.
+
+Segments are committed before they are packed and never change, so any sound pack tells the truth, whoever wrote it: a
+fenced driver, or two at once. Packs may overlap. Readers take the longest sound pack that holds the next segment, the
+segment itself where there is none, and the segments behind the last pack. A damaged or missing pack therefore costs
+time only, as long as its segments are there. `store gc` removes those that a pack holds, once it has read and verified
+the pack (`pipeline.store.garbage`). What it removes can be read from packs alone, so a range that a listed pack names,
+and that neither pack nor segments give, is CorruptLog; it never counts as the end of the log.
+
+The layout is that of a checkpoint in Delta Lake or of manifests in Iceberg, with one difference: the history is kept,
+not the net state. Retired records are few, and in return no pack depends on later segments.
+
+Layout of a pack: ``{"sha256":"…"}\\n`` (of all that follows), one line of JSON (`first`, `last`, `raw`: bytes of all
+segments, `blocks`: bytes of each block, `index`: bytes of the index before and after compression), the blocks, the
+index. The index is one line of JSON (`segments`: [bytes, records] of each; `events`: [number, body without records] of
+those with more than records) and arrays with one item for each record (`_COLUMNS`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import re
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.store.errors import OTHER_BYTES
+from pipeline.store.fs import Store
+from pipeline.store.quick_json import dumps, loads
+from pipeline.store.segment import RECORDS, SEGMENT, CorruptLog, decode_segment, facts, segment_name
+
+FORMAT = 1
+PACK_SEGMENTS = 1000         # segments after which a snapshot is due, and which a pack holds at most
+PACK_BYTES = 32 << 20        # a pack ends with the segment that exceeds this size; compressed it has about a sixth
+BLOCK = 1 << 16              # bytes that are decompressed to read one record
+READ_AHEAD = 8               # segments or packs fetched at a time, a few MB each; twice as many may wait
+FOLDER = "log/packs"
+
+_PACK = re.compile(FOLDER + r"/(\d{8})-(\d{8})\.pack")
+_HEAD = b'{"sha256":"%s"}\n'
+_ZSTD = pa.Codec("zstd", 3)
+#: of each record: hash of its key, hash of its replay key (empty if it has none), place among the bytes of all
+#: segments, length, whether it quarantines documents
+_COLUMNS = ("S16", "S16", "<u8", "<u4", "u1")
+
+
+class Pack(NamedTuple):
+    """A pack by its name."""
+
+    first: int
+    last: int
+
+    @property
+    def path(self) -> str:
+        return f"{FOLDER}/{self.first:08d}-{self.last:08d}.pack"
+
+
+def listed(store: Store) -> list[Pack]:
+    """The packs that are there, sound or not."""
+    return [Pack(int(m[1]), int(m[2])) for path in store.list(FOLDER) if (m := _PACK.fullmatch(path))]
+
+
+def pack_at(path: str) -> Pack | None:
+    """The pack at this path of the store, or None."""
+    found = _PACK.fullmatch(path)
+    return None if found is None else Pack(int(found[1]), int(found[2]))
+
+
+def covering(packs: Iterable[Pack], number: int, damaged: Collection[Pack] = ()) -> Pack | None:
+    """The pack that holds segment `number` and goes on longest."""
+    found = [pack for pack in packs if pack.first <= number <= pack.last and pack not in damaged]
+    return max(found, key=lambda pack: pack.last, default=None)
+
+
+def digest(key: str) -> bytes:
+    """The 16 bytes by which an index knows a key. The last one is no zero, which numpy would strip."""
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=15).digest() + b"."
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+class _Builder:
+    """A pack in the making."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.last = first, first - 1
+        self.raw = 0
+        self._open = bytearray()                              # of the block that is not full yet
+        self._blocks: list[bytes] = []
+        self._segments: list[tuple[int, int]] = []
+        self._events: list[tuple[int, dict[str, Any]]] = []
+        self._keys, self._replay_keys = bytearray(), bytearray()
+        self._places, self._lengths, self._quarantines = array("Q"), array("I"), bytearray()
+
+    def add(self, data: bytes, where: str) -> None:
+        """Add the next segment. Raises CorruptLog when it is damaged."""
+        body = decode_segment(data, where)
+        records: list[bytes] = body.pop("records", [])
+        self.last += 1
+        self._segments.append((len(data), len(records)))
+        if body["kind"] == "epoch" or any(body.get(name) for name in ("quarantined", "released", "retired")):
+            self._events.append((self.last, body))
+        place = self.raw + data.find(RECORDS) + len(RECORDS)
+        for record in records:
+            fact = facts(record)
+            self._keys += digest(fact.key)
+            self._replay_keys += digest(fact.replay_key) if fact.replay_key else bytes(16)
+            self._places.append(place)
+            self._lengths.append(len(record))
+            self._quarantines.append(fact.quarantines)
+            place += len(record) + 2
+        self.raw += len(data)
+        self._open += data
+        while len(self._open) >= BLOCK:
+            self._blocks.append(_ZSTD.compress(bytes(self._open[:BLOCK]), asbytes=True))
+            del self._open[:BLOCK]
+
+    def finish(self) -> bytes:
+        blocks = [*self._blocks, *([_ZSTD.compress(bytes(self._open), asbytes=True)] if self._open else ())]
+        columns = (self._keys, self._replay_keys, self._places.tobytes(), self._lengths.tobytes(), self._quarantines)
+        index = dumps({"segments": self._segments, "events": self._events}) + b"\n" + b"".join(columns)
+        packed = _ZSTD.compress(index, asbytes=True)
+        head = {"format": FORMAT, "first": self.first, "last": self.last, "raw": self.raw,
+                "blocks": [len(block) for block in blocks], "index": [len(index), len(packed)]}
+        data = b"".join((dumps(head), b"\n", *blocks, packed))
+        return _HEAD % hashlib.sha256(data).hexdigest().encode() + data
+
+
+def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_SEGMENTS,
+          full: bool = False) -> Iterator[tuple[Pack, bytes]]:
+    """Packs of the segments of `store` from `first` on; with `full`, none of the rest that fills no pack. Raises
+    CorruptLog for a damaged segment."""
+    builder = _Builder(first)
+    for data in segments:
+        builder.add(data, store.at(segment_name(builder.last + 1)))
+        if builder.raw >= PACK_BYTES or builder.last - builder.first + 1 >= most:
+            yield Pack(builder.first, builder.last), builder.finish()
+            builder = _Builder(builder.last + 1)
+    if builder.raw and not full:
+        yield Pack(builder.first, builder.last), builder.finish()
+
+
+def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), most: int = PACK_SEGMENTS,
+         full: bool = False, stopped: Callable[[], bool] = lambda: False) -> Iterator[Pack]:
+    """Pack the committed segments `first` to `last` (`build`), and yield each pack once it is written. A pack of the
+    same name in `damaged` is replaced. Once `stopped`, no further segments are read. Raises CorruptLog for a damaged
+    segment, FileNotFoundError for one that `store gc` has removed."""
+    names = itertools.takewhile(lambda name: not stopped(), map(segment_name, range(first, last + 1)))
+    for pack, data in build(first, store.map(store.read, names, READ_AHEAD), store, most, full):
+        if pack in damaged:                # in one step, because another driver may have replaced it, and relied on it
+            store.write(pack.path, data, durable=True)
+        else:
+            store.put_absent(pack.path, data)
+        yield pack
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class PackData:
+    """A pack as read. `keys` to `quarantines`: one item for each record, in the order of commits."""
+
+    pack: Pack
+    raw: int
+    block_sizes: Sequence[int]
+    blocks: bytes
+    sizes: np.ndarray              # bytes of each segment
+    counts: np.ndarray             # records of each segment
+    events: list[tuple[int, dict[str, Any]]]
+    keys: np.ndarray
+    replay_keys: np.ndarray
+    places: np.ndarray
+    lengths: np.ndarray
+    quarantines: np.ndarray
+
+    def segments(self) -> Iterator[tuple[int, bytes]]:
+        """The segments with their numbers."""
+        whole, at, left = [], 0, self.raw
+        for size in self.block_sizes:
+            whole.append(inflate(self.blocks[at:at + size], min(BLOCK, left)))
+            at, left = at + size, left - BLOCK
+        data, at = b"".join(whole), 0
+        for number, size in enumerate(self.sizes.tolist(), self.pack.first):
+            yield number, data[at:at + size]
+            at += size
+
+
+def inflate(block: bytes, size: int) -> bytes:
+    data: bytes = _ZSTD.decompress(block, decompressed_size=size, asbytes=True)
+    return data
+
+
+def decode(pack: Pack, data: bytes, where: str) -> PackData:
+    """Raises CorruptLog when it is not the pack of that name, byte for byte."""
+    at = len(_HEAD) - 2 + 64
+    if data[:at] != _HEAD % hashlib.sha256(memoryview(data)[at:]).hexdigest().encode():
+        raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); "
+                         f"`tokenmill store verify --repair` writes it again, if its segments are there")
+    end = data.index(b"\n", at)
+    head = loads(data[at:end])
+    if (head["format"], head["first"], head["last"]) != (FORMAT, *pack):
+        raise CorruptLog(f"{where} is another pack than its name says (format {head['format']}, segments "
+                         f"{head['first']} to {head['last']}); remove it")
+    begin = end + 1 + sum(head["blocks"])
+    size, packed = head["index"]
+    line, _, arrays = inflate(data[begin:begin + packed], size).partition(b"\n")
+    index = loads(line)
+    sizes, counts = np.array(index["segments"], np.int64).reshape(-1, 2).T
+    columns, at, records = [], 0, int(counts.sum())
+    for dtype in _COLUMNS:
+        columns.append(np.frombuffer(arrays, dtype, records, at))
+        at += columns[-1].nbytes
+    return PackData(pack, head["raw"], head["blocks"], data[end + 1:begin], sizes, counts, index["events"], *columns)
+
+
+def read(store: Store, pack: Pack) -> PackData:
+    """Raises CorruptLog when the pack is damaged or gone."""
+    try:
+        return decode(pack, store.read(pack.path), store.at(pack.path))
+    except FileNotFoundError as e:
+        raise CorruptLog(f"{store.at(pack.path)} is gone") from e
+
+
+# -- verification -----------------------------------------------------------------------------------------------------
+def damage(store: Store) -> dict[str, str]:
+    """Read all packs and segments that are there. Path of each damaged one → what is wrong with it."""
+    def problem(path: str) -> tuple[str, str]:
+        try:
+            data, pack = store.read(path), pack_at(path)
+            if pack is None:
+                decode_segment(data, path)
+            else:
+                decode(pack, data, path)
+        except FileNotFoundError:
+            return path, "is gone"
+        except CorruptLog:
+            return path, OTHER_BYTES
+        return path, ""
+
+    paths = (path for path in store.list("log") if SEGMENT.fullmatch(path) or pack_at(path))
+    return {path: wrong for path, wrong in store.map(problem, paths, READ_AHEAD) if wrong}
+
+
+def restore(store: Store, path: str) -> bool:
+    """Write a damaged segment again from a pack, or a damaged pack from its segments. False when nothing holds them. A
+    pack is removed then: whoever could open the log did not need it."""
+    pack = pack_at(path)
+    if pack is not None:
+        try:
+            return bool(list(take(store, *pack, damaged=[pack], most=pack.last)))
+        except (CorruptLog, FileNotFoundError):
+            store.remove(path)
+            return False
+    number = int(path[4:12])
+    for holds in listed(store):
+        if holds.first <= number <= holds.last:
+            with contextlib.suppress(CorruptLog):
+                data = dict(read(store, holds).segments())[number]
+                store.write(path, data)          # in one step: a driver that was fenced must not find the name free
+                return True
+    return False
