@@ -1,12 +1,19 @@
-"""Check that the driver's memory stays bounded however many partitions a run has.
+"""Check that the driver's memory, and the time of a plan or a resume, stay bounded however many partitions a run has.
 
     python benchmarks/driver_memory.py [--partitions 10000 1000000]
 
-Runs the real planner, driver, scheduler, log and publication over simulated workers and a simulated input: files of 100
-splits each, a pass that extracts and a pass that filters, each with one task per partition. Then reads the log again
-and adds up the report's counters. The workers answer at once with records of the usual size. Their files do not exist,
-so linking them and the report's samples are left out. Every size runs in a process of its own. Prints the driver's peak
-resident memory, its memory before the run (the libraries), and the CPU time per task.
+Runs the real planner, driver, scheduler, log, publication and report over simulated workers and a simulated input:
+files of 100 splits each, a pass that extracts and a pass that filters, each with one task per partition. Four phases,
+each in a process of its own, over one store:
+
+    first plan   `plan` when the splits of the files are known and nothing else is done
+    run          everything
+    plan         `plan` after the run
+    resume       the same run once more
+
+The workers answer at once with records of the usual size. Their files do not exist, so listing and linking them and the
+report's samples are left out. Prints the driver's peak resident memory, its memory before (the libraries), and its CPU
+time; that of reading the log is given apart, because it grows with the log and not with the plan.
 """
 
 from __future__ import annotations
@@ -17,6 +24,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,62 +43,113 @@ datasets:
   clean: {from: extracted, steps: [gopher_quality, pii]}
 run: {partition: 256MB}
 """
+PHASES = ("first plan", "run", "plan", "resume")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partitions", nargs="+", type=int, default=[10_000, 1_000_000])
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    if options.one:
-        print(json.dumps(run(options.one)))
+    if options.phase:
+        print(json.dumps(measure(options.phase, options.folder, options.partitions[0])))
         return 0
-    found = []
     for n in options.partitions:
-        done = subprocess.run([sys.executable, __file__, "--one", str(n)], check=True, capture_output=True, text=True,
-                              env={**os.environ, "PYTHONPATH": str(ROOT)})
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-        said = found[-1]
-        print(f"{n:>9,} partitions, {said['tasks']:>9,} tasks: driver peak {said['peak_mb']:.0f} MB "
-              f"(before: {said['before_mb']:.0f} MB), {said['cpu_ms']:.2f} ms CPU a task", flush=True)
-    print(f"growth: {found[-1]['peak_mb'] - found[0]['peak_mb']:.0f} MB")
+        with tempfile.TemporaryDirectory() as folder:
+            for phase in options.phases:
+                command = [sys.executable, __file__, "--phase", phase, "--folder", folder, "--partitions", str(n)]
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True,
+                                      env={**os.environ, "PYTHONPATH": str(ROOT)})
+                said = json.loads(done.stdout.splitlines()[-1])
+                print(f"{n:>9,} partitions, {said['tasks']:>9,} tasks: {phase:<10} peak {said['peak_mb']:.0f} MB "
+                      f"(before: {said['before_mb']:.0f} MB), {said['cpu_s']:.1f} s CPU, "
+                      f"{1000 * said['cpu_s'] / said['tasks']:.3f} ms a task; reading the log {said['log_s']:.1f} s",
+                      flush=True)
     return 0
 
 
-def run(partitions: int) -> dict[str, Any]:
+def measure(phase: str, folder: str, partitions: int) -> dict[str, Any]:
     import resource
-    import time
 
-    from pipeline import run as run_module
     from pipeline.engine.worker.attempt import peak_rss_mb
-    from pipeline.plan import planner as passes
-    from pipeline.plan.file_list import FileList
     from pipeline.recipe import load_recipe
-    from pipeline.report.collect import nodes_of
+
+    log_s = simulate(partitions)
+    Path(folder, "r.yaml").write_text(RECIPE)
+    recipe = load_recipe(f"{folder}/r.yaml", [])
+    if phase == "first plan":
+        index(recipe, f"{folder}/planned")
+    before, cpu, log_before = peak_rss_mb(), time.process_time(), log_s()
+    tasks = plan(recipe, f"{folder}/planned" if phase == "first plan" else f"{folder}/store") \
+        if phase.endswith("plan") else run(recipe, f"{folder}/store", phase)
+    log = log_s() - log_before
+    assert tasks == 2 * partitions + -(-partitions // SPLITS), tasks
+    return {"tasks": tasks, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "before_mb": before,
+            "cpu_s": time.process_time() - cpu - log, "log_s": log}
+
+
+def simulate(partitions: int) -> Callable[[], float]:
+    """Replace what needs real files. Returns a function that gives the CPU seconds spent on reading the log."""
+    from pipeline import run as run_module
+    from pipeline.plan import planner
+    from pipeline.plan.file_list import FileList
+    from pipeline.report import samples
     from pipeline.store.fs import Store
-    from pipeline.store.log import Log
+    from pipeline.store.garbage import Swept
+    from pipeline.store.view import LogView
 
     splits = json.dumps([{"start": i << 20, "stop": (i + 1) << 20, "ordinal": 1000 * i, "records": 1000,
                           "bytes": 256 << 20} for i in range(SPLITS)]).encode()
-    real = Store.read_checked
+    real, refresh, spent = Store.read_checked, LogView.refresh, [0.0]
+
+    def timed(view: LogView) -> None:
+        began = time.process_time()
+        refresh(view)
+        spent[0] += time.process_time() - began
+
+    def published(store: Store, name: str, state: list[str]) -> bool:
+        path = f"nodes/{name}.published"
+        return store.exists(path) and json.loads(store.read(path))["state"] == state
+
     Store.read_checked = lambda self, path, sha256: splits if path.endswith("splits.json") else real(self, path, sha256)
     Store.link = lambda self, path, to, anew=False: True
-    passes.list_source = lambda name, *a, **kw: FileList(
-        "/nowhere", ((f"crawl-{i:06d}.warc.gz", 4 << 30, "1", "", "") for i in range(partitions // SPLITS)))
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "r.yaml").write_text(RECIPE)
-        recipe = load_recipe(f"{folder}/r.yaml", [])
-        before, cpu = peak_rss_mb(), time.process_time()
-        # the parts do not exist, so the report, which opens them, is left out
-        summary = run_module.run_recipe(recipe, f"{folder}/store", make_backend=lambda store: Simulated(), report=False)
-        tasks = summary.executed
-        store = Store(f"{folder}/store")
-        counted = sum(n.tasks for n in nodes_of(store, summary.run, Log.read(store).get)[1])
-        assert counted == tasks, (counted, tasks)
-        spent = time.process_time() - cpu
-    return {"tasks": tasks, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "before_mb": before,
-            "cpu_ms": 1000 * spent / tasks}
+    LogView.refresh = timed
+    planner.list_source = lambda name, *a, **kw: FileList(
+        "/nowhere", ((f"crawl-{i:06d}.warc.gz", 4 << 30, "1", "", "") for i in range(-(-partitions // SPLITS))))
+    run_module.collect_garbage = lambda log: Swept(0, 0, {})
+    run_module.is_published = published
+    samples._looked_through = lambda node, name: []
+    return lambda: spent[0]
+
+
+def index(recipe: Any, root: str) -> None:
+    """A store in which only the splits of the files are known."""
+    from pipeline.plan.estimate import open_plan
+    from pipeline.store.log import Log
+
+    plan = open_plan(recipe, root)
+    node = plan.nodes[0]
+    with Log.open(plan.store) as log:
+        for i, spec in enumerate(next(node.work({}))):
+            log.append(record(Assignment(i, spec, f"{log.epoch:08d}-{i:08d}")))
+
+
+def plan(recipe: Any, root: str) -> int:
+    from pipeline.plan.estimate import survey_recipe
+
+    rows = survey_recipe(recipe, root)["nodes"]
+    return sum(row["fresh"] + row["stale"] + row["pending"] for row in rows)
+
+
+def run(recipe: Any, root: str, phase: str) -> int:
+    from pipeline.run import run_recipe
+
+    summary = run_recipe(recipe, root, make_backend=lambda store: Simulated())
+    assert (summary.executed, summary.reused)[phase == "run"] == 0, "a resume runs nothing, a run reuses nothing"
+    return summary.executed + summary.reused
 
 
 class Simulated:

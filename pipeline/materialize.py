@@ -58,7 +58,7 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
 
         scheduler = Scheduler(backend, log, progress)
         results = until_sound(store, log, scheduler, lambda: drive(
-            [Node("materialize", "materialize", (), work)], scheduler, lambda node, records: None), {})
+            [Node("materialize", "materialize", (), work)], scheduler, lambda *_: None), {})
         log.flush()
         state = "done"
         return results["materialize"], folder

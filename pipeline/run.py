@@ -20,25 +20,27 @@ from pipeline.engine.driver.endings import TaskFailed
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.protocols import Backend
 from pipeline.engine.driver.scheduler import Scheduler
+from pipeline.engine.driver.sums import NodeSums
 from pipeline.heal import until_sound
 from pipeline.passes.encode import publish_shards
 from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
+from pipeline.plan.fresh import FreshNodes
 from pipeline.plan.nodes import Node
 from pipeline.plan.objects import ListingJournal
 from pipeline.plan.planner import Planner
-from pipeline.plan.provenance import write_provenance
+from pipeline.plan.provenance import node_ingredients, write_provenance
 from pipeline.plan.tokens import TOKENIZER, StreamResult, token_nodes
 from pipeline.recipe.citation import citation
 from pipeline.recipe.hub import hub_tokenizer
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
-from pipeline.store.dataset import publish, publish_quarantine, stream_quarantine
+from pipeline.store.dataset import is_published, publish, publish_quarantine, stream_quarantine
 from pipeline.store.fs import Store
 from pipeline.store.garbage import collect_garbage
 from pipeline.store.lists import writes_to
 from pipeline.store.log import Log
-from pipeline.store.records import PartRecord, merge_counters
+from pipeline.store.records import PartRecord
 from pipeline.store.runs import write_tasks
 from tokenizer.mixture.resolve import resolve
 
@@ -149,32 +151,34 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     journal.remove()
     bad_files = scheduler.bad_files = BadFiles(recipe.run.max_bad_files, sum(files.values()))
     log.check_lease()
-    write_provenance(store, name, planner, nodes, log.epoch)
-    done: dict[str, Any] = {}
+    ingredients = node_ingredients(planner, nodes)
+    write_provenance(store, name, planner, ingredients, log.epoch)
+    sums: dict[str, NodeSums] = {}
     max_error_rate = float(recipe.run.max_error_rate)
     read_badly: dict[str, None] = {}
 
-    def finished(node: Node, result: Any) -> None:
-        done[node.name] = result
+    def finished(node: Node, results: Mapping[str, Any], of: NodeSums) -> None:
+        sums[node.name] = of
         if node.kind == "pass":
-            for source in _without_document(result.records):
-                bad_files.check_source(source, files.get(source, 0), _first_detail(store, result.records, source))
+            for source in _without_document(of):
+                bad_files.check_source(source, files.get(source, 0),
+                                       _first_detail(store, results[node.name].records, source))
             picks = bool(recipe.datasets[node.dataset].where)
             try:
-                said = check_error_rate(node, result.records, max_error_rate, picks=picks)
+                said = check_error_rate(node, of, max_error_rate, picks=picks)
                 read_badly.update(dict.fromkeys(said))
             except TooManyErrors:
-                _publish_quarantine(store, log, planner, node, done)
+                _publish_quarantine(store, log, planner, node, results)
                 raise
         if node.publishes:
-            _publish(store, log, planner, node, done)
+            _publish(store, log, planner, node, results, sums)
         if node.kind == "shards":
-            _publish_lost(store, log, node, result)
-            check_error_rate(node, result.encoded, max_error_rate)
+            _publish_lost(store, log, node, results[node.name])
+            check_error_rate(node, of, max_error_rate)
 
     with watching(store, name, attempt, lambda: scheduler.stop(grace_s=GRACE_S)):
         try:
-            results = drive(nodes, scheduler, finished)
+            results = drive(nodes, scheduler, finished, FreshNodes(log, ingredients, planner.warnings))
         except TaskFailed:
             for said in read_badly:                       # a possible cause of the failure
                 logger.warning("%s", said)
@@ -188,18 +192,14 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())
     write_tasks(store, name, ((n.name, chain.from_iterable(b.keys for b in n.batches)) for n in nodes))
     if report:
-        write_report(store, name, log.get, log.check_lease)
-    return RunSummary(name, store.root,
-                      {d: sum(r.files["kept.parquet"].rows for r in results[d].records) for d in recipe.datasets},
-                      shards, scheduler.executed, scheduler.reused, warnings)
+        write_report(store, name, log.get, log.check_lease, sums)
+    return RunSummary(name, store.root, {d: sums[d].rows for d in recipe.datasets}, shards, scheduler.executed,
+                      scheduler.reused, warnings)
 
 
-def _without_document(records: Iterable[PartRecord]) -> list[str]:
+def _without_document(sums: NodeSums) -> list[str]:
     """The sources that a pass read without getting any document."""
-    read: dict[str, Any] = {}
-    for record in records:
-        merge_counters(read, record.counters.get("read", {}))
-    return [name for name, counts in read.items()
+    return [name for name, counts in sums.counters.get("read", {}).items()
             if counts["records"] == sum(counts["bad"].values()) + sum(counts["skipped"].values())]
 
 
@@ -240,12 +240,17 @@ def make_backend(kind: str, workers: int | None, address: str | None,
     return make
 
 
-def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
-    """Link the finished dataset: the kept rows of its last pass, the dropped and quarantined rows of all its passes."""
+def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any],
+             sums: Mapping[str, NodeSums]) -> None:
+    """Link the finished dataset: the kept rows of its last pass, the dropped and quarantined rows of all its passes.
+    Nothing is done when the same parts are published already."""
+    state = [sums[p.name].results for p in planner.passes[node.dataset]]
+    if is_published(store, node.dataset, state):
+        return
     log.flush()
     passes = [results[p.name].records for p in planner.passes[node.dataset]]
     publish(store, node.dataset, passes[-1], dropped=chain.from_iterable(passes),
-            quarantine=chain.from_iterable(passes), check_lease=log.check_lease)
+            quarantine=chain.from_iterable(passes), check_lease=log.check_lease, state=state)
 
 
 def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:

@@ -13,9 +13,9 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.mark.parametrize(("script", "arguments", "says"), [
-    ("driver_memory.py", ["--partitions", "100", "200"], "growth:"),
     ("many_files.py", ["--files", "300"], "1 to be indexed"),
     ("log_replay.py", ["--records", "3000", "--segments", "1000", "--delay", "0"], "most of them removed"),
+    ("driver_memory.py", ["--partitions", "200"], "tasks: resume"),
     ("loader.py", ["--tokens", "2000000", "--shards", "2"], "numpy.memmap"),
     ("dedup_driver_memory.py", ["--documents", "4000"], '"planted": 200,\n "removed": 200'),
     pytest.param("code_metrics.py", ["--at", "HEAD"], "product: statements", marks=pytest.mark.slow),

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.plan.changes import changes
-from pipeline.plan.drive import NodeState, survey
+from pipeline.plan.fresh import FreshNodes
 from pipeline.plan.lint import lint
 from pipeline.plan.nodes import DOCUMENTS, Node
 from pipeline.plan.planner import Planner
+from pipeline.plan.provenance import node_ingredients
+from pipeline.plan.survey import NodeState, survey
 from pipeline.plan.tokens import TOKENIZER, token_nodes
 from pipeline.recipe import Recipe
 from pipeline.store.fs import Store, StoreError
@@ -35,6 +37,8 @@ COMPRESSED, READ_SPEED, INFLATE_SPEED = 0.45, 3e8, 5e8
 #: bytes written per byte of text: exchange files of barriers; shards (16-bit tokens of about four bytes each, written
 #: once by partition and once assembled, and the tables)
 BARRIER_BYTES, SHARD_BYTES = 0.06, 1.1
+#: most records that speeds are measured from
+MEASURED = 10_000
 #: a measurement over less text, or less CPU time, than this is ignored
 LEAST_BYTES, LEAST_CPU = 1e6, 0.05
 
@@ -57,8 +61,8 @@ class Speeds:
 
 
 def measured(records: Iterable[PartRecord]) -> Speeds:
-    """Speeds from the counters of all tasks that a store has done: stages by their own clocks, barriers and shards by
-    the CPU time of their tasks."""
+    """Speeds from the counters of tasks that a store has done: stages by their own clocks, barriers and shards by the
+    CPU time of their tasks."""
     stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])       # bytes in, bytes out, CPU seconds
     nodes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])             # documents or bytes, CPU seconds
     docs = text = stored = stored_text = 0.0
@@ -118,6 +122,7 @@ class Plan:
     log: LogView
     planner: Planner
     nodes: list[Node]
+    fresh: FreshNodes
 
 
 def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> Plan:
@@ -128,7 +133,8 @@ def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -
     log = Log.read(store)
     planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                       verify_inputs=verify_inputs)
-    return Plan(store, log, planner, planner.nodes() + token_nodes(recipe, planner))
+    nodes = planner.nodes() + token_nodes(recipe, planner)
+    return Plan(store, log, planner, nodes, FreshNodes(log, node_ingredients(planner, nodes), planner.warnings))
 
 
 def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
@@ -142,8 +148,8 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
         files, expansion = planner.source_files(name), planner.expansion(name)
         inputs[name] = {"reader": recipe.sources[name].read, "files": len(files), "bytes": files.bytes,
                         "expected": int(sum(f.size * expansion(f.path) for f in files))}
-    states = survey(nodes, log.get)
-    speeds = measured(log.records())
+    states = survey(nodes, log.get, plan.fresh)
+    speeds = measured(log.sample(MEASURED))
     flow = Flow(recipe, planner, speeds, inputs)
     rows = [flow.row(state) for state in states]
     return {
@@ -208,7 +214,8 @@ class Flow:
     def _cost(self, node: Node, state: NodeState, status: str) -> tuple[float, float, float]:
         """CPU seconds, bytes written and bytes read by the whole node."""
         if node.kind == "index":
-            return sum(s.weight for s in state.tasks) / INFLATE_SPEED, 0.0, sum(s.weight for s in state.tasks)
+            seen = state.weight + state.weight_fresh
+            return seen / INFLATE_SPEED, 0.0, seen
         if node.kind == "pass":
             return self._pass(node, state, status)
         size = sum(b for d in node.deps for s, b in self.text.get(d, {}).items() if self._takes(node, s))
@@ -246,9 +253,6 @@ class Flow:
                 written = size                        # documents that an extractor drops have no text to store
         self.text[node.name] = {s: b * size / seen for s, b in sizes.items()} if seen else {}
         if status == "fresh":
-            exact: dict[str, float] = defaultdict(float)
-            for record in state.records:
-                for source, kept in record.counters.get("kept", {}).items():
-                    exact[source] += kept["bytes"]
-            self.text[node.name] = dict(exact)
+            exact = state.sums.counters.get("kept", {})
+            self.text[node.name] = {source: kept["bytes"] for source, kept in exact.items()}
         return cpu, written * self.speeds.compressed, seen

@@ -40,7 +40,8 @@ class ChainStep:
 
 @dataclass
 class Node:
-    """A step of the plan. `deps` are names of nodes whose results `work` needs."""
+    """A step of the plan. `deps` are names of nodes whose results `work` needs. `inputs` gives, as JSON, all else that
+    decides which tasks the node has and what their keys are. Without it the tasks are walked in every plan."""
 
     name: str
     kind: str                                     # index | pass | barrier | tokenizer | shards
@@ -49,6 +50,7 @@ class Node:
     dataset: str = ""
     steps: tuple[str, ...] = ()                   # as shown to people
     publishes: bool = False                       # the last pass of a dataset
+    inputs: Callable[[], Any] | None = None
     batches: list[TaskRecords] = field(default_factory=list)     # the records of its tasks, filled while it runs
 
 

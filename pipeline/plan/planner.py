@@ -16,8 +16,11 @@ How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and bl
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pipeline.base.files import file_sha256
@@ -43,7 +46,7 @@ from pipeline.plan.overlap import check_overlaps
 from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.code import own_source
 from pipeline.recipe.model import Recipe, Step
-from pipeline.store.content_keys import SharedArgs, content_key, task_key
+from pipeline.store.content_keys import OURS, SharedArgs, content_key, placeless, task_key
 from pipeline.store.lists import ListFiles
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
@@ -107,6 +110,7 @@ class Planner:
         self._journal = journal
         self.listings: Listings = {}                     # of remote sources, so that each is listed once per plan
         self.files: dict[str, FileList] = {}
+        self._listed: dict[str, str] = {}                # source → hash of the list of its files
         self.passes: dict[str, list[_PassPlan]] = {}     # dataset → its passes
         self.barriers: dict[str, tuple[str, Barrier, list[str], list[str]]] = {}
 
@@ -119,7 +123,8 @@ class Planner:
             self._dataset(name)
         nodes: list[Node] = []
         for name in self.sources_used():
-            nodes.append(Node(f"index:{name}", "index", (), self._index_work(name), name))
+            nodes.append(Node(f"index:{name}", "index", (), self._index_work(name), name,
+                              inputs=partial(self._source_inputs, name)))
         for dataset in order:
             for plan in self.passes[dataset]:
                 if plan.barrier is not None:
@@ -293,7 +298,25 @@ class Planner:
             deps.append(plan.barrier)
         labels = ([f"apply {plan.barrier_name}"] if plan.barrier else []) + [s.name for s in plan.chain]
         return Node(plan.name, "pass", tuple(deps), lambda results: self._pass_work(plan, results), plan.dataset,
-                    tuple(labels), plan.final)
+                    tuple(labels), plan.final, partial(self._pass_inputs_of, plan))
+
+    def _source_inputs(self, name: str) -> Any:
+        """What decides which tasks read a source, and their keys (`Node.inputs`)."""
+        if name not in self._listed:
+            digest = hashlib.sha256()
+            for file in self.source_files(name):
+                digest.update(json.dumps([file.path, file.size, file.etag, file.bad]).encode())
+            self._listed[name] = digest.hexdigest()
+        return [self.target, placeless(self.reader_arg(name)), self._listed[name]]
+
+    def _pass_inputs_of(self, plan: _PassPlan) -> Any:
+        return [placeless(self._common(plan)), load(DOCUMENTS).version, plan.barrier_name, plan.dataset, plan.inputs,
+                [self._source_inputs(name) for kind, name in plan.inputs if kind == "source"]]
+
+    def _common(self, plan: _PassPlan) -> dict[str, Any]:
+        """The arguments that all tasks of a pass share, as far as they enter keys."""
+        return {"chain": [s.arg() for s in plan.chain], "rewrites": plan.rewrites, "where": plan.where,
+                "signals": list(plan.signals), "signals_mode": self.recipe.run.signals}
 
     def _pass_work(self, plan: _PassPlan, results: Mapping[str, Any]) -> Work:
         records = yield self._pass_specs(plan, results)
@@ -301,7 +324,6 @@ class Planner:
 
     def _pass_specs(self, plan: _PassPlan, results: Mapping[str, Any]) -> Iterator[TaskSpec]:
         """The tasks of a pass: one per partition of its sources, one per part of the passes before it."""
-        chain = [s.arg() for s in plan.chain]
         memory = 300 + sum(s.stage.memory_mb for s in plan.chain) + max(
             (reader_class(self.recipe.sources[n].read).memory_mb for kind, n in plan.inputs if kind == "source"),
             default=0)
@@ -312,9 +334,8 @@ class Planner:
         readers = [self.reader_arg(name)["key"] for kind, name in plan.inputs if kind == "source"]
         hidden = {"quarantined": self.quarantined([s.key for s in plan.chain] + readers),
                   "code": self.recipe.code_args()}
-        common = {"chain": chain, "rewrites": plan.rewrites, "where": plan.where, "signals": list(plan.signals),
-                  "signals_mode": self.recipe.run.signals, "$volatile": hidden}
-        undecided = [{**entry, "key": s.replay_key} for entry, s in zip(chain, plan.chain)]
+        common = {**self._common(plan), "$volatile": hidden}
+        undecided = [{**entry, "key": s.replay_key} for entry, s in zip(common["chain"], plan.chain)]
         keys = SharedArgs(DOCUMENTS, common)
         replay_keys = SharedArgs(DOCUMENTS, {**common, "chain": undecided})
         roots = self.roots
@@ -363,7 +384,14 @@ class Planner:
         deps = tuple(n for _, n in plan.inputs)
         return Node(plan.barrier, "barrier", deps,
                     lambda results: self._barrier_work(plan, barrier, prepare, ranks, names, results),
-                    plan.dataset, (barrier.name,))
+                    plan.dataset, (barrier.name,), inputs=partial(self._barrier_inputs, plan)
+                    if type(barrier).__module__.partition(".")[0] in OURS else None)
+
+    def _barrier_inputs(self, plan: _PassPlan) -> Any:
+        """What decides about a barrier's tasks. Not for one from outside: the modules of its tasks are not known."""
+        assert plan.barrier is not None
+        prepare, barrier, ranks, names = self.barriers[plan.barrier]
+        return [barrier.key(), prepare, ranks, names, plan.dataset, plan.inputs]
 
     def _barrier_work(self, plan: _PassPlan, barrier: Barrier, prepare: str, ranks: list[str], names: list[str],
                       results: Mapping[str, Any]) -> Work:

@@ -51,9 +51,10 @@ INPUTS = pa.schema([("source", pa.string()), ("path", pa.string()), ("size", pa.
 Ingredients = dict[str, Any]
 
 
-def write_provenance(store: Store, run: str, planner: Planner, nodes: list[Node], epoch: int) -> None:
-    """Write provenance.json and inputs.parquet of a run, right after planning."""
-    document = {"version": VERSION, "epoch": epoch, "nodes": redact_json(node_ingredients(planner, nodes))}
+def write_provenance(store: Store, run: str, planner: Planner, ingredients: Mapping[str, Ingredients],
+                     epoch: int) -> None:
+    """Write provenance.json and inputs.parquet of a run, right after planning. `ingredients`: `node_ingredients`."""
+    document = {"version": VERSION, "epoch": epoch, "nodes": redact_json(ingredients)}
     store.write(f"runs/{run}/provenance.json", json.dumps(document, indent=1, sort_keys=True).encode())
     with Scratch() as scratch:
         out = f"{scratch.path}/inputs.parquet"

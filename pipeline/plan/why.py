@@ -9,16 +9,17 @@ traced to the node where it began.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from pipeline.base.redact import redact_json
 from pipeline.engine.task import TaskSpec
-from pipeline.plan.drive import NodeState, survey
 from pipeline.plan.estimate import open_plan
 from pipeline.plan.nodes import Node
 from pipeline.plan.provenance import THRESHOLD, Ingredients, node_ingredients, plain_path, read_inputs, read_provenance
+from pipeline.plan.survey import NodeState, survey
 from pipeline.recipe import Recipe
 from pipeline.recipe.errors import nearest
 
@@ -51,7 +52,7 @@ def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool =
     Nothing is run and nothing is written. Raises UnknownNode.
     """
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
-    states = {s.node.name: s for s in survey(plan.nodes, plan.log.get)}
+    states = {s.node.name: s for s in survey(plan.nodes, plan.log.get, plan.fresh, keep=True)}
     node = next((n for n in (name, f"{name}:", f"shards:{name}") if n in states), None)
     if node is None:
         raise UnknownNode(f"--why {name}: there is no such node; "
@@ -101,7 +102,7 @@ class _Why:
 
     # -- causes --------------------------------------------------------------------------------------------------
     def _causes(self, node: Node, state: NodeState, run: str | None, was: Ingredients | None) -> list[Cause]:
-        stale = [t for t in state.tasks if self.plan.log.get(t.key) is None]
+        stale = state.stale_tasks
         if run is None or was is None:
             change = "no run of this store has made it" if self.runs else (
                 "nothing was run in this store yet" if not len(self.plan.log) else
@@ -113,7 +114,7 @@ class _Why:
             causes = self._of_parts(node, stale, run)
         return causes
 
-    def _of_inputs(self, node: Node, stale: list[TaskSpec], run: str, settled: bool) -> list[Cause]:
+    def _of_inputs(self, node: Node, stale: Sequence[TaskSpec], run: str, settled: bool) -> list[Cause]:
         """Causes from input files that were added, removed or changed. `settled`: every task is stale anyway."""
         read = [(t, [(t.origin or node.dataset, s["$file"]) for s in files]) for t in stale if (files := _files(t))]
         causes = []
@@ -148,7 +149,7 @@ class _Why:
                                     f"were added or changed", len(moved), _labels(t for t, _ in moved)))
         return causes
 
-    def _of_parts(self, node: Node, stale: list[TaskSpec], run: str) -> list[Cause]:
+    def _of_parts(self, node: Node, stale: Sequence[TaskSpec], run: str) -> list[Cause]:
         """Causes outside the node, whose own settings are unchanged: its input parts differ, or the run did not reach
         it."""
         inherited = []
@@ -175,8 +176,8 @@ class _Why:
         if state.replayed:
             notes.append(f"{_tasks(state.replayed)} replay verdicts from stored signals: only documents whose verdict "
                          f"changes are processed again")
-        quarantined = max((_entries(t) for t in state.tasks), default=0)        # tasks of a node share their list
-        if quarantined and state.stale:
+        quarantined = max((_entries(t) for t in state.stale_tasks[:1]), default=0)   # tasks of a node share their list
+        if quarantined:
             notes.append(f"{quarantined:,} document{'s are' if quarantined > 1 else ' is'} in quarantine for these "
                          f"stages and will be skipped (quarantine makes nothing stale)")
         return notes
@@ -223,7 +224,7 @@ def _is_hash(etag: str) -> bool:
 
 
 def _labels(tasks: Iterable[TaskSpec]) -> list[str]:
-    return [t.label or t.key[:8] for t in tasks][:EXAMPLES]
+    return [t.label or t.key[:8] for t in islice(tasks, EXAMPLES)]
 
 
 def _tasks(n: int) -> str:

@@ -8,11 +8,13 @@ samples chosen by id. Apart from reading the log, neither memory nor time depend
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.base.visible import json_text
+from pipeline.engine.driver.sums import NodeSums
 from pipeline.report.costs import pass_costs, stage_costs, task_costs
 from pipeline.report.documents import dataset_section, duplicate_section, funnel, source_section
 from pipeline.report.nodes import Node
@@ -23,19 +25,21 @@ from pipeline.store.records import PartRecord
 from pipeline.store.runs import RunTasks
 
 Get = Callable[[str], PartRecord | None]
+Sums = Mapping[str, NodeSums]
 
 #: version of report.json
 VERSION = 1
 
 
-def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], None] = lambda: None,
+                 sums: Sums = MappingProxyType({})) -> dict[str, Any]:
     """Collect the report of a run and write runs/RUN/report.{json,html} and STORE/report.json. Returns the document.
 
     `get` gives the record of a key: `Log.get`, or `Log.read(store).get` where nothing runs. `check_lease`
     (`Log.check_lease`) is called before anything is written: collecting may take long, and another driver may have
-    taken over.
+    taken over. `sums` are those of nodes by name, as far as the caller has them; the records of the others are read.
     """
-    document = collect(store, run, get)
+    document = collect(store, run, get, sums)
     _write(store, document, latest=True, check_lease=check_lease)
     return document
 
@@ -71,9 +75,9 @@ def _write(store: Store, document: dict[str, Any], *, latest: bool,
     store.write(f"runs/{document['run']}/report.html", page)
 
 
-def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
+def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> dict[str, Any]:
     """The report as a JSON document. Each section is described where it is made."""
-    plan, nodes = nodes_of(store, run, get)
+    plan, nodes = nodes_of(store, run, get, sums)
     passes = [n for n in nodes if n.kind == "pass"]
     tokens = token_counts(store, nodes)
     curriculum = curriculum_of(store, run)
@@ -98,11 +102,11 @@ def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
     return document
 
 
-def nodes_of(store: Store, run: str, get: Get) -> tuple[dict[str, Any], list[Node]]:
+def nodes_of(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> tuple[dict[str, Any], list[Node]]:
     """plan.json of a run, and its nodes with the counters of their tasks."""
     plan = json.loads(store.read(f"runs/{run}/plan.json"))
     tasks = RunTasks(store, run)
-    return plan, [Node(n, partial(_committed, tasks, n["name"], get)) for n in plan["nodes"]]
+    return plan, [Node(n, partial(_committed, tasks, n["name"], get), sums.get(n["name"])) for n in plan["nodes"]]
 
 
 def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:

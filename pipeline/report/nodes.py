@@ -7,53 +7,32 @@ check every figure.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
+from pipeline.engine.driver.sums import NodeSums, sum_records
 from pipeline.store.fs import Store
-from pipeline.store.records import Counters, FileInfo, PartRecord, merge_counters
-from pipeline.store.temp import scratch_database
+from pipeline.store.records import FileInfo, PartRecord
 
 
 class Node:
     """A node of the plan with its records and the sums of their counters: one sum for a pass, one per wave for other
     nodes, since each wave counts other things."""
 
-    def __init__(self, doc: dict[str, Any], records: Callable[[], Iterator[PartRecord]]) -> None:
+    def __init__(self, doc: dict[str, Any], records: Callable[[], Iterator[PartRecord]],
+                 sums: NodeSums | None = None) -> None:
         """`records()` iterates over the node's records in plan order. It is called repeatedly: there may be millions of
-        records, and none is kept in memory."""
+        records, and none is kept in memory. Without `sums` they are added up here."""
         self.name, self.kind, self.dataset = doc["name"], doc["kind"], doc["dataset"]
         self.steps, self.deps, self.publishes = doc["steps"], doc["deps"], doc["publishes"]
         self.records = records
-        self.counters: Counters = {}
-        self.tasks = self.bytes = 0
-        self.cpu_s = self.wall_s = self.max_rss_mb = 0.0
-        #: names of the files its tasks wrote
-        self.writes: set[str] = set()
-        contents = scratch_database()
-        contents.execute("CREATE TABLE content (sum TEXT)")
-        for record in records():
-            into = self.counters
-            if self.kind != "pass":
-                into = into.setdefault(record.node.removeprefix(self.name).strip("/") or "task", {})
-            merge_counters(into, record.counters)
-            self.tasks += 1
-            self.cpu_s += record.cpu_s
-            self.wall_s += record.wall_s
-            self.max_rss_mb = max(self.max_rss_mb, record.rss_mb)
-            self.bytes += sum(f.bytes for f in record.files.values())
-            self.writes |= record.files.keys()
-            contents.executemany("INSERT INTO content VALUES (?)",
-                                 [(f.content,) for n, f in record.files.items()
-                                  if self.kind != "pass" or n in ("kept.parquet", "gone.parquet")])
-        digest = hashlib.sha256()
-        for i, (content,) in enumerate(contents.execute("SELECT sum FROM content ORDER BY sum")):
-            digest.update(("\n" * bool(i) + content).encode())
-        contents.close()
-        self.content = digest.hexdigest()
+        sums = sums or sum_records(self.name, self.kind, records())
+        self.counters, self.content = sums.counters, sums.content
+        self.writes = sums.writes                      # names of the files its tasks wrote
+        self.tasks, self.bytes = sums.tasks, sums.bytes
+        self.cpu_s, self.wall_s, self.max_rss_mb = sums.cpu_s, sums.wall_s, sums.max_rss_mb
 
     def files(self, name: str) -> Iterator[FileInfo]:
         """The files of this name, with rows, that the node's tasks wrote, in plan order."""

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.base.clock import SYSTEM
+from pipeline.base.files import file_sha256
 from pipeline.base.parquet import parquet_writer
 from pipeline.base.scratch import Scratch
 from pipeline.store.errors import GONE, DamagedFile
@@ -54,6 +56,8 @@ MANIFEST_SCHEMA = pa.schema([
 HASH_ROWS = 1 << 20
 #: rows of a manifest held in memory while it is written
 MANIFEST_ROWS = 1 << 13
+#: sums over parts are kept below this
+_SUM = 1 << 128
 #: parts copied between two checks that this driver still holds the log's lease
 VERIFY_PARTS = 1000
 
@@ -62,15 +66,58 @@ Part = tuple[str, PartRecord, FileInfo]
 
 
 def publish(store: Store, name: str, records: Iterable[PartRecord], *, dropped: Iterable[PartRecord] = (),
-            quarantine: Iterable[PartRecord] = (), check_lease: Callable[[], None] = lambda: None) -> None:
+            quarantine: Iterable[PartRecord] = (), check_lease: Callable[[], None] = lambda: None,
+            state: Sequence[str] = ()) -> None:
     """Publish a dataset: the files `kept.parquet` of `records`, in this order, and `dropped.parquet` and
     `quarantine.parquet` of the records of all its passes. Replaces an earlier publication of that name. Only for the
     driver that holds the log: `check_lease` (`Log.check_lease`) raises when it has lost the log, and the folder being
-    published then keeps its old manifest."""
+    published then keeps its old manifest. `state` names the records of all passes for `is_published`."""
+    sums = {}
     for folder, file, of in ((f"quarantine/{name}", QUARANTINE, quarantine),
                              (f"dropped/{name}", "dropped.parquet", dropped),
                              (f"datasets/{name}", "kept.parquet", records)):
-        _publish(store, folder, file, of, check_lease)
+        sums[folder] = _publish(store, folder, file, of, check_lease)
+    if state:
+        with contextlib.suppress(OSError):           # the next run publishes again
+            store.write(_published(name), json.dumps({"state": list(state), "folders": sums}).encode())
+
+
+def is_published(store: Store, name: str, state: Sequence[str]) -> bool:
+    """Whether the folders of a dataset are as `publish` left them for the records that `state` names: with the same
+    manifests, and with parts of the same names and sizes, which on a disk are still second names of other files. So a
+    run whose results are the same need not link millions of parts again."""
+    try:
+        document = json.loads(store.read(_published(name)))
+        if document["state"] != list(state):
+            return False
+        return all(_sums_of(store, folder) == sums for folder, sums in document["folders"].items())
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _published(name: str) -> str:
+    return f"nodes/{name}.published"
+
+
+def _sums_of(store: Store, folder: str) -> list[str]:
+    """What `_publish` returned for a folder, computed from the folder."""
+    total = 0
+    if store.local is None:
+        for entry in store.entries(folder):
+            if entry.path != f"{folder}/{MANIFEST}":
+                total += _part_sum(entry.path.removeprefix(f"{folder}/"), entry.size)
+    else:
+        with os.scandir(store.local / folder) as entries:
+            for found in entries:
+                info = found.stat()
+                if found.name != MANIFEST:
+                    total += _part_sum(found.name, info.st_size if info.st_nlink > 1 else -1)
+    return [hashlib.sha256(store.read(f"{folder}/{MANIFEST}")).hexdigest(), f"{total % _SUM:x}"]
+
+
+def _part_sum(name: str, size: int) -> int:
+    """A number for a part of a folder. Their sum is compared: a listing comes in any order."""
+    return int.from_bytes(hashlib.blake2b(f"{size} {name}".encode("utf-8", "surrogateescape"), digest_size=16).digest())
 
 
 def stream_quarantine(stream: str) -> str:
@@ -86,22 +133,21 @@ def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
 
 
 def _publish(store: Store, folder: str, file: str, records: Iterable[PartRecord],
-             check_lease: Callable[[], None]) -> None:
-    """Publish one folder. Reads `records` only once, since there may be millions."""
+             check_lease: Callable[[], None]) -> list[str]:
+    """Publish one folder. Reads `records` only once, since there may be millions. Returns the hash of the manifest, and
+    a sum over names and sizes of the parts."""
     check_lease()
     parts = ((part_name(n, record.key), record, record.files[file])
              for n, record in enumerate(r for r in records if file in r.files))
-    if store.local is not None:
-        _replace(store, folder, parts, check_lease)
-    else:
-        _update(store, folder, parts, check_lease)
+    publish_parts = _replace if store.local is not None else _update
+    return publish_parts(store, folder, parts, check_lease)
 
 
 def part_name(order: int, key: str) -> str:
     return f"part-{order:06d}-{key[:12]}.parquet"
 
 
-def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> None:
+def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
     """Build the folder aside, where no glob finds it, and exchange it for the old one.
 
     The old folder stays aside until the next publication; a reader that is listing it would otherwise see it shrink. It
@@ -122,10 +168,12 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Call
             for part in parts:
                 link_committed(store, part[2].path, f"{place}/{part[0]}")
                 manifest.add(part)
+        sums = manifest.sums()
         sync(aside / MANIFEST)
         sync(aside)
         check_lease()
         _show(aside, target, check_lease)
+        return sums
     except BaseException as e:
         shutil.rmtree(aside, ignore_errors=True)
         if isinstance(e, (OSError, StoreError)):
@@ -156,7 +204,7 @@ def _show(aside: Path, target: Path, check_lease: Callable[[], None]) -> None:
         raise
 
 
-def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> None:
+def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
     """Copy missing parts on the server's side, many at a time, then write the manifest, then remove parts it does not
     name. Memory: names and sizes of the parts published before."""
     present = {entry.path.removeprefix(f"{folder}/"): entry.size for entry in store.entries(folder)}
@@ -175,10 +223,12 @@ def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Calla
                 store.copy_all(missing())
             except FileNotFoundError as e:
                 raise DamagedFile(store.relative(e.filename), GONE) from e
+        sums = manifest.sums()
         check_lease()
         store.remote.upload(str(local), f"{folder}/{MANIFEST}")         # 100 MB for a million parts
     present.pop(MANIFEST, None)
     store.remove_all(f"{folder}/{name}" for name in present)
+    return sums
 
 
 def link_committed(store: Store, path: str, to: str) -> None:
@@ -195,17 +245,24 @@ class ManifestWriter:
     """Writes a manifest, a block of rows at a time."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._writer = parquet_writer(path, MANIFEST_SCHEMA)
         self._rows: list[dict[str, Any]] = []
+        self._total = 0
 
     def add(self, part: Part) -> None:
         name, record, info = part
+        self._total += _part_sum(name, info.bytes)
         self._rows.append({
             "part": name, "key": record.key, "node": record.node, "rows": info.rows, "bytes": info.bytes,
             "text_bytes": info.meta.get("text_bytes", 0), "sha256": info.sha256, "content": info.content,
             "sources": sorted(record.counters.get("in") or record.counters.get("sources", {}))})
         if len(self._rows) == MANIFEST_ROWS:
             self._flush()
+
+    def sums(self) -> list[str]:
+        """As `_sums_of`. Only after the end of the context."""
+        return [file_sha256(self._path), f"{self._total % _SUM:x}"]
 
     def _flush(self) -> None:
         self._writer.write_table(pa.Table.from_pylist(self._rows, schema=MANIFEST_SCHEMA))

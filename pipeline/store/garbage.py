@@ -31,6 +31,8 @@ from pipeline.store.temp import scratch_database
 from pipeline.store.view import LogView
 
 logger = logging.getLogger("tokenmill")
+#: where `pipeline.plan.fresh` and `pipeline.store.dataset` keep what shows that nothing has changed
+NODES = "nodes"
 VERIFY_EVERY = 1000      # files removed between two checks that this driver is not fenced
 
 
@@ -193,6 +195,8 @@ def remove_unnamed(store: Store, log: Log) -> Unnamed:
     way."""
     what, pairs = unnamed(store, log)
     log.retire_unnamed(pairs)
+    if pairs:                             # the files of fresh nodes (`pipeline.plan.fresh`) are older than the log now
+        store.remove_all(list(store.list(NODES)))
     collect_garbage(log)
     return what
 

@@ -320,7 +320,7 @@ class Log(LogView):
         with self._lock:
             self.flush()
             for entry in entries:
-                if self._retire(entry):
+                if self._retire(entry, self.segments + 1):
                     self._retired.append(entry)
                     retired += 1
                 if len(self._retired) >= self._segment_records:

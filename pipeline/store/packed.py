@@ -32,8 +32,8 @@ class PackedRecords:
 
     def __init__(self) -> None:
         self.limit = 0
-        #: (how many records come before it, what a segment says beside records), in the order of segments
-        self.events: list[tuple[int, dict[str, Any]]] = []
+        #: (how many records come before it, its number, what it says beside records) of segments, in their order
+        self.events: list[tuple[int, int, dict[str, Any]]] = []
         self._file = tempfile.TemporaryFile()                 # noqa: SIM115 - it lives as long as we do
         self._size = 0
         self._added = 0
@@ -59,7 +59,7 @@ class PackedRecords:
         self._numbers.append(self._added)
         skipped = int(data.counts[:max(0, begin - data.pack.first)].sum())
         before = self._added - skipped + np.cumsum(data.counts)
-        self.events += [(int(before[number - data.pack.first]), body) for number, body in data.events
+        self.events += [(int(before[number - data.pack.first]), number, body) for number, body in data.events
                         if number >= begin]
         self._columns.append(tuple(column[skipped:] for column in (
             data.keys, data.replay_keys, data.places, data.lengths, data.quarantines)))

@@ -260,11 +260,29 @@ def restore(store: Store, path: str) -> bool:
         except (CorruptLog, FileNotFoundError):
             store.remove(path)
             return False
-    number = int(path[4:12])
-    for holds in listed(store):
-        if holds.first <= number <= holds.last:
+    data = _from_packs(store, int(path[4:12]))
+    if data is None:
+        return False
+    store.write(path, data)                      # in one step: a driver that was fenced must not find the name free
+    return True
+
+
+def segment_head(store: Store, number: int) -> bytes:
+    """The beginning of a segment, with its checksum. Raises FileNotFoundError when neither it nor a sound pack is
+    there."""
+    try:
+        return store.read_range(segment_name(number), 0, 128)
+    except FileNotFoundError:
+        data = _from_packs(store, number)
+        if data is None:
+            raise
+        return data[:128]
+
+
+def _from_packs(store: Store, number: int) -> bytes | None:
+    """The segment as a sound pack holds it, or None."""
+    for pack in listed(store):
+        if pack.first <= number <= pack.last:
             with contextlib.suppress(CorruptLog):
-                data = dict(read(store, holds).segments())[number]
-                store.write(path, data)          # in one step: a driver that was fenced must not find the name free
-                return True
-    return False
+                return dict(read(store, pack).segments())[number]
+    return None

@@ -51,6 +51,7 @@ class LogView:
     def _begin_with(self, packed: PackedRecords) -> None:
         """The state before the first segment, with the records of the packs that are replayed first."""
         self.segments = 0                                    # number of segments replayed
+        self.retired_at = 0                                  # the last segment that retired a record; 0: none did
         self.epoch = 0                                       # the latest epoch
         self.holder: Holder | None = None            # the driver that opened it
         self.runs: dict[int, str] = {}                       # epoch → run whose driver opened it
@@ -113,6 +114,18 @@ class LogView:
             for _, data in rows:
                 yield _record(data)
 
+    def sample(self, most: int) -> Iterator[PartRecord]:
+        """Yield at most about `most` of the records that count, evenly spread over the order of their commits."""
+        last = self._db.execute("SELECT max(number) FROM record").fetchone()[0] or 0
+        step = max(1, -(-(self._packed.limit + last) // most))
+        for number in range(0, self._packed.limit, step):
+            if self._packed.counts(number):                   # it may be retired
+                yield _record(self._packed.data(number))
+        for number in range(1, last + 1, step):
+            row = self._db.execute("SELECT data FROM record WHERE number = ?", (number,)).fetchone()
+            if row is not None:
+                yield _record(row[0])
+
     def retired_contents(self, key: str) -> dict[str, str]:
         """Contents, by file, of the last retired record of `key`; {} when none was retired."""
         row = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
@@ -166,11 +179,11 @@ class LogView:
         self.segments = self.packed = at - 1
         self.holes = holes
         quarantining = packed.settle()
-        with_rows = {entry["key"] for _, body in packed.events for entry in body.get("quarantined", ())}
+        with_rows = {entry["key"] for _, _, body in packed.events for entry in body.get("quarantined", ())}
         # other records change nothing but what is found by their keys
         numbers = iter(sorted({*quarantining, *itertools.chain.from_iterable(map(packed.numbers_of, with_rows))}))
         number = next(numbers, None)
-        for before, body in [*packed.events, (packed.limit, {})]:
+        for before, segment, body in [*packed.events, (packed.limit, 0, {})]:
             while number is not None and number < before:
                 packed.limit = number + 1
                 if packed.counts(number):
@@ -179,7 +192,7 @@ class LogView:
                 number = next(numbers, None)
             packed.limit = before
             if body:
-                self._apply(body, "a pack")
+                self._apply(body, segment, "a pack")
 
     def _sound(self, packs: Sequence[Pack]) -> Iterator[tuple[PackData, bool]]:
         """The packs that hold the log from its beginning, and (True) segments between them that no sound one holds."""
@@ -237,12 +250,12 @@ class LogView:
         """Replay one segment."""
         for data in body.get("records", ()):
             self._take(data)
-        self._apply(body, self.store.at(segment_name(number)))
+        self._apply(body, number, self.store.at(segment_name(number)))
         self.segments = number
 
-    def _apply(self, body: dict[str, Any], where: str) -> None:
-        """What a segment says beside its records. Raises CorruptLog when it does not belong there: a put that a dead
-        driver asked for may have its effect after `store gc` removed the segment of that name."""
+    def _apply(self, body: dict[str, Any], segment: int, where: str) -> None:
+        """What segment number `segment` says beside its records. Raises CorruptLog when it does not belong there: a put
+        that a dead driver asked for may have its effect after `store gc` removed the segment of that name."""
         if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
             raise CorruptLog(f"{where} is of epoch {body['epoch']} and comes behind epoch {self.epoch}; restore what "
                              f"was there from a copy, or start a new --store")
@@ -254,7 +267,7 @@ class LogView:
         for key in body.get("released", ()):
             self._quarantined_rows.pop(key, None)
         for entry in body.get("retired", ()):
-            self._retire(entry)
+            self._retire(entry, segment)
 
     def _take(self, data: bytes) -> bool:
         """Take an encoded record into the state. False when its key already has one."""
@@ -274,8 +287,9 @@ class LogView:
             for entry in loads(data)["quarantine"]:
                 self._quarantine_document(entry)
 
-    def _retire(self, entry: dict[str, Any]) -> bool:
-        """Retire a record. False when the record of that attempt does not count (any more)."""
+    def _retire(self, entry: dict[str, Any], segment: int) -> bool:
+        """Retire a record, as segment number `segment` says. False when the record of that attempt does not count (any
+        more)."""
         record = self.get(entry["key"])
         if record is None or record.attempt != entry["attempt"]:
             return False
@@ -285,6 +299,7 @@ class LogView:
         if (number := self._packed.find(record.key)) is not None:
             self._packed.drop(record.key, number)
         self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))
+        self.retired_at = segment
         return True
 
     def _quarantine_document(self, entry: dict[str, Any]) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.engine.driver.scheduler import Scheduler
+from pipeline.engine.driver.sums import sum_records
 from pipeline.engine.messages import Assignment, Done, Event
 from pipeline.engine.task import TaskSpec
-from pipeline.plan.drive import TooManyErrors, check_error_rate, drive, survey
+from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
 from pipeline.plan.nodes import Node
+from pipeline.plan.survey import survey
 from pipeline.store.records import PartRecord
 from tests.pipeline.engine_tasks import MemoryLog
 
@@ -69,7 +73,7 @@ class Backend:
 
 def test_nodes_run_together_and_get_their_own_records():
     backend, order = Backend(), []
-    results = drive(diamond(), Scheduler(backend, MemoryLog()), lambda n, r: order.append(n.name))
+    results = drive(diamond(), Scheduler(backend, MemoryLog()), lambda n, *_: order.append(n.name))
     assert sorted(backend.order[:3]) == ["a1", "a2", "b1"] and sorted(backend.order) == ["a1", "a2", "a3", "b1", "c1"]
     assert results == {"a": ["a1", "a2", "a3"], "b": ["b1"], "none": [], "c": ["c1"]}
     assert order.index("a") < order.index("c") and set(order) == set(results)
@@ -78,7 +82,7 @@ def test_nodes_run_together_and_get_their_own_records():
 def test_a_node_goes_on_though_a_task_of_another_is_still_running():
     chain = [node("slow", (), [["z"]]), *diamond()]
     backend = Backend(slow="z")
-    drive(chain, Scheduler(backend, MemoryLog()), lambda n, r: None)
+    drive(chain, Scheduler(backend, MemoryLog()), lambda *_: None)
     assert backend.order[-1] == "z", "the others did not wait for it"
 
 
@@ -94,14 +98,14 @@ def test_tasks_are_read_as_the_run_goes_on():
         return sum(1 for _ in records), records[4999].key, len(records[10:20])
 
     backend = Backend()
-    results = drive([Node("big", "pass", (), work)], Scheduler(backend, MemoryLog()), lambda n, r: None)
+    results = drive([Node("big", "pass", (), work)], Scheduler(backend, MemoryLog()), lambda *_: None)
     assert results["big"] == (5000, f"{4999:032d}", 10)
     assert backend.order[0] < f"{1000:032d}", "it began before all were read"
 
 
 def test_nodes_that_wait_for_each_other_are_an_error():
     with pytest.raises(RuntimeError, match="wait for each other: x, y"):
-        drive([node("x", ("y",), []), node("y", ("x",), [])], Scheduler(Backend(), MemoryLog()), lambda n, r: None)
+        drive([node("x", ("y",), []), node("y", ("x",), [])], Scheduler(Backend(), MemoryLog()), lambda *_: None)
 
 
 def test_survey_drives_nodes_as_far_as_the_records_carry():
@@ -116,23 +120,25 @@ def test_error_rate_counts_failed_documents_not_unreadable_records():
     bad = record("k", quarantined={"error:ValueError": 30, "truncated": 500},
                  read={"web": {"records": 1500, "bad": {"truncated": 500}, "skipped": {}}},
                  **{"in": {"web": {"docs": 1000, "bytes": 1}}})
-    [said] = check_error_rate(Node("clean", "pass", (), None), [bad], 0.03)
+    clean, sums = Node("clean", "pass", (), None), sum_records("clean", "pass", [bad])
+    [said] = check_error_rate(clean, sums, 0.03)
     assert said.startswith("source 'web': 500 of 1500 records could not be read (33.3%): truncated × 500")
-    assert check_error_rate(Node("clean", "pass", (), None), [bad], 0.4) == []
+    assert check_error_rate(clean, sums, 0.4) == []
     with pytest.raises(TooManyErrors, match=r"clean: 30 of 1000 documents failed \(3\.0%.*ValueError × 30"):
-        check_error_rate(Node("clean", "pass", (), None), [bad], 0.02)
+        check_error_rate(clean, sums, 0.02)
 
 
 def test_error_rate_of_a_token_stream():
-    made = [record(k, quarantined={"error:ValueError": 8, "crash:SIGSEGV": 1}, sources={}, skipped=5,
-                   train={"docs": 480, "tokens": 1, "bytes": 1}, val={"docs": 11, "tokens": 1, "bytes": 1})
-            for k in ("a", "b")]
+    made = [replace(record(k, quarantined={"error:ValueError": 8, "crash:SIGSEGV": 1}, sources={}, skipped=5,
+                   train={"docs": 480, "tokens": 1, "bytes": 1}, val={"docs": 11, "tokens": 1, "bytes": 1}),
+                    node="shards:web/encode") for k in ("a", "b")]
+    both, one = sum_records("shards:web", "shards", made), sum_records("shards:web", "shards", made[:1])
     node = Node("shards:web", "shards", (), None)
-    check_error_rate(node, made, 0.018)
-    check_error_rate(node, made[:1], 0)                    # ten may always fail
+    check_error_rate(node, both, 0.018)
+    check_error_rate(node, one, 0)                    # ten may always fail
     with pytest.raises(TooManyErrors, match=r"shards:web: 18 of 1000 documents failed \(1\.8%, allowed 1\.7%\): "
                                             r"error:ValueError × 16, crash:SIGSEGV × 2.*inspect shards=web --quar"):
-        check_error_rate(node, made, 0.017)
+        check_error_rate(node, both, 0.017)
 
 
 @pytest.mark.parametrize(("read", "picks", "said"), [
@@ -142,5 +148,6 @@ def test_error_rate_of_a_token_stream():
     ({"records": 0, "bad": {}, "skipped": {}}, True, ""),
     ({"records": 100, "bad": {"bad_json": 1}, "skipped": {"empty": 90}}, False, "")])
 def test_sources_that_could_not_be_read_are_named(read, picks, said):
-    found = check_error_rate(Node("clean", "pass", (), None), [record("k", read={"web": read})], 0.01, picks=picks)
+    sums = sum_records("clean", "pass", [record("k", read={"web": read})])
+    found = check_error_rate(Node("clean", "pass", (), None), sums, 0.01, picks=picks)
     assert bool(found) is bool(said) and said in "".join(found)

@@ -123,7 +123,7 @@ def test_later_nodes_do_not_wait_for_a_straggler_until_the_whole_queue_is_empty(
     machine = Machine(seed, slots=4, lame="a11")
     nodes = [node("a", 12), node("b", 200), node("c", 4, ("a",) if awaited else ())]
     scheduler = Scheduler(machine, MemoryLog(), straggler_s=5.0, clock=machine.clock)
-    drive(nodes, scheduler, lambda n, r: None)
+    drive(nodes, scheduler, lambda *_: None)
     last_b = max(at for key, at in machine.ended.items() if key.startswith("b"))
     assert [k for k in set(machine.begun) if machine.begun.count(k) > 1] == ["a11"] and machine.begun.count("a11") == 2
     assert len(machine.ended) == 216

@@ -4,12 +4,14 @@
     python -m tests.simulate --seed 17               one history again, as a failure prints it
 
 What is real: `Scheduler`, `TaskQueue`, `Progress`, `Log` and `LogView` with their SQLite databases, the steps of a plan
-(`plan.drive.steps`), `Store` and `Remote` with the retries of `store.retry`. What is simulated:
+(`plan.drive.steps`) and what they find fresh (`plan.fresh`), `Store` and `Remote` with the retries of `store.retry`.
+What is simulated:
 
 * time and names (`clock`): nothing sleeps, a nonce comes from the seed
 * object storage below `Remote` (`storage`): a request may time out before it had an effect, after it, or have its
   effect much later; a creation may be performed and refused; a listing may miss the newest objects; a disk may be full;
-  a driver may be cut off for minutes; stored bytes may flip; packs of the log may be torn when they are stored, or lost
+  a driver may be cut off for minutes; stored bytes may flip, those of the files of fresh nodes, too; packs of the log
+  may be torn when they are stored, or lost
 * workers (`backend`): they are slow, raise, run out of memory, die with their node, are given back, quarantine
   guilty and innocent rows; what they say comes twice, late, and in another order. Their files go to the same storage
 * drivers (`world`): several on one store, one after the other and at the same time. At any call of clock, storage or

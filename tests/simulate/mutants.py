@@ -38,6 +38,7 @@ class Mutant:
 
 LOG, VIEW, SCHEDULER = "pipeline.store.log:Log.", "pipeline.store.view:LogView.", \
     "pipeline.engine.driver.scheduler:Scheduler."
+FRESH = "pipeline.plan.fresh:FreshNodes."
 LOSSES = "pipeline.engine.driver.losses:"
 SNAPSHOT, PACKED = "pipeline.store.snapshot:", "pipeline.store.packed:PackedRecords."
 PROGRESS, REMOTE = "pipeline.engine.driver.progress:Progress.", "pipeline.store.remote:Remote."
@@ -70,6 +71,8 @@ MUTANTS = [
     Mutant("the quarantine is forgotten", VIEW + "_took", "self._quarantine_document(entry)", "pass"),
     Mutant("a released row is skipped again", VIEW + "_apply", "self._quarantined_rows.pop(key, None)", "pass"),
     Mutant("verdicts are not replayed", VIEW + "_apply", "self._quarantine_row(entry)", "pass"),
+    Mutant("a node stays fresh though a record is retired", FRESH + "find",
+           "self._log.retired_at <= segment", "0 <= segment"),
     Mutant("files of records are garbage", "pipeline.store.garbage:collect_garbage",
            'if f"objects/{key}/{file}" not in named and (', "if ("),
     # -- snapshots of the log

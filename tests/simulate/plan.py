@@ -85,4 +85,5 @@ class Plan:
                 specs.append(TaskSpec(key, "sim:Sums", "second", {"inputs": refs}, label=label, order=i))
             return (yield specs)
 
-        return [Node("first", "pass", (), rows), Node("second", "pass", ("first",), sums)]
+        return [Node("first", "pass", (), rows, inputs=lambda: self.keys),
+                Node("second", "pass", ("first",), sums, inputs=lambda: self.second)]

@@ -69,7 +69,7 @@ def test_every_kind_of_fault_happens() -> None:
                "environment", "lost", "returned", "hanging", "straggle", "fail late", "innocent", "twice", "kill",
                "pause", "flip", "torn", "killed", "done", "Fenced", "LeaseHeld", "EnvironmentFailure", "TaskFailed",
                "CorruptLog"}
-    while missing and seed < 300:
+    while missing and seed < 500:
         world = World(seed, History.of(seed).tasks)
         with quiet():
             world.run()

@@ -12,6 +12,7 @@ from pipeline.engine.driver.endings import DamageFound
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.plan.drive import steps
+from pipeline.plan.fresh import FreshNodes
 from pipeline.store import garbage
 from pipeline.store.lease import Holder
 from pipeline.store.log import Log
@@ -238,7 +239,7 @@ class Driver:
             while True:
                 try:
                     nodes = world.plan.nodes(log.quarantined([STAGE]))
-                    results = yield from steps(nodes, scheduler, lambda node, result: None)
+                    results = yield from steps(nodes, scheduler, lambda *_: None, FreshNodes(log, {}, []))
                     break
                 except DamageFound as e:
                     log.check_lease()
@@ -307,9 +308,10 @@ class World:
         self.drivers.append(Driver(self, len(self.drivers), takeover))
 
     def _flip(self) -> None:
-        """A bit of something stored turns over: of an object, seldom of the log."""
+        """A bit of something stored turns over: of an object or the file of a node, seldom of the log."""
         rng = self.faults.random("flip")
-        paths = [p for p in sorted(self.bucket.objects) if p.startswith("objects/" if rng.random() < .9 else "log/0")]
+        top = rng.choices(("objects/", "nodes/", "log/0"), (.6, .3, .1))[0]
+        paths = [p for p in sorted(self.bucket.objects) if p.startswith(top)]
         path = rng.choice(paths) if paths else ""
         bit = rng.randrange(1 << 16)
         if path and self.faults.happens(f"flip#{path}:flip"):

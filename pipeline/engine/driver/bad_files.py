@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from pipeline.base.errors import TokenmillError
 from pipeline.engine.task import TaskSpec
@@ -36,12 +36,16 @@ class BadFiles:
 
     def done(self, record: PartRecord) -> None:
         """Count the bad files of a committed record."""
-        for source, files in record.counters.get("bad_files", {}).items():
+        self.add(record.counters.get("bad_files", {}))
+        for task in [t for t in self._dying if t[0] == record.key]:
+            del self._dying[task]
+
+    def add(self, bad_files: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
+        """Count bad files: source → file → reason → bytes not read."""
+        for source, files in bad_files.items():
             known = self.found.setdefault(source, {})
             for file, reasons in files.items():
                 known[file] = dict(reasons)                  # two datasets may read the same source
-        for task in [t for t in self._dying if t[0] == record.key]:
-            del self._dying[task]
 
     def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
         """Count a file that killed its reader, as a supervisor has just reported."""

@@ -24,6 +24,7 @@ from pipeline.base.redact import redact
 from pipeline.base.visible import visible
 from pipeline.engine.driver.metrics import OUTCOMES, outcomes
 from pipeline.engine.driver.protocols import Running
+from pipeline.engine.driver.sums import BatchSums, docs_in
 from pipeline.engine.task import TaskSpec
 from pipeline.engine.worker.crash_triage import gist
 from pipeline.store.fs import StoreError
@@ -143,6 +144,20 @@ class Progress:
             self._event("planned", node=name, parts=node.parts, reused=node.fresh, bytes=node.weight)
             self._draw(name)
         self._tick()                 # reading a million finished tasks takes minutes, so show progress
+
+    def reused(self, sums: BatchSums) -> None:
+        """Count tasks of a node that is fresh as a whole (`pipeline.plan.fresh`)."""
+        node = self.nodes.setdefault(sums.node, _Node())
+        node.parts += sums.tasks
+        node.done += sums.tasks
+        node.fresh += sums.tasks
+        node.weight += sums.weight
+        node.weight_done += sums.weight
+        node.docs += sums.docs
+        node.quarantined += sums.quarantined
+        self._event("planned", node=sums.node, parts=node.parts, reused=node.fresh, bytes=node.weight)
+        self._draw(sums.node)
+        self._tick()
 
     def done(self, spec: TaskSpec, record: PartRecord) -> None:
         node = self.nodes[spec.node]
@@ -385,15 +400,6 @@ def hang_of(task: Running) -> str:
 def age(seconds: float) -> str:
     """A time span for people: 75 → '75 s', 1234 → '20:34'."""
     return f"{seconds:.0f} s" if seconds < 600 else clock(seconds)
-
-
-def docs_in(record: PartRecord) -> int:
-    """Number of documents a task read, from its counters; 0 for tasks that read none."""
-    sources = record.counters.get("in")
-    if isinstance(sources, dict):
-        return sum(s.get("docs", 0) for s in sources.values() if isinstance(s, dict))
-    docs = record.counters.get("docs", 0)
-    return int(docs) if isinstance(docs, (int, float)) else 0
 
 
 def clock(seconds: float) -> str:

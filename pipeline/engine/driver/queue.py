@@ -7,8 +7,7 @@ gets their records back as a sequence that is read from the log.
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from pipeline.base.prf import prf
@@ -23,39 +22,66 @@ CHUNK = 1000
 Get = Callable[[str], PartRecord | None]
 
 
+#: a task of a batch: its key, the `origin` and the `weight` of its spec
+Row = tuple[str, str, int]
+
+
 class TaskRecords(OnDisk[PartRecord]):
     """Records of the tasks of a batch, in the order of their specs, read from the log on demand.
 
-    `origins` are the `TaskSpec.origin` of the same tasks.
+    `rows` gives the tasks at the places [first, stop). `node` is the node or wave that their specs name. `origins` are
+    the `TaskSpec.origin` of the same tasks.
     """
 
-    def __init__(self, db: sqlite3.Connection, batch: int, size: int, get: Get) -> None:
-        self._db, self._batch, self._size, self._get = db, batch, size, get
+    def __init__(self, rows: Callable[[int, int], Sequence[Row]], size: int, get: Get, node: str = "") -> None:
+        self._rows, self._size, self._get, self.node = rows, size, get, node
 
     @property
     def origins(self) -> Iterator[str]:
-        return (origin for _, origin in self._all())
+        return (origin for _, origin, _ in self.tasks())
 
     @property
     def keys(self) -> Iterator[str]:
-        return (key for key, _ in self._all())
+        return (key for key, _, _ in self.tasks())
 
-    def _all(self) -> Iterator[tuple[str, str]]:
+    def tasks(self) -> Iterator[Row]:
         for first in range(0, self._size, CHUNK):
-            yield from self._rows(first, first + CHUNK)
+            yield from self._rows(first, min(first + CHUNK, self._size))
 
-    def _rows(self, first: int, stop: int) -> list[tuple[str, str]]:
-        return self._db.execute("SELECT key, origin FROM task WHERE batch = ? AND place >= ? AND place < ? "
-                                "ORDER BY place", (self._batch, first, stop)).fetchall()
+    def with_tasks(self) -> Iterator[tuple[Row, PartRecord]]:
+        """The tasks with their records."""
+        return ((row, self._record(row[0])) for row in self.tasks())
 
     def _read(self, first: int, stop: int) -> list[PartRecord]:
-        return [self._record(key) for key, _ in self._rows(first, stop)]
+        return [self._record(key) for key, _, _ in self._rows(first, min(stop, self._size))]
 
     def _record(self, key: str) -> PartRecord:
         record = self._get(key)
         if record is None:
             raise KeyError(f"task {key} has no record in the log")
         return record
+
+
+class TaskTable:
+    """The tasks of batches, on disk."""
+
+    def __init__(self) -> None:
+        self._db = scratch_database()
+        self._db.execute("CREATE TABLE task (batch INTEGER, place INTEGER, key TEXT, origin TEXT, weight INTEGER, "
+                         "PRIMARY KEY (batch, place)) WITHOUT ROWID")
+
+    def add(self, batch: int, place: int, specs: Iterable[TaskSpec]) -> None:
+        """Add tasks of a batch at `place` and behind it."""
+        self._db.executemany("INSERT INTO task VALUES (?, ?, ?, ?, ?)", (
+            (batch, place + i, s.key, s.origin, s.weight) for i, s in enumerate(specs)))
+
+    def records(self, batch: int, size: int, get: Get, node: str) -> TaskRecords:
+        """The records of the tasks of a batch, of which there are `size`."""
+        def rows(first: int, stop: int) -> list[Row]:
+            return self._db.execute("SELECT key, origin, weight FROM task WHERE batch = ? AND place >= ? AND place < ? "
+                                    "ORDER BY place", (batch, first, stop)).fetchall()
+
+        return TaskRecords(rows, size, get, node)
 
 
 class TaskBatch:
@@ -66,6 +92,7 @@ class TaskBatch:
         self.number = number
         self.source: Iterator[TaskSpec] | None = iter(specs)     # None once read to its end
         self.size = self.left = 0
+        self.node = ""                                           # that of its first task
 
     @property
     def complete(self) -> bool:
@@ -78,8 +105,8 @@ class TaskQueue:
     def __init__(self, get: Get, seed: int | None = None) -> None:
         self._get, self._seed = get, seed
         self._db = scratch_database()
-        for table in ("task (batch INTEGER, place INTEGER, key TEXT, origin TEXT, PRIMARY KEY (batch, place))",
-                      "waiter (key TEXT, batch INTEGER, PRIMARY KEY (key, batch))",
+        self._tasks = TaskTable()
+        for table in ("waiter (key TEXT, batch INTEGER, PRIMARY KEY (key, batch))",
                       "ready (memory INTEGER, gpus REAL, cpu TEXT, rank REAL, key TEXT, spec BLOB, "
                       "PRIMARY KEY (memory, gpus, cpu, rank, key))"):
             self._db.execute(f"CREATE TABLE {table} WITHOUT ROWID")
@@ -117,9 +144,9 @@ class TaskQueue:
 
     def _enter(self, batch: TaskBatch, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> set[str]:
         """Enter tasks of a batch. Returns the keys that wait to be dispatched now and did not before."""
-        self._db.executemany("INSERT INTO task VALUES (?, ?, ?, ?)",
-                             [(batch.number, batch.size + i, s.key, s.origin) for i, s in enumerate(specs)])
+        self._tasks.add(batch.number, batch.size, specs)
         batch.size += len(specs)
+        batch.node = batch.node or next((s.node for s in specs), "")
         new = set()
         for spec in {s.key: s for s in reversed(specs) if s.key not in fresh}.values():
             waiters = [b for b, in self._db.execute("SELECT batch FROM waiter WHERE key = ?", (spec.key,))]
@@ -169,4 +196,4 @@ class TaskQueue:
         complete = [b for b in self._batches.values() if b.complete]
         for batch in complete:
             del self._batches[batch.number]
-        return [(b, TaskRecords(self._db, b.number, b.size, self._get)) for b in complete]
+        return [(b, self._tasks.records(b.number, b.size, self._get, b.node)) for b in complete]

@@ -35,6 +35,7 @@ from pipeline.engine.driver.losses import CAUSES, MAX_LOST, BaseRate, History, L
 from pipeline.engine.driver.protocols import Backend, CommitLog, Listener, Running
 from pipeline.engine.driver.queue import TaskBatch, TaskQueue, TaskRecords
 from pipeline.engine.driver.stragglers import Flight, to_double
+from pipeline.engine.driver.sums import NodeSums
 from pipeline.engine.messages import (
     Assignment,
     Done,
@@ -143,6 +144,15 @@ class Scheduler:
                 yield spec
 
         return self._queue.add(noted() if awaited else specs)
+
+    def reuse(self, sums: NodeSums) -> None:
+        """Count the tasks of a node that is fresh as a whole: they are not added."""
+        self.reused += sums.tasks
+        for batch in sums.batches if self.progress else ():
+            self.progress.reused(batch)  # type: ignore[union-attr]
+        if self.bad_files:
+            self.bad_files.add(sums.counters.get("bad_files", {}))
+            self.bad_files.check()
 
     def finished(self) -> list[tuple[TaskBatch, TaskRecords]]:
         """The batches completed since the last call, with their records."""

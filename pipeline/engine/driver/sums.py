@@ -1,0 +1,139 @@
+"""What the records of a node's tasks add up to, so that nobody has to read a million records for a few figures.
+
+The error rate of a pass, the warnings about its sources, the progress of a resumed run and the report need sums over
+the records of a node, and never a single record. `Summing` adds a node's records up once, in plan order, when the node
+ends. `pipeline.plan.fresh` keeps the sums in the store with the hash of what they were made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipeline.store.records import Counters, PartRecord, merge_counters
+from pipeline.store.temp import scratch_database
+
+
+@dataclass
+class BatchSums:
+    """Sums over the tasks that a node asked for together, as progress shows them. `node` is the node or wave that their
+    specs name, `weight` the bytes they read."""
+
+    node: str
+    tasks: int = 0
+    weight: int = 0
+    docs: int = 0
+    quarantined: int = 0
+
+
+@dataclass
+class NodeSums:
+    """Sums over all tasks of a node. `counters` are those of a pass, or by wave those of any other node, since each
+    wave counts other things. `lost` counts documents lost to errors by reason, without unreadable records. `writes` are
+    the names of the files that the tasks wrote. `content` is the hash of the sorted contents of the kept parts or row
+    sets, or of all files of a node that is no pass. `results` is a hash over the tasks and the attempts that made their
+    records, in plan order: it differs when any record does."""
+
+    batches: list[BatchSums] = field(default_factory=list)
+    tasks: int = 0
+    rows: int = 0                                  # of kept parts
+    bytes: int = 0
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    max_rss_mb: float = 0.0
+    counters: Counters = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+    writes: list[str] = field(default_factory=list)
+    content: str = ""
+    results: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> NodeSums:
+        return cls(**{**doc, "batches": [BatchSums(**b) for b in doc["batches"]]})
+
+
+class Summing:
+    """Adds up the records of a node. Memory is that of the sums; the contents are sorted on disk."""
+
+    def __init__(self, node: str, kind: str) -> None:
+        self._node, self._pass = node, kind == "pass"
+        self.sums = NodeSums()
+        self._results = hashlib.blake2b(digest_size=16)
+        self._writes: set[str] = set()
+        self._contents = scratch_database(1)
+        self._contents.execute("CREATE TABLE content (sum TEXT)")
+
+    def begin(self, node: str) -> None:
+        """The records that follow are those of a batch of this node or wave."""
+        self.sums.batches.append(BatchSums(node))
+        self._results.update(b"batch\n")
+
+    def add(self, record: PartRecord, weight: int = 0, origin: str = "") -> None:
+        """Add the next record. Its spec said how many bytes the task reads (`weight`), and from where (`origin`)."""
+        sums, batch, counters = self.sums, self.sums.batches[-1], record.counters
+        self._results.update(json.dumps([record.key, record.attempt, origin]).encode())
+        batch.tasks += 1
+        batch.weight += weight
+        batch.docs += docs_in(record)
+        batch.quarantined += len(record.quarantine)
+        sums.tasks += 1
+        sums.cpu_s += record.cpu_s
+        sums.wall_s += record.wall_s
+        sums.max_rss_mb = max(sums.max_rss_mb, record.rss_mb)
+        contents = []
+        self._writes |= record.files.keys()
+        for name, info in record.files.items():
+            sums.bytes += info.bytes
+            if name == "kept.parquet":
+                sums.rows += info.rows
+            if name in ("kept.parquet", "gone.parquet") or not self._pass:
+                contents.append((info.content,))
+        self._contents.executemany("INSERT INTO content VALUES (?)", contents)
+        into = sums.counters
+        if not self._pass:
+            into = into.setdefault(record.node.removeprefix(self._node).strip("/") or "task", {})
+        merge_counters(into, counters)
+        if counters.get("quarantined"):
+            self._count_lost(counters)
+
+    def _count_lost(self, counters: Counters) -> None:
+        unreadable: dict[str, int] = {}
+        for source in counters.get("read", {}).values():
+            merge_counters(unreadable, source["bad"], False)
+        for reason, n in counters["quarantined"].items():
+            if n > unreadable.get(reason, 0):
+                self.sums.lost[reason] = self.sums.lost.get(reason, 0) + n - unreadable.get(reason, 0)
+
+    def end(self) -> NodeSums:
+        """The sums. Nothing can be added afterwards."""
+        digest = hashlib.sha256()
+        for i, (content,) in enumerate(self._contents.execute("SELECT sum FROM content ORDER BY sum")):
+            digest.update(("\n" * bool(i) + content).encode())
+        self._contents.close()
+        self.sums.writes = sorted(self._writes)
+        self.sums.content, self.sums.results = digest.hexdigest(), self._results.hexdigest()
+        return self.sums
+
+
+def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums:
+    """The sums over records whose specs are not at hand: without weights and origins."""
+    summing = Summing(node, kind)
+    summing.begin(node)
+    for record in records:
+        summing.add(record)
+    return summing.end()
+
+
+def docs_in(record: PartRecord) -> int:
+    """Number of documents a task read, from its counters; 0 for tasks that read none."""
+    sources = record.counters.get("in")
+    if isinstance(sources, dict):
+        return sum(s.get("docs", 0) for s in sources.values() if isinstance(s, dict))
+    docs = record.counters.get("docs", 0)
+    return int(docs) if isinstance(docs, (int, float)) else 0

@@ -1,0 +1,231 @@
+"""Finds nodes that are fresh as a whole, without a look at their tasks.
+
+A plan forms the key of every task and reads its record, 0.1 ms a task, and a run then reads each record for its sums
+and its publication: for two million tasks many minutes, though nothing has changed. So a driver that ends a node writes
+one file, `nodes/NAME`:
+
+    {"format", "inputs", "segment", "sum", "sums", "warnings", "batches": [[node, [[origin, tasks], …]], …]}
+    the keys of its tasks in plan order, 16 bytes each
+
+under a line with the sha256 of all that. A later plan takes the node as it is when two things hold:
+
+* `inputs` is what it would be today. It is a hash over everything that decides which tasks the node has: our code, the
+  node's ingredients (`plan.provenance`) and arguments, the files of its sources, and the `results` (`NodeSums`) of the
+  nodes it depends on, which differ when any record there does.
+* The log has only been extended since. It still has segment number `segment` with the checksum `sum`, so every record
+  that counted then was written before and was not lost with a store that was taken back; and no later segment retires
+  a record (`LogView.retired_at`). A first record counts for ever, so each task still has the record it had.
+
+Otherwise the node is walked, task by task, and its file is written anew. A file that is missing, damaged, older or
+newer than the log therefore costs time only. One retired record makes every node be walked once, because nothing tells
+whose it was; nodes of other recipes that have the same name replace each other's files.
+
+The result of a fresh node is made only for a node that is walked: its generator (`Node.work`) runs again, is sent the
+records of the keys in the file, and nobody reads the specs that it offers.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import hashlib
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, groupby
+from typing import Any
+
+from pipeline.engine.backends.fingerprint import code_hash, roots
+from pipeline.engine.driver.queue import Row, TaskRecords
+from pipeline.engine.driver.sums import NodeSums
+from pipeline.plan.nodes import Node
+from pipeline.store.errors import StoreError
+from pipeline.store.log import Log
+from pipeline.store.snapshot import segment_head
+from pipeline.store.temp import scratch_database
+from pipeline.store.view import LogView
+
+FORMAT = 1
+FOLDER = "nodes"
+KEY_BYTES, PIECE = 16, 1 << 14
+
+
+@dataclass(frozen=True)
+class FreshNode:
+    """A node whose tasks all have the records that they had when it ended."""
+
+    sums: NodeSums
+    batches: list[TaskRecords]
+
+
+class Results(Mapping[str, Any]):
+    """The results of nodes by name. That of a fresh node is made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+        self._later: dict[str, Callable[[], Any]] = {}
+
+    def put(self, name: str, result: Any) -> None:
+        self._made[name] = result
+
+    def put_later(self, name: str, make: Callable[[], Any]) -> None:
+        self._later[name] = make
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._later:
+            self._made[name] = self._later[name]()
+            del self._later[name]
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made or name in self._later
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._made, *self._later])
+
+    def __len__(self) -> int:
+        return len(self._made) + len(self._later)
+
+
+class FreshNodes:
+    """Finds fresh nodes, and notes those that end. Without a log to write to (`Log`) it writes nothing.
+
+    `ingredients` are those of `provenance.node_ingredients`, `code` names the version of our code. `warnings` is the
+    list that nodes add warnings to while they are planned: a fresh node adds those of the plan that walked it.
+    """
+
+    def __init__(self, log: LogView, ingredients: Mapping[str, Any], warnings: list[str],
+                 code: str | None = None) -> None:
+        self._log, self._ingredients, self.warnings = log, ingredients, warnings
+        self._code = our_code() if code is None else code
+        self._results: dict[str, str] = {}               # node → `NodeSums.results`
+        self._segments: dict[int, str] = {}              # segment → its checksum, as it is now
+
+    def find(self, node: Node) -> FreshNode | None:
+        """The node as the store has it, or None when it has to be walked."""
+        inputs = self._inputs(node)
+        if inputs is None:
+            return None
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, StoreError):
+            head, keys = _decode(self._log.store.read(path_of(node.name)))
+            segment = head["segment"]
+            if head["format"] != FORMAT or head["inputs"] != inputs or not (
+                    self._log.retired_at <= segment <= self._log.segments) or self._sum(segment) != head["sum"]:
+                return None
+            sums = NodeSums.from_json(head["sums"])
+            batches = _batches(head["batches"], keys, self._log)
+            self._results[node.name] = sums.results
+            self.warnings += head["warnings"]
+            return FreshNode(sums, batches)
+        return None
+
+    def ended(self, node: Node, sums: NodeSums, warnings: Sequence[str] = ()) -> None:
+        """Note that all tasks of a node have their records, those of `node.batches`. `warnings` are those that it
+        added."""
+        inputs = self._inputs(node)
+        self._results[node.name] = sums.results
+        if inputs is None or not isinstance(self._log, Log):
+            return
+        self._log.flush()
+        segment, batches, keys = self._log.segments, [], bytearray()
+        for batch in node.batches:
+            batches.append((batch.node, [(origin, sum(1 for _ in some)) for origin, some in groupby(batch.origins)]))
+            for key in batch.keys:
+                keys += bytes.fromhex(key)
+        if len(keys) != KEY_BYTES * sums.tasks:
+            raise ValueError(f"{node.name}: {sums.tasks} tasks have keys of {len(keys)} bytes")
+        self._log.check_lease()
+        with contextlib.suppress(OSError, StoreError):     # the next plan walks the node
+            head = {"format": FORMAT, "inputs": inputs, "segment": segment, "sum": self._sum(segment),
+                    "sums": sums.to_json(), "warnings": list(warnings), "batches": batches}
+            self._log.store.write(path_of(node.name), _encode(head, bytes(keys)))
+
+    def made_again(self, node: Node, results: Mapping[str, Any], batches: Sequence[TaskRecords]) -> Any:
+        """The result of a fresh node, from the records of its tasks."""
+        told = len(self.warnings)
+        work = node.work(results)
+        try:
+            next(work)
+            for batch in batches:
+                work.send(batch)
+        except StopIteration as stop:
+            del self.warnings[told:]                       # `find` has added them
+            return stop.value
+        raise RuntimeError(f"{node.name} asks for more tasks than it had when it ended")
+
+    def _inputs(self, node: Node) -> str | None:
+        """Hash of all that decides which tasks the node has; None when that is not known."""
+        if node.inputs is None or any(dep not in self._results for dep in node.deps):
+            return None
+        parts = [FORMAT, self._code, node.name, node.kind, self._ingredients.get(node.name), node.inputs(),
+                 [[dep, self._results[dep]] for dep in node.deps]]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def _sum(self, segment: int) -> str:
+        """The checksum of a segment of the log, from its head."""
+        if segment not in self._segments:
+            self._segments[segment] = segment_head(self._log.store, segment).split(b'"')[3].decode()
+        return self._segments[segment]
+
+
+@cache
+def our_code() -> str:
+    """Hash of the sources that plan and name tasks. The trainer's do not."""
+    return code_hash({name: root for name, root in roots().items() if name != "trainer"})
+
+
+def path_of(node: str) -> str:
+    """Where the file of a node is. Names of nodes hold '/' and ':'."""
+    plain = re.sub(r"[^\w.-]", "_", node)[:64]
+    return f"{FOLDER}/{plain}-{hashlib.sha256(node.encode()).hexdigest()[:8]}"
+
+
+def _encode(head: Mapping[str, Any], keys: bytes) -> bytes:
+    data = json.dumps(head, separators=(",", ":")).encode() + b"\n" + keys
+    return hashlib.sha256(data).hexdigest().encode() + b"\n" + data
+
+
+def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """The head of a file, and its keys. Raises ValueError for a damaged file."""
+    checksum, _, rest = data.partition(b"\n")
+    if hashlib.sha256(rest).hexdigest().encode() != checksum:
+        raise ValueError("damaged")
+    head, _, keys = rest.partition(b"\n")
+    return json.loads(head), keys
+
+
+def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecords]:
+    """The records of the batches of a node. Their keys are kept on disk: 16 bytes a task are too much for memory when
+    nobody may ask for them."""
+    if len(keys) != KEY_BYTES * sum(n for _, runs in described for _, n in runs):
+        raise ValueError("keys are missing")
+    db = scratch_database(1)
+    db.execute("CREATE TABLE piece (number INTEGER PRIMARY KEY, keys BLOB)")
+    db.executemany("INSERT INTO piece VALUES (?, ?)", (
+        (at // PIECE, keys[at:at + PIECE]) for at in range(0, len(keys), PIECE)))
+    batches, start = [], 0
+    for node, runs in described:
+        size = sum(n for _, n in runs)
+        batches.append(TaskRecords(_Rows(db, start, runs), size, log.get, node))
+        start += size
+    return batches
+
+
+class _Rows:
+    """The tasks of a batch: their keys from number `start` on, their origins as runs of equal ones."""
+
+    def __init__(self, db: sqlite3.Connection, start: int, runs: list[tuple[str, int]]) -> None:
+        self._db, self._start = db, start
+        self._origins = [origin for origin, _ in runs]
+        self._ends = list(accumulate(n for _, n in runs))
+
+    def __call__(self, first: int, stop: int) -> list[Row]:
+        begin, end = KEY_BYTES * (self._start + first), KEY_BYTES * (self._start + stop)
+        data = b"".join(keys for keys, in self._db.execute(
+            "SELECT keys FROM piece WHERE number BETWEEN ? AND ? ORDER BY number", (begin // PIECE, end // PIECE)))
+        data = data[begin % PIECE:][:end - begin]
+        return [(data[at:at + KEY_BYTES].hex(), self._origins[bisect.bisect_right(self._ends, first + i)], 0)
+                for i, at in enumerate(range(0, len(data), KEY_BYTES))]

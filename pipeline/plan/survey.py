@@ -1,0 +1,132 @@
+"""Finds what a run would do: drives every node as far as the log's records carry it. It writes nothing.
+
+A node that is fresh as a whole (`pipeline.plan.fresh`) is not walked. Of the others, specs are read one after the
+other, and of the finished tasks only keys are kept, on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+
+from pipeline.engine.driver.queue import TaskRecords, TaskTable
+from pipeline.engine.driver.sums import NodeSums, Summing
+from pipeline.engine.task import TaskSpec
+from pipeline.plan.fresh import FreshNodes, Results
+from pipeline.plan.nodes import DOCUMENTS, Node
+from pipeline.store.records import PartRecord
+from pipeline.store.temp import Spilled
+
+#: specs read at a time
+CHUNK = 1000
+Get = Callable[[str], PartRecord | None]
+
+
+@dataclass
+class NodeState:
+    """The state of a node, as far as the log and the plan show it.
+
+    `fresh` tasks are done, `stale` tasks have to run, `pending` tasks wait for a part of the pass before them. `more`:
+    further tasks may follow. `unknown`: the tasks are not known before the inputs are complete. `replayed` counts the
+    stale tasks that reuse unchanged results of an earlier pass (`passes.replay`). `weight` is the bytes the stale tasks
+    read, `weight_fresh` those of the fresh tasks. `sums` are those of the fresh tasks.
+    """
+
+    node: Node
+    fresh: int = 0
+    stale: int = 0
+    pending: int = 0
+    weight: int = 0
+    weight_fresh: int = 0
+    replayed: int = 0
+    more: bool = False
+    unknown: bool = False
+    stale_tasks: Sequence[TaskSpec] = ()           # if `survey` was asked to keep them
+    sums: NodeSums = field(default_factory=NodeSums)
+
+
+class _Survey:
+    def __init__(self, get: Get, fresh: FreshNodes | None, keep: bool) -> None:
+        self.get, self.fresh, self.keep = get, fresh, keep
+        self.results = Results()
+        self.pending: dict[str, int] = {}             # of the passes: parts that do not exist yet
+        self.table, self.batches = TaskTable(), 0
+
+    def state(self, node: Node) -> NodeState:
+        state = NodeState(node)
+        state.pending = sum(self.pending.get(dep, 0) for dep in node.deps)
+        if any(dep not in self.results for dep in node.deps) or (state.pending and node.kind != "pass"):
+            state.unknown, state.pending = True, 0
+            return state
+        known = self.fresh.find(node) if self.fresh and not state.pending else None
+        if self.fresh is not None and known is not None:
+            state.sums, state.fresh = known.sums, known.sums.tasks
+            state.weight_fresh = sum(b.weight for b in known.sums.batches)
+            self.results.put_later(node.name, partial(self.fresh.made_again, node, self.results, known.batches))
+        else:
+            self._walk(node, state)
+        return state
+
+    def _walk(self, node: Node, state: NodeState) -> None:
+        """Drive a node until it ends or needs a record that the log does not have."""
+        if self.keep:
+            state.stale_tasks = Spilled(encode=TaskSpec.to_json, decode=TaskSpec.from_json)
+        summing = Summing(node.name, node.kind)
+        work, records = node.work(self.results), None
+        while True:
+            try:
+                specs = next(work) if records is None else work.send(records)
+            except StopIteration as stop:
+                self.results.put(node.name, stop.value)
+                break
+            records, ends = self._batch(state, specs, summing)
+            if ends:
+                state.more = node.kind not in ("index", "pass")
+                break
+        state.sums = summing.end()
+        if node.kind == "pass":
+            self.pending[node.name] = state.stale + state.pending
+        if self.fresh and node.name in self.results and not (state.stale or state.pending):
+            self.fresh.ended(node, state.sums)
+
+    def _batch(self, state: NodeState, specs: Iterable[TaskSpec], summing: Summing) -> tuple[TaskRecords, bool]:
+        """Count the tasks of a batch. Returns the records there are, and whether the node cannot go on without the
+        others. A document pass can: it maps parts one to one, so later passes are planned for the parts there are."""
+        self.batches += 1
+        size, name, ends, specs = 0, "", False, iter(specs)
+        while chunk := list(islice(specs, CHUNK)):
+            if not name:
+                name = chunk[0].node
+                summing.begin(name)
+            fresh = []
+            for spec in chunk:
+                record = self.get(spec.key)
+                if record is not None:
+                    fresh.append(spec)
+                    state.weight_fresh += spec.weight
+                    summing.add(record, spec.weight, spec.origin)
+                    continue
+                state.stale += 1
+                state.weight += spec.weight
+                state.replayed += "replay" in spec.args.get("$volatile", ())
+                ends = ends or spec.task != DOCUMENTS
+                if isinstance(state.stale_tasks, Spilled):
+                    state.stale_tasks.append(spec)
+            self.table.add(self.batches, size, fresh)
+            size += len(fresh)
+            state.fresh += len(fresh)
+        if not name:
+            summing.begin("")
+        return self.table.records(self.batches, size, self.get, name), ends
+
+
+def survey(nodes: list[Node], get: Get, fresh: FreshNodes | None = None, *, keep: bool = False) -> list[NodeState]:
+    """The states of the nodes. `get` gives the log's record of a key. With `keep` the states have the stale tasks.
+
+    A document pass maps parts one to one, so it can be planned before all of its inputs exist. Nodes that need complete
+    inputs (barriers, tokenizer, shards) cannot.
+    """
+    look = _Survey(get, fresh, keep)
+    return [look.state(node) for node in nodes]
