@@ -249,8 +249,7 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
         return
     log.flush()
     passes = [results[p.name].records for p in planner.passes[node.dataset]]
-    publish(store, node.dataset, passes[-1], dropped=chain.from_iterable(passes),
-            quarantine=chain.from_iterable(passes), check_lease=log.check_lease, state=state)
+    publish(store, node.dataset, passes, log.check_lease, state)
 
 
 def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +39,8 @@ from pipeline.base.scratch import Scratch
 from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store, StoreError, cannot_write, make_folder, swap_folders, sync
 from pipeline.store.parts import RowDigester
-from pipeline.store.records import FileInfo, PartRecord
+from pipeline.store.records import PartRecord
+from pipeline.store.temp import Spilled
 from stages.document import DuplicateId
 
 #: hidden, and without `.parquet`: otherwise `datasets.load_dataset` of the folder would take it for a part
@@ -61,22 +62,36 @@ _SUM = 1 << 128
 #: parts copied between two checks that this driver still holds the log's lease
 VERIFY_PARTS = 1000
 
-#: a part to publish: its file name, its record, and its file
-Part = tuple[str, PartRecord, FileInfo]
+class Part(NamedTuple):
+    """A part to publish: its file in `objects/`, its name in the folder, and its other columns in the manifest."""
+
+    path: str
+    part: str
+    key: str
+    node: str
+    rows: int
+    bytes: int
+    text_bytes: int
+    sha256: str
+    content: str
+    sources: list[str]
 
 
-def publish(store: Store, name: str, records: Iterable[PartRecord], *, dropped: Iterable[PartRecord] = (),
-            quarantine: Iterable[PartRecord] = (), check_lease: Callable[[], None] = lambda: None,
-            state: Sequence[str] = ()) -> None:
-    """Publish a dataset: the files `kept.parquet` of `records`, in this order, and `dropped.parquet` and
-    `quarantine.parquet` of the records of all its passes. Replaces an earlier publication of that name. Only for the
-    driver that holds the log: `check_lease` (`Log.check_lease`) raises when it has lost the log, and the folder being
+def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
+            check_lease: Callable[[], None] = lambda: None, state: Sequence[str] = ()) -> None:
+    """Publish a dataset: the files `kept.parquet` of the records of its last pass, in this order, and `dropped.parquet`
+    and `quarantine.parquet` of those of all `passes`. Replaces an earlier publication of that name. Only for the driver
+    that holds the log: `check_lease` (`Log.check_lease`) raises when it has lost the log, and the folder being
     published then keeps its old manifest. `state` names the records of all passes for `is_published`."""
-    sums = {}
-    for folder, file, of in ((f"quarantine/{name}", QUARANTINE, quarantine),
-                             (f"dropped/{name}", "dropped.parquet", dropped),
-                             (f"datasets/{name}", "kept.parquet", records)):
-        sums[folder] = _publish(store, folder, file, of, check_lease)
+    folders = {f"{kind}/{name}": _parts() for kind in ("quarantine", "dropped", "datasets")}
+    quarantine, dropped, kept = folders.values()
+    for n, records in enumerate(passes, 1):
+        for record in records:                       # read once: there may be millions, and decoding one takes longest
+            _add(quarantine, record, QUARANTINE)
+            _add(dropped, record, "dropped.parquet")
+            if n == len(passes):
+                _add(kept, record, "kept.parquet")
+    sums = {folder: _publish(store, folder, parts, check_lease) for folder, parts in folders.items()}
     if state:
         with contextlib.suppress(OSError):           # the next run publishes again
             store.write(_published(name), json.dumps({"state": list(state), "folders": sums}).encode())
@@ -129,16 +144,27 @@ def stream_quarantine(stream: str) -> str:
 def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
                        check_lease: Callable[[], None] = lambda: None) -> None:
     """Publish only the files `quarantine.parquet` of `records`, as quarantine/NAME/."""
-    _publish(store, f"quarantine/{name}", QUARANTINE, records, check_lease)
+    parts = _parts()
+    for record in records:
+        _add(parts, record, QUARANTINE)
+    _publish(store, f"quarantine/{name}", parts, check_lease)
 
 
-def _publish(store: Store, folder: str, file: str, records: Iterable[PartRecord],
-             check_lease: Callable[[], None]) -> list[str]:
-    """Publish one folder. Reads `records` only once, since there may be millions. Returns the hash of the manifest, and
-    a sum over names and sizes of the parts."""
+def _parts() -> Spilled[Part]:
+    return Spilled(encode=list, decode=lambda row: Part(*row))
+
+
+def _add(parts: Spilled[Part], record: PartRecord, file: str) -> None:
+    """Add the file of this name, if the record has one."""
+    if (info := record.files.get(file)) is not None:
+        parts.append(Part(info.path, part_name(len(parts), record.key), record.key, record.node, info.rows, info.bytes,
+                          info.meta.get("text_bytes", 0), info.sha256, info.content,
+                          sorted(record.counters.get("in") or record.counters.get("sources", {}))))
+
+
+def _publish(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
+    """Publish one folder. Returns the hash of the manifest, and a sum over names and sizes of the parts."""
     check_lease()
-    parts = ((part_name(n, record.key), record, record.files[file])
-             for n, record in enumerate(r for r in records if file in r.files))
     publish_parts = _replace if store.local is not None else _update
     return publish_parts(store, folder, parts, check_lease)
 
@@ -166,7 +192,7 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Call
         make_folder(target.parent)
         with ManifestWriter(aside / MANIFEST) as manifest:
             for part in parts:
-                link_committed(store, part[2].path, f"{place}/{part[0]}")
+                link_committed(store, part.path, f"{place}/{part.part}")
                 manifest.add(part)
         sums = manifest.sums()
         sync(aside / MANIFEST)
@@ -217,8 +243,8 @@ def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Calla
                     if n % VERIFY_PARTS == 0:      # copying may take hours: do we still hold the log?
                         check_lease()
                     # a name stands for its content, but a truncated copy would have another size
-                    if present.pop(part[0], None) != part[2].bytes:
-                        yield part[2].path, f"{folder}/{part[0]}"
+                    if present.pop(part.part, None) != part.bytes:
+                        yield part.path, f"{folder}/{part.part}"
             try:
                 store.copy_all(missing())
             except FileNotFoundError as e:
@@ -247,16 +273,12 @@ class ManifestWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer = parquet_writer(path, MANIFEST_SCHEMA)
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Part] = []
         self._total = 0
 
     def add(self, part: Part) -> None:
-        name, record, info = part
-        self._total += _part_sum(name, info.bytes)
-        self._rows.append({
-            "part": name, "key": record.key, "node": record.node, "rows": info.rows, "bytes": info.bytes,
-            "text_bytes": info.meta.get("text_bytes", 0), "sha256": info.sha256, "content": info.content,
-            "sources": sorted(record.counters.get("in") or record.counters.get("sources", {}))})
+        self._total += _part_sum(part.part, part.bytes)
+        self._rows.append(part)
         if len(self._rows) == MANIFEST_ROWS:
             self._flush()
 
@@ -265,7 +287,8 @@ class ManifestWriter:
         return [file_sha256(self._path), f"{self._total % _SUM:x}"]
 
     def _flush(self) -> None:
-        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=MANIFEST_SCHEMA))
+        columns = list(zip(*self._rows))[1:]                    # `path` is not in the manifest
+        self._writer.write_table(pa.table(list(map(list, columns)), schema=MANIFEST_SCHEMA))
         self._rows = []
 
     def __enter__(self) -> ManifestWriter:

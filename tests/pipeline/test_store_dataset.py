@@ -75,9 +75,9 @@ def store(request, tmp_path):
 
 
 def test_publish_manifest_and_rows(store, tmp_path):
-    records = [part(store, tmp_path, key(n), range(n * 10, n * 10 + size), dropped=range(1000 + n, 1003 + n))
-               for n, size in enumerate((10, 0, 7))]
-    publish(store, "clean", records, dropped=records[:2], quarantine=records)
+    records = [part(store, tmp_path, key(n), range(n * 10, n * 10 + size),
+                    dropped=range(1000 + n, 1003 + n) if n < 2 else ()) for n, size in enumerate((10, 0, 7))]
+    publish(store, "clean", [records])
     table = manifest(store, "clean")
     assert table["rows"].to_pylist() == [10, 0, 7]
     assert table["part"].to_pylist() == [f"part-{n:06d}-{key(n)[:12]}.parquet" for n in range(3)]
@@ -95,11 +95,11 @@ def test_publish_manifest_and_rows(store, tmp_path):
         assert glob_count(store.local, "dropped") == 6
         shared = store.local / "datasets/clean" / table["part"][0].as_py()
         assert shared.stat().st_ino == (store.local / records[0].files["kept.parquet"].path).stat().st_ino
-    publish(store, "clean", [*records[1:], part(store, tmp_path, key(9), [77])])
+    publish(store, "clean", [[*records[1:], part(store, tmp_path, key(9), [77])]])
     assert [r["id"] for r in iter_rows(store, "datasets/clean")] == [document(i).id for i in [*range(20, 27), 77]]
     assert sorted(p.split("/")[-1] for p in store.list("datasets/clean")) == \
         [".manifest", *manifest(store, "clean")["part"].to_pylist()]
-    assert manifest(store, "clean", "dropped").num_rows == 0
+    assert len(list(iter_rows(store, "dropped/clean"))) == 3
 
 
 # -- what other libraries find in the folder ---------------------------------------------------------------------------
@@ -107,8 +107,8 @@ def test_publish_manifest_and_rows(store, tmp_path):
 def folder(tmp_path) -> Path:
     """A published dataset of 17 rows in three parts, the second of them empty."""
     store = Store(tmp_path / "test_store")               # `test` is a word that Hugging Face datasets makes a split of
-    publish(store, "clean", [part(store, tmp_path, key(n), range(n * 10, n * 10 + size))
-                             for n, size in enumerate((10, 0, 7))])
+    publish(store, "clean", [[part(store, tmp_path, key(n), range(n * 10, n * 10 + size))
+                             for n, size in enumerate((10, 0, 7))]])
     return store.local / "datasets" / "clean"
 
 
@@ -144,11 +144,11 @@ def test_hugging_face_datasets_reads_the_folder(folder, tmp_path):
 
 def test_equal_data_have_equal_manifests(store, tmp_path):
     records = [part(store, tmp_path, key(n), range(n * 10, n * 10 + 5)) for n in range(3)]
-    publish(store, "clean", records)
+    publish(store, "clean", [records])
     first = store.read("datasets/clean/.manifest")
     for n, record in enumerate(records):
         record.attempt, record.cpu_s = f"00000007-{n:08d}", 1.5
-    publish(store, "clean", records)
+    publish(store, "clean", [records])
     assert store.read("datasets/clean/.manifest") == first
 
 
@@ -156,13 +156,13 @@ def test_errors(store, tmp_path):
     with pytest.raises(StoreError, match=r"there is no dataset 'clean' in .*datasets; nothing is published"):
         manifest(store, "clean")
     record = part(store, tmp_path, key(0), [1, 2])
-    publish(store, "other", [record])
+    publish(store, "other", [[record]])
     with pytest.raises(StoreError, match="it has: other"):
         list(iter_rows(store, "datasets/clean"))
     before = dataset_hash(store, "other")
     store.remove(record.files["kept.parquet"].path)
     with pytest.raises(StoreError, match=r"kept\.parquet is gone though the log names it"):
-        publish(store, "new", [record])
+        publish(store, "new", [[record]])
     assert dataset_hash(store, "other") == before
 
 
@@ -174,27 +174,27 @@ def test_hash_does_not_know_partitions(store, tmp_path):
         bounds = [0, *cuts, 3000]
         records = [part(store, tmp_path, key(100 * run + n), numbers[a:b])
                    for n, (a, b) in enumerate(itertools.pairwise(bounds))]
-        publish(store, f"d{run}", records)
+        publish(store, f"d{run}", [records])
         hashes[run] = dataset_hash(store, f"d{run}", str(tmp_path), max_rows=rows)
         if run == 0:                          # one part: its content is the hash
             assert hashes[0] == records[0].files["kept.parquet"].content
     assert len(set(hashes.values())) == 1
-    publish(store, "less", [part(store, tmp_path, key(777), numbers[1:])])
-    publish(store, "more", [part(store, tmp_path, key(778), [*numbers, 3000])])
-    publish(store, "wider", [part(store, tmp_path, key(779), numbers, signals=("a", "b"))])
+    publish(store, "less", [[part(store, tmp_path, key(777), numbers[1:])]])
+    publish(store, "more", [[part(store, tmp_path, key(778), [*numbers, 3000])]])
+    publish(store, "wider", [[part(store, tmp_path, key(779), numbers, signals=("a", "b"))]])
     assert len({hashes[0], *(dataset_hash(store, n) for n in ("less", "more", "wider"))}) == 4
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("tmp")]
 
 
 @pytest.mark.parametrize("rows", [1 << 20, 10])
 def test_hash_finds_duplicates_across_parts(store, tmp_path, rows):
-    publish(store, "clean", [part(store, tmp_path, key(n), range(n * 30, n * 30 + 31)) for n in range(2)])
+    publish(store, "clean", [[part(store, tmp_path, key(n), range(n * 30, n * 30 + 31)) for n in range(2)]])
     with pytest.raises(DuplicateId, match=document(30).id):
         dataset_hash(store, "clean", max_rows=rows)
 
 
 def test_hash_of_nothing(store, tmp_path):
-    publish(store, "clean", [part(store, tmp_path, key(0), [])])
+    publish(store, "clean", [[part(store, tmp_path, key(0), [])]])
     assert dataset_hash(store, "clean") == hashlib.sha256().hexdigest()
 
 
@@ -216,7 +216,7 @@ KILLER = """
     from tests.pipeline.test_store_dataset import versions
 
     def publication(root, records):
-        publish(Store(root), "clean", records, dropped=records)
+        publish(Store(root), "clean", [records])
 
     top, n = Path(sys.argv[1]), 0
     a, b = versions(top / "start", top)
@@ -265,7 +265,7 @@ def test_sigkill_at_every_point_of_a_publication(tmp_path, again):
             assert glob_count(root, kind) == rows
             seen.add((kind, rows))
         if n % 5 == 0 or n > points - 5:             # a rerun puts everything right
-            publish(Store(root), "clean", b, dropped=b)
+            publish(Store(root), "clean", [b])
             assert glob_count(root) == 61
             assert glob_count(root, "dropped") == 9
             assert sorted(os.listdir(root / "datasets")) == ["clean"]
@@ -276,7 +276,7 @@ def test_sigkill_at_every_point_of_a_publication(tmp_path, again):
 def test_a_reader_never_sees_a_mixture(tmp_path):
     store = Store(tmp_path / "store")
     a, b = versions(tmp_path / "store", tmp_path)
-    publish(store, "clean", a)
+    publish(store, "clean", [a])
     stop, errors, begun, reads = threading.Event(), [], 0, 0
 
     def write() -> None:
@@ -285,7 +285,7 @@ def test_a_reader_never_sees_a_mixture(tmp_path):
             while not stop.is_set():
                 for records in (b, a):
                     begun += 1
-                    publish(store, "clean", records)
+                    publish(store, "clean", [records])
                     time.sleep(0.02)
         except BaseException as e:
             errors.append(e)
@@ -316,7 +316,7 @@ def test_where_folders_cannot_be_exchanged(tmp_path, monkeypatch):
     store = Store(tmp_path / "store")
     a, b = versions(tmp_path / "store", tmp_path)
     for records, rows in ((a, 37), (b, 61), (a, 37)):
-        publish(store, "clean", records)
+        publish(store, "clean", [records])
         assert glob_count(store.local) == rows
     assert os.listdir(store.local / "datasets") == ["clean"]
 
@@ -343,20 +343,14 @@ def test_a_driver_that_was_taken_over_publishes_nothing(tmp_path, monkeypatch, m
     old, theirs = versions(tmp_path / "store", tmp_path)
     ours = [part(store, tmp_path, key(50 + n), range(9000 + n * 10, 9010 + n * 10)) for n in range(3)]
     if not first:
-        publish(store, "clean", old, dropped=old)
+        publish(store, "clean", [old])
     verify = TakenOver()
 
     def take_over() -> None:
         if not verify.gone:
             verify.gone = True
             if shows:
-                publish(store, "clean", theirs, dropped=theirs)
-
-    def records():
-        for n, record in enumerate(ours):
-            if moment == "links" and n == 1:
-                take_over()
-            yield record
+                publish(store, "clean", [theirs])
 
     def late(real):
         def call(*paths):
@@ -365,13 +359,15 @@ def test_a_driver_that_was_taken_over_publishes_nothing(tmp_path, monkeypatch, m
             return real(*paths)
         return call
 
-    if moment == "manifest":
+    if moment == "links":
+        monkeypatch.setattr(dataset, "link_committed", late(dataset.link_committed))
+    elif moment == "manifest":
         monkeypatch.setattr(dataset, "sync", late(dataset.sync))
     elif moment == "exchange":
         monkeypatch.setattr(dataset, "swap_folders", late(dataset.swap_folders))
         monkeypatch.setattr(dataset.os, "rename", late(os.rename))
     with pytest.raises(Fenced):
-        publish(store, "clean", records(), check_lease=verify)
+        publish(store, "clean", [ours], check_lease=verify)
     monkeypatch.undo()
     if shows:
         assert glob_count(store.local) == sum(manifest(store, "clean")["rows"].to_pylist()) == 61
@@ -379,26 +375,27 @@ def test_a_driver_that_was_taken_over_publishes_nothing(tmp_path, monkeypatch, m
         assert not (store.local / "datasets/clean").exists()
     else:
         assert glob_count(store.local) == sum(manifest(store, "clean")["rows"].to_pylist()) == 37
-    publish(store, "clean", theirs, dropped=theirs)
+    publish(store, "clean", [theirs])
     assert glob_count(store.local) == 61
     assert all(p.name.startswith("clean~") for p in (store.local / ".publish/datasets").iterdir())
     assert len(list((store.local / ".publish/datasets").iterdir())) <= 1, "what was replaced, and nothing else"
 
 
-def test_copying_stops_where_the_store_is_anothers(tmp_path):
+def test_copying_stops_where_the_store_is_anothers(tmp_path, monkeypatch):
     """On object storage, too: it does not go on copying for hours, and the manifest stays."""
     store, verify = Store(f"memory://v{tmp_path.name}-{os.getpid()}"), TakenOver()
-    publish(store, "clean", [part(store, tmp_path, key(0), [1])])
+    publish(store, "clean", [[part(store, tmp_path, key(0), [1])]])
     before = store.read("datasets/clean/.manifest")
-    ours = part(store, tmp_path, key(1), [1])
+    ours, copy = part(store, tmp_path, key(1), [1]), store.fs.cp_file
 
-    def records():
-        for n in range(1, 3000):
-            yield replace(ours, key=key(n))
-            verify.gone = True
+    def taken_over(*args, **kw):
+        verify.gone = True
+        return copy(*args, **kw)
 
+    monkeypatch.setattr(store.fs, "cp_file", taken_over)
     with pytest.raises(Fenced):
-        publish(store, "clean", records(), check_lease=verify)
+        publish(store, "clean", [[replace(ours, key=key(n)) for n in range(1, 3000)]], check_lease=verify)
+    assert verify.gone, "it had begun to copy"
     assert store.read("datasets/clean/.manifest") == before
     assert len(list(store.list("datasets/clean"))) <= dataset.VERIFY_PARTS + 2
     fsspec.filesystem("memory").rm(store.root, recursive=True)
@@ -420,7 +417,7 @@ def test_object_store_manifest_is_right_wherever_a_publication_stops(tmp_path, m
         store = Store(root)
         a = [part(store, tmp_path, key(i), range(i * 100, i * 100 + 7)) for i in range(2)]
         b = [a[1], part(store, tmp_path, key(5), range(500, 505))]
-        publish(store, "clean", a)
+        publish(store, "clean", [a])
         left = [n]
 
         def stop(real, left=left):
@@ -435,14 +432,14 @@ def test_object_store_manifest_is_right_wherever_a_publication_stops(tmp_path, m
             for name in ("cp_file", "put_file", "rm_file"):
                 m.setattr(store.fs, name, stop(getattr(store.fs, name)))
             try:
-                publish(store, "clean", b)
+                publish(store, "clean", [b])
                 finished = True
             except KeyboardInterrupt:
                 finished = False
         ids = [r["id"] for r in iter_rows(store, "datasets/clean", ["id"])]
         assert len(ids) == sum(manifest(store, "clean")["rows"].to_pylist())
         assert len(ids) in (14, 12)
-        publish(store, "clean", b)
+        publish(store, "clean", [b])
         assert len(list(store.list("datasets/clean"))) == 3
         fs.rm(root, recursive=True)
         if finished:

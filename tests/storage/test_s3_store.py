@@ -397,7 +397,7 @@ def test_publication_is_parallel_and_right_after_a_kill(s3_server, s3, store, tm
     from tests.pipeline.test_store_dataset import key, part
 
     a = [part(store, tmp_path, key(i), range(i * 10, i * 10 + 3)) for i in range(20)]
-    publish(store, "clean", a)
+    publish(store, "clean", [a])
     names = manifest(store, "clean")["part"].to_pylist()
     b = a[5:] + [part(store, tmp_path, key(100 + i), range(5000 + i * 10, 5000 + i * 10 + 2)) for i in range(10)]
     code = f"""
@@ -409,7 +409,7 @@ def test_publication_is_parallel_and_right_after_a_kill(s3_server, s3, store, tm
         from pipeline.store.s3 import S3
         die_at(S3, "copy", 17)
         records = [PartRecord.from_json(d) for d in json.load(open({str(tmp_path / 'b.json')!r}))]
-        publish(Store({store.root!r}), "clean", records)
+        publish(Store({store.root!r}), "clean", [records])
     """
     (tmp_path / "b.json").write_text(json.dumps([r.to_json() for r in b]))
     died = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT)
@@ -417,7 +417,7 @@ def test_publication_is_parallel_and_right_after_a_kill(s3_server, s3, store, tm
     assert manifest(store, "clean")["part"].to_pylist() == names, "the manifest comes last"
     assert set(names) <= {p.rpartition("/")[2] for p in store.list("datasets/clean")}
     s3_server.trouble(None)
-    publish(store, "clean", b)
+    publish(store, "clean", [b])
     assert sorted(p.rpartition("/")[2] for p in store.list("datasets/clean")) == \
         sorted([MANIFEST, *manifest(store, "clean")["part"].to_pylist()])
     assert sum(manifest(store, "clean")["rows"].to_pylist()) == 15 * 3 + 10 * 2
