@@ -98,7 +98,7 @@ class Audit:
     def __init__(self, world: World) -> None:
         self.world, self.truth = world, Truth()
         self.flipped: set[str] = set()
-        self.complete = False
+        self.complete = self._was_hopeless = False
         self.violation: Violation | None = None
         self._told: dict[str, Told] = defaultdict(Told)
         self._sound: set[tuple[str, bytes]] = set()                   # packs that were compared with the truth
@@ -117,7 +117,9 @@ class Audit:
         """Whether a segment is damaged or gone that no sound pack holds: then nothing but a person helps."""
         objects = self.world.bucket.objects
         broken = {number for number, data in self.truth.bytes.items() if objects.get(f"log/{number:08d}.json") != data}
-        return bool(broken) and not broken <= self._packed()
+        hopeless = bool(broken) and not broken <= self._packed()
+        self._was_hopeless |= hopeless               # a late put may bring a lost pack back, when somebody has failed
+        return hopeless
 
     def _packed(self) -> set[int]:
         """Numbers of the segments that sound packs hold."""
@@ -374,7 +376,7 @@ class Audit:
                 explained = bool(others) or any(name.endswith(":later") for name in faults.fired)
             case CorruptLog():
                 explained = (any(SEGMENT.fullmatch(path) for path in self.flipped) or self.hopeless
-                             or faults.count(f"{driver.name}.listing") > 0)
+                             or self._was_hopeless or faults.count(f"{driver.name}.listing") > 0)
             case TaskFailed():
                 explained = error.spec.key in told.final | told.may
                 if self._current(driver) and self.truth.quarantined_rows.get(error.spec.key):

@@ -333,6 +333,7 @@ class World:
             self.bucket.flip(path, bit)
         else:
             self.bucket.objects[path] = self.bucket.objects[path][:-1 - bit % 100]
+        _ = self.audit.hopeless                    # it remembers whether it was
 
     def run(self) -> None:
         before, rng = random.getstate(), self.faults.random("world")
