@@ -8,7 +8,6 @@ ends. `pipeline.plan.fresh` keeps the sums in the store with the hash of what th
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -77,7 +76,7 @@ class Summing:
     def add(self, record: PartRecord, weight: int = 0, origin: str = "") -> None:
         """Add the next record. Its spec said how many bytes the task reads (`weight`), and from where (`origin`)."""
         sums, batch, counters = self.sums, self.sums.batches[-1], record.counters
-        self._results.update(json.dumps([record.key, record.attempt, origin]).encode())
+        self._results.update(f"{record.key} {record.attempt} {origin}\n".encode("utf-8", "surrogatepass"))
         batch.tasks += 1
         batch.weight += weight
         batch.docs += docs_in(record)
