@@ -56,7 +56,7 @@ def make(site: Path, files: int) -> None:
 
 def measure(site: str) -> None:
     from pipeline.plan.planner import Planner
-    from pipeline.plan.provenance import write_provenance
+    from pipeline.plan.provenance import node_ingredients, write_provenance
     from pipeline.recipe import load_recipe
     from pipeline.store.fs import Store
 
@@ -79,7 +79,7 @@ def measure(site: str) -> None:
             work.send([])
         except StopIteration as end:
             say(f"{sum(1 for _ in next(nodes[1].work({'index:s': end.value}))):,} tasks")
-    write_provenance(Store(f"{site}/store"), "run", planner, nodes, 1)
+    write_provenance(Store(f"{site}/store"), "run", planner, node_ingredients(planner, nodes), 1)
     say("inputs.parquet written")
 
 

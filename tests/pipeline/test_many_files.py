@@ -22,7 +22,7 @@ RECIPE = "version: 1\nsources: {s: {read: READER, path: in}}\ndatasets: {d: {fro
 MEASURED = """
 import json, sys, tracemalloc
 from pipeline.plan.planner import Planner
-from pipeline.plan.provenance import write_provenance
+from pipeline.plan.provenance import node_ingredients, write_provenance
 from pipeline.recipe import load_recipe
 from pipeline.store.fs import Store
 
@@ -39,7 +39,7 @@ for site in (sys.argv[1], *sys.argv[1:]):                # the first time, what 
     except StopIteration as end:
         splits = end.value
     files = sum(len(spec.args["slices"]) for spec in next(nodes[1].work({"index:s": splits})))
-    write_provenance(Store(f"{site}/store"), "run", planner, nodes, 1)
+    write_provenance(Store(f"{site}/store"), "run", planner, node_ingredients(planner, nodes), 1)
     peaks.append((files, tracemalloc.get_traced_memory()[1]))
     tracemalloc.stop()
     del planner, nodes, index, splits
