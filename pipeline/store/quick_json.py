@@ -2,7 +2,7 @@
 
 orjson refuses lone surrogates, which names of files may hold, and integers of more than 64 bits, which it reads as
 floats. Such values take the standard library's way. So `loads` gives what `json.loads` gives, and it reads what
-`dumps` wrote as the same value. `dumps` is not canonical: what enters a hash or the log is not written with it.
+`dumps` wrote as the same value. `dumps` is not canonical: what enters a key is not written with it.
 """
 
 from __future__ import annotations

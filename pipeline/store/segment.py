@@ -12,6 +12,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from pipeline.store import quick_json
 from pipeline.store.errors import StoreError
 from pipeline.store.quick_json import loads
 from pipeline.store.records import PartRecord
@@ -47,9 +48,10 @@ def dumps(value: Any) -> bytes:
 
 
 def encode_record(record: PartRecord) -> bytes:
+    """Its order of keys is that of the record: nothing compares or hashes a record's bytes but where they lie."""
     doc = record.to_json()
-    first = [b'"%s":%s' % (name.encode(), dumps(doc.pop(name))) for name in ("key", "replay_key", "quarantine")]
-    return b"{" + b",".join(first) + b"," + dumps(doc)[1:]
+    first = {name: doc.pop(name) for name in ("key", "replay_key", "quarantine")}
+    return quick_json.dumps(first)[:-1] + b"," + quick_json.dumps(doc)[1:]
 
 
 def facts(record: bytes) -> Facts:
