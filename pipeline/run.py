@@ -25,7 +25,7 @@ from pipeline.heal import until_sound
 from pipeline.passes.encode import publish_shards
 from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
-from pipeline.plan.fresh import FreshNodes
+from pipeline.plan.fresh import FreshNodes, our_code
 from pipeline.plan.nodes import Node
 from pipeline.plan.objects import ListingJournal
 from pipeline.plan.planner import Planner
@@ -126,6 +126,7 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
 
     Files outside the log are written only while this driver owns the log: `log.check_lease` is called first.
     """
+    our_code()                                    # now: while sources are listed, somebody may install another version
     mended = dict(collect_garbage(log).damaged)
     if (hub := hub_tokenizer(recipe)) is not None:
         recipe.pin_tokenizer(hub.pinned)
@@ -244,7 +245,8 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
              sums: Mapping[str, NodeSums]) -> None:
     """Link the finished dataset: the kept rows of its last pass, the dropped and quarantined rows of all its passes.
     Nothing is done when the same parts are published already."""
-    state = [sums[p.name].results for p in planner.passes[node.dataset]]
+    # another version of the code may lay a folder out in another way
+    state = [our_code(), *(sums[p.name].results for p in planner.passes[node.dataset])]
     if is_published(store, node.dataset, state):
         return
     log.flush()

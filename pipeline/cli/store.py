@@ -62,7 +62,7 @@ def verify(store: StoreOpt,
     log = Log.open(at, run="store verify", takeover=takeover) if repair else Log.read(at)
     try:
         done = verify_store(at, log, seen)
-        mended = mend(at, log, done.damaged) if isinstance(log, Log) else Repaired(0, 0, 0)
+        mended = mend(at, log, done.damaged) if isinstance(log, Log) else Repaired(0, 0, 0, [])
     finally:
         if isinstance(log, Log):
             log.close()
@@ -76,6 +76,9 @@ def verify(store: StoreOpt,
     if done.damaged and not repair:
         raise UserError(f"{store}: {len(done.damaged)} files are damaged or gone; run `tokenmill store verify --repair "
                         f"--store {store}`, then the recipe again")
+    if mended.lost:
+        raise UserError(f"{store}: {mended.lost[0]} is damaged, and neither segments nor other packs of the log hold "
+                        f"what it held; restore it from a copy, or start a new --store")
     if done.damaged and not (quiet or json_lines):
         typer.echo(f"{mended.restored} files of the log restored, {mended.retired} records retired, {mended.removed} "
                    f"copies removed: run the recipe again to make them anew", file=sys.stderr)

@@ -138,7 +138,7 @@ class FreshNodes:
         if len(keys) != KEY_BYTES * sums.tasks:
             raise ValueError(f"{node.name}: {sums.tasks} tasks have keys of {len(keys)} bytes")
         self._log.check_lease()
-        with contextlib.suppress(OSError, StoreError):     # the next plan walks the node
+        with contextlib.suppress(OSError, StoreError, LookupError, ValueError):     # the next plan walks the node
             head = {"format": FORMAT, "inputs": inputs, "segment": segment, "sum": self._sum(segment),
                     "sums": sums.to_json(), "warnings": list(warnings), "batches": batches}
             self._log.store.write(path_of(node.name), _encode(head, bytes(keys)))

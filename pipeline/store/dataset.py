@@ -93,7 +93,7 @@ def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
                 _add(kept, record, "kept.parquet")
     sums = {folder: _publish(store, folder, parts, check_lease) for folder, parts in folders.items()}
     if state:
-        with contextlib.suppress(OSError):           # the next run publishes again
+        with contextlib.suppress(OSError, StoreError):           # the next run publishes again
             store.write(_published(name), json.dumps({"state": list(state), "folders": sums}).encode())
 
 

@@ -109,7 +109,6 @@ class Log(LogView):
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._packer: threading.Thread | None = None
-        self._unpacked = 0                                    # bytes of our segments since the last snapshot
         self._next_snapshot = 0                               # number of segments at which one is due
 
     @staticmethod
@@ -139,6 +138,7 @@ class Log(LogView):
     def _begin(self, me: Holder, takeover: bool) -> None:
         """Append an epoch of our own once no living driver holds the lease."""
         self.store.check_conditional_put()
+        late = -1                                             # epoch that we opened too late
         met = 0                                               # segment we last tried to write and found taken
         while True:
             try:
@@ -148,16 +148,21 @@ class Log(LogView):
             if self.segments < met:
                 raise StoreError(f"{self.store.at(segment_name(met))} is there but not listed; see that this user can "
                                  f"read {self.store.at('log')}")
+            if self.epoch == late:
+                raise StoreError(f"{self.store.at(epoch_mark(late))} is newer than the log; if the log was restored "
+                                 f"from an older copy, restore {self.store.at('log/epochs')} with it, or remove it")
             if self.holder is not None and not takeover:
                 self._wait_for_the_lease(self.holder, self.epoch)
             body = {"format": FORMAT, "kind": "epoch", "epoch": self.epoch + 1, "nonce": self._clock.new_id(),
                     "holder": me}
             met = self.segments + 1
-            # otherwise another driver was faster, or much faster and `store gc` as well: read on
-            if self._put(met, body) is None and not self.store.exists(epoch_mark(self.epoch + 1)):
-                self._replay(met, body)
-                self.opened = met
-                break
+            if self._put(met, body) is None:
+                late = self.epoch + 1
+                if not self.store.exists(epoch_mark(late)):
+                    self._replay(met, body)
+                    self.opened = met
+                    break
+            # another driver was faster, or much faster and `store gc` as well: read on
         self._next_snapshot = 0 if self.holes else self.packed + self._pack_segments
         self._beat()
 
@@ -217,7 +222,7 @@ class Log(LogView):
                 with contextlib.suppress(Exception):          # the next heartbeat may get through
                     self.check_lease()                             # a driver that was taken over writes no heartbeat
                     self._beat()
-            due = self.segments >= self._next_snapshot or self._unpacked >= 2 * PACK_BYTES
+            due = self.segments >= self._next_snapshot or self.unpacked >= 2 * PACK_BYTES
         if due and self._thread is None:
             self._take_snapshot()
         elif due and (self._packer is None or not self._packer.is_alive()):
@@ -230,8 +235,8 @@ class Log(LogView):
         driver leaves that is killed or fenced meanwhile are packs of committed segments, which do no harm."""
         with self._lock:
             last = self.segments
-            tail = last - self.packed >= self._pack_segments or self._unpacked >= 2 * PACK_BYTES
-            self._next_snapshot, self._unpacked = last + self._pack_segments, 0
+            tail = last - self.packed >= self._pack_segments or self.unpacked >= 2 * PACK_BYTES
+            self._next_snapshot, self.unpacked = last + self._pack_segments, 0
         try:
             for hole in list(self.holes):
                 for pack in snapshot.take(self.store, *hole, self.damaged, self._pack_segments,
@@ -246,6 +251,8 @@ class Log(LogView):
                 self.packed = pack.last
             if self._stop.is_set():
                 return
+            if self.damaged:
+                self.check_lease()
             for pack in [pack for pack in self.damaged if pack.last <= self.packed]:
                 self.store.remove(pack.path)                  # other packs hold its segments
                 self.damaged.discard(pack)
@@ -365,7 +372,7 @@ class Log(LogView):
                     self._failed = e
                     raise
                 self.segments = number
-                self._unpacked += sum(map(len, self._sending[1]["records"]))
+                self.unpacked += sum(map(len, self._sending[1]["records"]))
 
     def check_lease(self) -> None:
         """Raise Fenced now if another driver has taken over. Called before an action that is not a commit (a

@@ -24,6 +24,7 @@ those with more than records) and arrays with one item for each record (`_COLUMN
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import re
@@ -228,6 +229,10 @@ def read(store: Store, pack: Pack) -> PackData:
         return decode(pack, store.read(pack.path), store.at(pack.path))
     except FileNotFoundError as e:
         raise CorruptLog(f"{store.at(pack.path)} is gone") from e
+    except OSError as e:
+        if e.errno != errno.EIO:                              # a bad sector is damage
+            raise
+        raise CorruptLog(f"{store.at(pack.path)} cannot be read ({e.strerror})") from e
 
 
 # -- verification -----------------------------------------------------------------------------------------------------
@@ -244,6 +249,10 @@ def damage(store: Store) -> dict[str, str]:
             return path, "is gone"
         except CorruptLog:
             return path, OTHER_BYTES
+        except OSError as e:
+            if e.errno != errno.EIO:
+                raise
+            return path, f"cannot be read ({e.strerror})"
         return path, ""
 
     paths = (path for path in store.list("log") if SEGMENT.fullmatch(path) or pack_at(path))
@@ -251,19 +260,32 @@ def damage(store: Store) -> dict[str, str]:
 
 
 def restore(store: Store, path: str) -> bool:
-    """Write a damaged segment again from a pack, or a damaged pack from its segments. False when nothing holds them. A
-    pack is removed then: whoever could open the log did not need it."""
+    """Write a damaged segment again from a pack, or a damaged pack from its segments. A damaged pack is removed when
+    other packs hold its segments. False when nothing holds them: it stays, since a copy of it may be found."""
     pack = pack_at(path)
     if pack is not None:
-        try:
-            return bool(list(take(store, *pack, damaged=[pack], most=pack.last)))
-        except (CorruptLog, FileNotFoundError):
-            store.remove(path)
+        with contextlib.suppress(CorruptLog, FileNotFoundError):
+            list(take(store, *pack, damaged=[pack], most=pack.last))
+        if _sound(store, pack):
+            return True
+        held = {n for other in listed(store) if other != pack and _sound(store, other)
+                for n in range(other.first, other.last + 1)}
+        if not held.issuperset(range(pack.first, pack.last + 1)):
             return False
+        store.remove(path)
+        return True
     data = _from_packs(store, int(path[4:12]))
     if data is None:
         return False
-    store.write(path, data)                      # in one step: a driver that was fenced must not find the name free
+    store.write(path, data, durable=True)        # in one step: a driver that was fenced must not find the name free
+    return True
+
+
+def _sound(store: Store, pack: Pack) -> bool:
+    try:
+        read(store, pack)
+    except CorruptLog:
+        return False
     return True
 
 

@@ -67,7 +67,8 @@ def verify_store(store: Store, log: LogView,
     Memory: the inodes of the files of `objects/` that have other names, too.
     """
     done = _resumed(store, log)
-    done.damaged |= snapshot.damage(store)
+    of_the_log = snapshot.damage(store)                       # a driver may have mended what was damaged then
+    done.damaged = {path: why for path, why in done.damaged.items() if not path.startswith("log/")} | of_the_log
     total = sum(info.bytes for record in log.records() for info in record.files.values())
     known: set[tuple[int, int]] = set()
     skip = done.files
@@ -101,26 +102,31 @@ def verify_store(store: Store, log: LogView,
 
 
 class Repaired(NamedTuple):
-    """Numbers of records retired, of damaged copies removed, and of segments and packs of the log restored."""
+    """Numbers of records retired, of damaged copies removed, and of segments and packs of the log restored. `lost`:
+    packs of the log that cannot be restored."""
 
     retired: int
     removed: int
     restored: int
+    lost: list[str]
 
 
 def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
     """Retire the records of damaged files and remove damaged copies: the next run makes them anew. Restore what is
     damaged of the log. Manifests stay."""
-    retired, removed, restored = log.retire_files(damaged), 0, 0
+    retired, removed, restored, lost = log.retire_files(damaged), 0, 0, []
     for path in sorted(damaged):                              # of the log segments come first: packs are made of them
         if path.startswith("log/"):
             log.check_lease()
-            restored += snapshot.restore(store, path)
+            if snapshot.restore(store, path):
+                restored += 1
+            else:
+                lost.append(path)
         elif path.startswith(LISTS + "/") or not (path.startswith("objects/") or _is_manifest(path)):
             log.check_lease()
             store.remove(path)
             removed += 1
-    return Repaired(retired, removed, restored)
+    return Repaired(retired, removed, restored, lost)
 
 
 def problem(store: Store, file: File) -> str:

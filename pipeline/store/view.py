@@ -56,6 +56,7 @@ class LogView:
         self.holder: Holder | None = None            # the driver that opened it
         self.runs: dict[int, str] = {}                       # epoch → run whose driver opened it
         self.packed = 0                                      # packs were read up to this segment
+        self.unpacked = 0                                    # bytes of the segments behind it
         self.holes: list[tuple[int, int]] = []               # ranges of segments below it that no sound pack holds
         self._packed = packed
         self._db = scratch_database()
@@ -238,12 +239,14 @@ class LogView:
         """Replay the segments behind those replayed. There are at least `known` ones."""
         last = known
         for path in self.store.list("log", after=segment_name(self.segments)):
-            if (found := SEGMENT.fullmatch(path)) is None:
+            if path.count("/") > 1:
                 break                                         # behind the segments come folders
-            last = max(last, int(found[1]))
+            if (found := SEGMENT.fullmatch(path)) is not None:          # not one that was moved away, say
+                last = max(last, int(found[1]))
         # a large folder is listed in pieces: a segment made meanwhile may be missed although a later one is listed
         for data in self._read_segments(self.segments + 1, last):
             number = self.segments + 1
+            self.unpacked += len(data)
             self._replay(number, decode_segment(data, self.store.at(segment_name(number))))
 
     def _replay(self, number: int, body: dict[str, Any]) -> None:

@@ -134,6 +134,7 @@ def test_an_unchanged_run_walks_no_node_and_says_the_same(site):
 
     summary = execute(site)
     assert summary.executed == 0 and summary.reused == len(Log.read(Store(site / "store")))
+    assert "" not in json.loads((site / f"store/runs/{run}/progress.json").read_text())["nodes"]
     assert (site / "store/datasets/clean").stat().st_ino == folder, "it was published again"
     assert (site / f"store/runs/{run}/tasks.parquet").read_bytes() == tasks
     assert json.loads((site / "store/report.json").read_text()) == report

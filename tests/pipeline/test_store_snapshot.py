@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.store import snapshot
-from pipeline.store.fs import Store
+from pipeline.store.fs import Store, StoreError
 from pipeline.store.garbage import packed_segments, remove_packed_segments
 from pipeline.store.lease import identity
 from pipeline.store.log import Fenced, Log
@@ -404,12 +405,12 @@ def test_verify_names_damage_of_the_log_and_repair_restores_it(tmp_path):
     assert verify_store(store, Log.read(store)).damaged.keys() == {segment_name(2), segment_name(7)}
     with Log.open(store, threaded=False) as log:
         done = verify_store(store, log)
-        assert repair(store, log, done.damaged) == (0, 0, 2)
+        assert repair(store, log, done.damaged) == (0, 0, 2, [])
     store.write(Pack(6, 10).path, HARM["torn"](whole[Pack(6, 10).path]))
     with Log.open(store, threaded=False) as log:
         done = verify_store(store, log)
         assert done.damaged.keys() == {Pack(6, 10).path}
-        assert repair(store, log, done.damaged) == (0, 0, 1)
+        assert repair(store, log, done.damaged) == (0, 0, 1, [])
     assert {path: store.read(path) for path in whole} == whole
     assert not verify_store(store, Log.read(store)).damaged
 
@@ -422,7 +423,7 @@ def test_repair_removes_a_damaged_pack_that_cannot_be_written_again(tmp_path):
     store.write(Pack(1, 8).path, b"")
     expected = seen(Log.read(store))["records"]
     with Log.open(store, threaded=False) as log:
-        assert repair(store, log, verify_store(store, log).damaged) == (0, 0, 0)
+        assert repair(store, log, verify_store(store, log).damaged) == (0, 0, 1, [])
     assert Pack(1, 8) not in packs(store)
     assert list(Log.read(store).records()) == expected
 
@@ -441,3 +442,80 @@ def test_a_start_reads_packs_and_the_segments_behind_them(tmp_path):
     store.read_paths = []
     assert len(Log.read(store)) == 22
     assert store.read_paths == [Pack(1, 10).path, Pack(11, 20).path, *map(segment_name, (21, 22, 23))]
+
+
+def test_a_pack_that_was_mended_since_a_verification_began_is_not_removed(tmp_path):
+    """The verification was interrupted, a driver mended the pack, and `store gc` removed its segments."""
+    store = Store(tmp_path)
+    with fill(store, 14) as log:
+        log.append(record(KEYS[0]))
+        log.flush()
+        log.tend()
+    sound = store.read(Pack(6, 10).path)
+    store.write(Pack(6, 10).path, b"")
+
+    def stop(done: object, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with fill(store, 0, run="verify", pack_segments=1000) as log, pytest.raises(KeyboardInterrupt):
+        verify_store(store, log, stop)
+    fill(store, 0, run="second").close()
+    collect(store)
+    assert store.read(Pack(6, 10).path) == sound and 7 not in segments(store)
+    with fill(store, 0, run="verify") as log:
+        damaged = verify_store(store, log).damaged
+        assert [path for path in damaged if path.startswith("log/")] == []
+        assert repair(store, log, {**damaged, Pack(6, 10).path: "was damaged then"}).lost == []
+    assert store.read(Pack(6, 10).path) == sound
+
+
+def test_a_damaged_pack_that_nothing_else_holds_stays_and_is_named(tmp_path):
+    store = Store(tmp_path)
+    fill(store, 15).close()
+    collect(store)
+    with fill(store, 0, run="verify", pack_segments=1000) as log:
+        store.write(Pack(6, 10).path, b"rotten")
+        assert repair(store, log, verify_store(store, log).damaged).lost == [Pack(6, 10).path]
+    assert store.read(Pack(6, 10).path) == b"rotten", "whoever has a copy of it sees where it belongs"
+
+
+def test_other_names_among_the_segments_end_nothing(tmp_path):
+    """One is told to move a damaged last segment away, and copying tools leave their own names."""
+    store = Store(tmp_path)
+    fill(store, 6).close()
+    (tmp_path / segment_name(6)).rename(tmp_path / f"{segment_name(6)}.damaged")
+    store.write("log/00000002.json~", b"")
+    fill(store, 9, run="second", pack_segments=1000).close()
+    assert Log.read(store).segments == 9
+    fill(store, 0, run="third").close()
+
+
+def test_a_pack_on_a_bad_sector_costs_time_only(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    fill(store, 15).close()
+    expected, read = seen(Log.read(store)), Store.read
+
+    def bad(self: Store, path: str) -> bytes:
+        if path == Pack(6, 10).path:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, path)
+
+    monkeypatch.setattr(Store, "read", bad)
+    view = Log.read(store)
+    assert seen(view) == expected
+    assert "cannot be read" in verify_store(store, view).damaged[Pack(6, 10).path]
+
+
+def test_segments_of_earlier_drivers_count_towards_the_next_snapshot(tmp_path):
+    store = Store(tmp_path)
+    fill(store, 4, pack_segments=1000).close()
+    with Log.open(store, threaded=False) as log:
+        assert log.unpacked == sum(len(store.read(segment_name(n))) for n in range(1, 5))
+
+
+def test_a_log_restored_from_an_older_copy_is_told_from_a_race(tmp_path):
+    store = Store(tmp_path)
+    fill(store, 3).close()
+    store.write("log/epochs/00000002", b"")
+    with pytest.raises(StoreError, match="restored from an older copy"):
+        Log.open(store, takeover=True, threaded=False)

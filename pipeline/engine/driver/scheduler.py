@@ -149,7 +149,8 @@ class Scheduler:
         """Count the tasks of a node that is fresh as a whole: they are not added."""
         self.reused += sums.tasks
         for batch in sums.batches if self.progress else ():
-            self.progress.reused(batch)  # type: ignore[union-attr]
+            if batch.tasks:                                   # a batch without tasks has no node
+                self.progress.reused(batch)  # type: ignore[union-attr]
         if self.bad_files:
             self.bad_files.add(sums.counters.get("bad_files", {}))
             self.bad_files.check()
