@@ -92,8 +92,8 @@ class Barrier(Stage):
     """Base of barrier stages (exact, minhash)."""
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
-        """(target 'module:Class', config) of the per-document stage that fills the side table. It changes nothing else
-        of a document: the text may not be written again after it."""
+        """(target 'module:Class', config) of the per-document stage that fills the side table. It must not change a
+        document: between two barriers none is written, and the change would be lost."""
         raise NotImplementedError
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
@@ -110,7 +110,7 @@ def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | Non
     bytes."""
     write_table(table, out.path(name), write_statistics=False)
     h = hashlib.sha256()
-    for row in table.to_pylist():
+    for row in (row for batch in table.to_batches(4096) for row in batch.to_pylist()):       # a list of all is large
         similarity = "" if row["similarity"] is None else row["similarity"].hex()
         h.update(f"{row['row']}\t{row['reason']}\t{row['kept'] or ''}\t{similarity}\t{row['cluster']}"
                  f"{''.join(chr(9) + n['id'] + n['similarity'].hex() for n in row['near'] or ())}\n".encode())

@@ -38,7 +38,7 @@ from pipeline.store.records import Counters
 from stages.barrier import write_slice
 from stages.document import Document
 
-#: first columns of every side table: the document's row in the text, which is kept.parquet or that of a row set; its id
+#: first columns of every side table: the document's row in kept.parquet (of a row set: in that of its part), and its id
 SIDE_COLUMNS = (pa.field("row", pa.uint32()), pa.field("id", pa.string()))
 
 

@@ -11,13 +11,14 @@ addresses are listed in memory, as fsspec does it.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import islice, pairwise, takewhile
 from typing import Any, TypeAlias
 
 from pipeline.base.clock import SYSTEM, Clock
@@ -63,9 +64,10 @@ class ListingJournal:
                            "before was listed up to %s ago. Stop and remove %s to list it again", pattern, after,
                            duration(self._clock.wall() - oldest),
                            f"{self._store.root}/{folder}")
-        rows = iter(scan(after))
+        rows, sorted_so_far = iter(scan(after)), True
         while chunk := list(islice(rows, self._chunk)):
-            if len(chunk) == self._chunk:
+            sorted_so_far &= _ascending(after, [path for path, _, _ in chunk])
+            if len(chunk) == self._chunk and sorted_so_far:
                 self._check_lease()
                 self._used = True
                 self._store.write(f"{folder}/{number:06d}.json", json.dumps(
@@ -84,8 +86,12 @@ class ListingJournal:
             part = {}
         self._used = True
         expected = {"version": VERSION, "pattern": pattern, "after": after}
-        fits = isinstance(part, dict) and expected == {k: part.get(k) for k in expected}
-        return part if fits and abs(self._clock.wall() - part["at"]) <= CONTINUED_S else None
+        with contextlib.suppress(LookupError, TypeError, ValueError):         # a damaged file
+            rows = [_row(row)[0] for row in part["objects"]]
+            if expected == {k: part[k] for k in expected} and rows and _ascending(after, rows) \
+                    and abs(self._clock.wall() - part["at"]) <= CONTINUED_S:
+                return dict(part)
+        return None
 
     def remove(self) -> None:
         """Remove the journal: every source is listed, and the next run lists them again."""
@@ -93,6 +99,11 @@ class ListingJournal:
             self._check_lease()
             for path in list(self._store.list(self._folder)):
                 self._store.remove(path)
+
+
+def _ascending(after: str, paths: list[str]) -> bool:
+    """Whether paths come in order behind `after`. A storage that lists in another order cannot go on after a path."""
+    return all(a < b for a, b in pairwise([after, *paths]))
 
 
 def _row(values: list[Any]) -> Row:
@@ -132,7 +143,10 @@ def _listing(folder: str, rows: Iterable[Row]) -> Spilled[Row]:
 
 def _journalled(remote: Remote, pattern: str, journal: ListingJournal | None,
                 scan: Callable[[str], Iterable[Row]]) -> Iterable[Row]:
-    return journal.listed(pattern, scan) if journal is not None and remote.by_pages else scan("")
+    # S3's directory buckets (NAME--x-s3) do not list in the order of the keys
+    if journal is None or not remote.by_pages or pattern.split("/")[2].endswith("--x-s3"):
+        return scan("")
+    return journal.listed(pattern, scan)
 
 
 def _reached(root: str) -> Remote:

@@ -342,7 +342,7 @@ class Planner:
         for order, (args, weight, label, origin) in enumerate(self._pass_inputs(plan, results)):
             key, replay_key = keys.key(args), replay_keys.key(args)
             own, memory_mb = args, memory
-            if (earlier := self.earlier(replay_key)) is not None and earlier.key != key:
+            if plan.rewrites and (earlier := self.earlier(replay_key)) is not None and earlier.key != key:
                 own, memory_mb = {**args, "$volatile": {**hidden, "replay": replay_arg(earlier)}}, memory + REPLAY_MB
             yield TaskSpec(key, DOCUMENTS, plan.name, {**common, **own}, weight, label, memory_mb, gpus=gpus,
                            order=order, origin=origin, replay_key=replay_key, cpu=cpu, confined=confined, roots=roots)

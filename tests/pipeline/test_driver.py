@@ -151,3 +151,10 @@ def test_sources_that_could_not_be_read_are_named(read, picks, said):
     sums = sum_records("clean", "pass", [record("k", read={"web": read})])
     found = check_error_rate(Node("clean", "pass", (), None), sums, 0.01, picks=picks)
     assert bool(found) is bool(said) and said in "".join(found)
+
+
+@pytest.mark.parametrize("node", ["shards:new/encode", "shards:old/encode", "shards:newer/encode"])
+def test_a_record_that_another_node_made_counts_as_its_wave(node):
+    """A stream was renamed, or two datasets share a barrier: their tasks have the same keys."""
+    sums = sum_records("shards:new", "shards", [replace(record("k", train={"docs": 3}), node=node)])
+    assert sums.counters == {"encode": {"train": {"docs": 3}}}

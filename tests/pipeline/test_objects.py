@@ -88,7 +88,8 @@ def test_a_listing_that_is_too_old_begins_anew(store):
     assert bucket.asked == [""]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"version": 1}', None])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"version": 1}',
+                                    b'{"version": 1, "pattern": "s3://b/in/**", "after": ""}', None])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_damaged_part_and_those_after_it_are_listed_anew(store, damage, number):
     interrupted(store, 35)
@@ -136,3 +137,16 @@ def test_objects_are_passed_on_as_they_are_listed(store):
     bucket = Bucket()
     assert list(islice(journal(store).listed(PATTERN, bucket.scan), 3)) == OBJECTS[:3]
     assert bucket.given == 10, "not more than one part is held"
+
+
+def test_storage_that_does_not_list_in_order_is_not_continued_from_a_path(store):
+    shuffled = [*OBJECTS[10:30], *OBJECTS[:10], *OBJECTS[30:]]
+    taken: list[Row] = []
+    with pytest.raises(ConnectionError):
+        taken += journal(store).listed(PATTERN, lambda after: (
+            row if n < 35 else stop() for n, row in enumerate(shuffled) if row[0] > after))
+    assert len(list(store.list("runs/r/listing"))) == 2, "what came in order, and nothing behind it"
+
+
+def stop() -> Row:
+    raise ConnectionError("the run ends here")

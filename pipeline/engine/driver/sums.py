@@ -96,10 +96,17 @@ class Summing:
         self._contents.executemany("INSERT INTO content VALUES (?)", contents)
         into = sums.counters
         if not self._pass:
-            into = into.setdefault(record.node.removeprefix(self._node).strip("/") or "task", {})
+            into = into.setdefault(self._wave(record.node), {})
         merge_counters(into, counters)
         if counters.get("quarantined"):
             self._count_lost(counters)
+
+    def _wave(self, node: str) -> str:
+        """The wave that a record belongs to. Its node may be that of another stream or dataset, which asked for the
+        same task before."""
+        if node == self._node or "/" not in node:
+            return "task"
+        return node.removeprefix(f"{self._node}/") if node.startswith(f"{self._node}/") else node.rpartition("/")[2]
 
     def _count_lost(self, counters: Counters) -> None:
         unreadable: dict[str, int] = {}
