@@ -26,11 +26,12 @@ MOST_MENDED, MOST_REPEATED = 10_000, 12
 
 def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Callable[[], T],
                 mended: dict[str, str]) -> T:
-    """Call `plan_and_run` and return its result; repeat as long as it meets damaged files that can be remade.
+    """Call `plan_and_run` and return its result. When it meets damaged files, retire their records and call it
+    again, so that the files are made anew.
 
-    `mended` maps the path of each damaged file to what was wrong, and is extended. Raises StoreError when there are too
-    many such files. Raises the original error when no record names the damaged file: a published copy, for example,
-    which `tokenmill store verify --repair` restores.
+    Adds to `mended`, for each damaged file, its path and what was wrong. Raises StoreError when too many files are
+    damaged, in all or of one task. Raises the original error when no record names any of them. That is so for a
+    published copy, for example; `tokenmill store verify --repair` restores it.
     """
     while True:
         try:

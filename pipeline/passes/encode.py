@@ -191,9 +191,12 @@ def _nothing() -> dict[str, int]:
 
 
 def _see_that_a_text_did_it(error: Exception) -> None:
-    """Raise the error again unless a text may have caused it: the cause may be the machine, or an end-of-text token
-    that texts can spell. (A panic of a Rust tokenizer is not an Exception and ends the child, because it may leave
-    locks held. The supervisor then finds the text.)"""
+    """Raise the error again unless a text may have caused it. Other causes are a fault of the machine, and a tokenizer
+    whose end-of-text token can be spelt in a text.
+
+    A panic of a Rust tokenizer is not an Exception. It ends the child, because it may leave locks held, and the
+    supervisor then finds the text.
+    """
     if isinstance(error, TokenizerError) or not to_blame(error):
         raise error
 
@@ -357,9 +360,11 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
 
 def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], parts: Sequence[PartRef],
                    tokenizer: Mapping[str, Any], check_lease: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Link finished shards under shards/NAME/split=…/ and write their manifests, the pinned one before the current.
-    `check_lease` (`Log.check_lease`) is called first: a driver whose lease was taken over must not replace its
-    successor's manifests.
+    """Link finished shards under shards/NAME/split=…/ and write a manifest for each split. A manifest is written twice:
+    first under a name with its hash, which never changes, then as the current one.
+
+    `check_lease` (`Log.check_lease`) is called before each split's manifest is written: a driver whose lease was taken
+    over must not replace its successor's manifests.
 
     Returns {name, tokenizer (sha256), dtype, train: {path, sha256, tokens, documents, bytes}, val: the same or None},
     the form `tokenizer.mixture.resolve.resolve` takes. Publishing the same results again changes nothing.

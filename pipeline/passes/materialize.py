@@ -106,8 +106,9 @@ class ScatterWindows:
 
 def _records(tokens: np.ndarray, flags: Mapping[str, np.ndarray], starts: np.ndarray, length: int,
              dtype: np.dtype) -> np.ndarray:
-    """The records of the windows that begin at `starts` of a block; sample number and origin are left out. `flags` (u8
-    0/1 per token) become bits of the field of their name: bit p - 1 stands for position p in [1, L]."""
+    """The records of the windows that begin at offsets `starts` of a block of tokens. The caller fills in sample number
+    and origin. `flags` maps a field to one flag per token (u8, 0 or 1). The field gets a window's flags as bits: bit
+    p - 1 is the flag of the token at position p of the window, for p in [1, L]."""
     records = np.zeros(len(starts), dtype)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[starts]
     records["tokens"] = np.ascontiguousarray(windows).view(dtype["tokens"])[:, 0]

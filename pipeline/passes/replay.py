@@ -1,11 +1,11 @@
 """Implements replay: when only thresholds changed, finds from stored signals the documents to process again.
 
-A pass that differs from an earlier one in thresholds alone (`decision` fields) has the same *replay key*: the content
-key of its task with the stages' keys taken without those fields. The earlier parts hold the signals of every document.
-Each changed stage gives its verdict on them twice, under the old and under the new thresholds. Where all verdicts
-agree, the row is copied. Where one differs, and for documents on which the earlier pass failed, the document goes
-through the chain again. The result is byte for byte that of a pass from scratch, but only the documents whose verdict
-changes need work. Signals that a dropped document never got are not needed.
+Two passes that differ only in thresholds (`decision` fields) have the same *replay key*: the content key of the task,
+computed without these fields. The parts of the earlier pass hold the signals of every document. Each changed stage
+gives its verdict on them twice, under the old and under the new thresholds. If the verdicts of all stages agree, the
+row is copied. If one differs, or if the earlier pass failed on the document, the document goes through the chain again.
+The result is byte for byte that of a pass from scratch. A document that was dropped lacks the signals of later stages;
+replay does not need them.
 
 Counters begin with those of the earlier pass. The counts of a document that is processed again are first subtracted.
 """

@@ -30,7 +30,9 @@ REST = charts.COLORS - 1
 def render(document: dict[str, Any]) -> str:
     """The report as HTML. `document` is what `pipeline.report.collect.collect` returned (or report.json holds).
 
-    The order of keys has no meaning: ordered things are in lists, or listed in `names`."""
+    The keys of `document` may come in any order. Where the order matters, the values are in a list, or
+    `document["names"]` lists the keys in order.
+    """
     document = visible_json(json.loads(json.dumps(document, sort_keys=True)))
     color = colors(document)
     return _template().render(

@@ -287,8 +287,9 @@ class Server:
 
 
 def _refuse_unreadable(file: int) -> None:
-    """Raise PermissionError unless the child has opened `file` for reading. The broker reopens it with its own rights,
-    so a descriptor with O_PATH, which takes no right to read the file, could make it send its own environment."""
+    """Raise PermissionError unless `file` is a regular file that the child has opened for reading. The broker reopens
+    the file with its own rights. A child needs no right to read a file to open it with O_PATH, so it could otherwise
+    have the broker's environment (/proc/PID/environ) uploaded."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY or not stat.S_ISREG(os.fstat(file).st_mode):
         raise PermissionError(errno.EPERM, "upload: not a file that was opened for reading")

@@ -30,8 +30,8 @@ class StoreError(TokenmillError):
 
 
 class EnvironmentFailure(StoreError):
-    """The machine or the storage service fails for the moment, not the task: a full disk, an endpoint that does not
-    answer. The attempt is repeated and does not count against the task."""
+    """The machine or the storage service has a temporary fault, such as a full disk or an endpoint that does not
+    answer. The task is not to blame: the attempt is repeated and does not count against it."""
 
 
 class DamagedFile(StoreError):

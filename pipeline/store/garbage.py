@@ -129,8 +129,9 @@ def _differing(named: Mapping[str, int], there: Mapping[str, int]) -> dict[str, 
 
 # -- segments that a snapshot holds -----------------------------------------------------------------------------------
 def packed_segments(store: Store, before: int) -> list[str]:
-    """Segments older than segment `before` that could be removed: sound packs, read and verified now, hold them.
-    Segments that open an epoch are not among them, because fenced drivers must still meet them."""
+    """Names of the segments that may be removed. They are older than segment `before`, and a sound pack, read and
+    verified now, holds them. Segments that open an epoch are kept: a fenced driver learns from them, at its next
+    append, that another driver took over."""
     there = set(store.list("log"))
     names: dict[str, None] = {}
     for pack in snapshot.listed(store):

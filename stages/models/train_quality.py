@@ -188,8 +188,9 @@ def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Cla
 
 
 def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, Any]:
-    """How well labelled texts are told apart, question by question: for the target, for each grade ("at least this
-    one?"), or for each label."""
+    """Measure on labelled texts how well the classifier answers each of its questions. The question is whether a text
+    has the target label. Without a target there is one question for each label, and with grades one for each grade
+    but the lowest: whether a text has at least that grade."""
     raw = classifier.raw([e.text for e in part])
     scores, truth = classifier.calibrated(raw), [e.label for e in part]
     questions: list[tuple[str, Any, Any, NDArray[np.bool_]]] = []

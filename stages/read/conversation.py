@@ -81,9 +81,10 @@ class Refused(ValueError):
 class Template(StageConfig):
     """How turns become text: `start`, then the turns joined by `separator`, then `end`.
 
-    A turn is written as `turns` says for its role, otherwise as `turn`, with `{role}` (spelt as in `names`) and
-    `{content}` replaced. In an assistant's turn, the content and everything the template puts after it count for the
-    loss, so that the model also learns where to stop.
+    The text of a turn is the entry of `turns` for its role, or `turn` if there is none. `{content}` stands for the
+    turn's content, and `{role}` for the role's entry in `names`, or the role itself if there is none. In an assistant's
+    turn, the content and everything the template puts after it count for the loss, so that the model also learns where
+    to stop.
     """
 
     turn: str = signal("{role}: {content}", "text of a turn, with {content} once and {role}")

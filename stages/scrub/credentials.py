@@ -1,10 +1,11 @@
 """Finds API keys, tokens and private keys.
 
 The rules follow gitleaks (config/gitleaks.toml, MIT) and the services' own documentation of the prefixes that make
-their keys recognisable. Published examples stay: values that contain EXAMPLE (AWS' AKIAIOSFODNN7EXAMPLE) and values of
-fewer than eight different characters (`xxxxxxxx`), which gitleaks also leaves out by their entropy. Every rule names
-literals and is tried only when the codes of a text (`Clues.codes`) hold one of them; all its values are runs of the
-same characters, of at least SHORTEST_CODE.
+their keys recognisable. Published examples are not reported: values that contain EXAMPLE (AWS' AKIAIOSFODNN7EXAMPLE),
+and values of fewer than eight different characters (`xxxxxxxx`). Gitleaks leaves the latter out for their low entropy.
+
+Each rule lists literals, and is tried only when one of them occurs in a text's codes (`Clues.codes`). A code is a run
+of at least SHORTEST_CODE characters that keys are made of. The value of a rule always lies within one code.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def trie_pattern(strings: Iterable[str]) -> str:
 
 
 def _pattern(root: dict[str, Any]) -> str:
-    """The pattern of a trie. Children come before parents, without recursion: a string may be longer than Python's
-    stack is deep."""
+    """The regular expression of a trie. A loop builds it from the leaves up. Recursion would fail on a string with more
+    characters than Python allows nested calls."""
     order, stack = [], [root]
     while stack:
         node = stack.pop()

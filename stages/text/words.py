@@ -141,11 +141,12 @@ class Vocabulary:
         return begun, ended
 
     def _contested(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> list[tuple[int, int]]:
-        """Runs of chunks, as (first, one past the last). In such a run, a special case that extends over two chunks may
-        keep a special case inside one of them from being applied.
+        """Find the runs of chunks that must be split into words together, as (first, one past the last).
 
-        A special case that crosses the gap between two chunks contains the two tokens beside the gap, with no token of
-        white space between them. Where no special case has these two in a row, the chunks do not affect each other.
+        A special case is a sequence of tokens with a rule of its own (spaCy's term). Chunks are normally split on their
+        own. But a special case that spans two chunks may block a shorter one inside one of them. To span two chunks, it
+        must contain the tokens on both sides of the single space between them, one after the other. Where no special
+        case has these two in a row, the chunks do not affect each other.
         """
         runs, last = [], len(chunks) - 1
         behind = 0

@@ -36,10 +36,13 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """`warmup` and `decay`: tokens ('200M') or a share of all tokens ('2%'); `floor`: share of the peak at the end.
+    """The learning rate over a training, as a share of its peak.
 
-    `shape` of wsd's decay; `milestones` of multistep: [[80%, 0.316], [90%, 0.1]], each a start and a share of the peak.
-    `batch_rate: sqrt`: while a phase's batch grows, the rate is multiplied with √(batch / the phase's last batch)
+    `warmup` and `decay` are lengths, in tokens ('200M') or as a share of all tokens ('2%'). `floor` is the share of the
+    peak at the end. `shape` is the curve of wsd's decay. `milestones` belong to multistep: in [[80%, 0.316],
+    [90%, 0.1]], each pair is where a stage begins and its share of the peak.
+
+    With `batch_rate: sqrt`, the rate is multiplied by √(batch / the phase's last batch) while a phase's batch grows
     (Malladi et al., arXiv 2205.10287; OLMo).
     """
 

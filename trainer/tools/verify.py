@@ -307,8 +307,8 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
 
 
 def readers(order: Order, stream: int, begin: int, end: int) -> np.ndarray:
-    """Numbers of all samples of the curriculum, int64, whose window has a token of [begin, end). (The token after a
-    window, its last target, is not learned when it begins a document.)"""
+    """Numbers of all samples of the curriculum, int64, whose window has a token of the document [begin, end). The
+    target after a window's last token is not counted: if it is the document's first token, it is not learned."""
     last = min((end - 1) // order.longest + 1, order.supers[stream])
     result = [np.empty(0, np.int64)]
     for phase, (numbers, windows, _) in order.samples_of(stream, begin // order.longest, last).items():

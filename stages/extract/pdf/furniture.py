@@ -48,13 +48,22 @@ class _Row(NamedTuple):
 def furniture(pages: list[Page]) -> list[set[int]]:
     """id() of the lines that are heads, feet and page numbers, one set per page.
 
-    Only the three outermost rows near each edge are judged. A row is removed when its text, numbers aside, occurs at
-    that height on at least three pages and a quarter of all (FinePDFs: 25 %), or on two pages when at least half of all
-    pages have a repeated row or a number there. Then, from the outermost row inwards until one stays, three kinds are
-    removed: page numbers; short rows that begin or end with the page's number (a number at the same distance from the
-    page's index on at least three pages and, if arabic, a tenth of all); notices of hosts. In a document of fewer than
-    four pages nothing can repeat or count. There two more kinds are removed: a short row with a number at an end and a
-    wide gap within, and a last row that has the signs of a foot and is more than two lines from the text.
+    Only the three outermost rows near each edge are judged. Two rules decide.
+
+    A row that repeats is removed: its text, numbers aside, occurs at that height on at least three pages and a quarter
+    of all (FinePDFs: 25 %). In documents of four pages or more, two pages are enough when at least half of all pages
+    have a repeated row or a number at that height.
+
+    Other rows are removed from the outside inwards, until a row stays:
+    - page numbers;
+    - short rows that begin or end with the page's number. A number is the page's number when it differs from the
+      page's index by the same amount on at least three pages and, if arabic, on a tenth of all;
+    - notices of hosts;
+    - in a document of fewer than four pages, where rows seldom repeat, also a short row with a number at an end and a
+      wide gap within, and a last row that has the signs of a foot and is more than two lines from the text.
+
+    Rows further than _EDGE from the edge are removed only from the outside inwards, and only if they repeat on at least
+    three pages and half of all, or are page numbers that count the pages.
     """
     edges = [_edge(page) for page in pages]
     places: Counter[tuple[bool, str, int]] = Counter()

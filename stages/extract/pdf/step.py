@@ -199,8 +199,8 @@ class Pdf(Stage):
         return self._finish(doc, file, reads)
 
     def _read(self, page: pdfium.PdfPage, cap: int, tries: int) -> _Read | None:
-        """One page: its text layer, or OCR if the text layer is missing or degraded, fewer than `ocr_pages` pages were
-        tried and OCR reads it better."""
+        """Read one page. The text layer is used unless it is missing or degraded. OCR is then tried, if fewer than
+        `ocr_pages` pages were tried before, and its text is used if it is better."""
         layer = page.get_textpage()
         try:
             chars = pieces_of(layer.raw, min(max(layer.count_chars(), 0), cap + 1), page.get_bbox())
