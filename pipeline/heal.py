@@ -30,8 +30,8 @@ def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Call
     again, so that the files are made anew.
 
     Adds to `mended`, for each damaged file, its path and what was wrong. Raises StoreError when too many files are
-    damaged, in all or of one task. Raises the original error when no record names any of them. That is so for a
-    published copy, for example; `tokenmill store verify --repair` restores it.
+    damaged, in all or of one task. Raises the original error when no record names any of the damaged files. This
+    happens when a published copy is damaged, for example; `tokenmill store verify --repair` restores the copy.
     """
     while True:
         try:

@@ -64,8 +64,8 @@ class RunSummary:
 
 def run_name(recipe: Recipe) -> str:
     """The name of a recipe's run. The same recipe gets the same name, so running it again continues or reuses the run.
-    Characters other than letters, digits, '_', '.' and '-' are replaced, so that the name is a safe file name and shell
-    word."""
+    Characters other than letters, digits, '_', '.' and '-' are replaced, so that the name is safe as a file name and as
+    a word in a shell."""
     stem = re.sub(r"[^\w.-]+", "-", recipe.name)[:64].strip("-.")
     return f"{stem or 'recipe'}-{recipe.digest()[:8]}"
 
@@ -77,18 +77,18 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
 
     `show` is how progress is shown: rich, quiet or json. Every finished task is committed within a second, so after any
     failure the next run of the same recipe resumes from there. The backend starts its workers when there is something
-    to run, and has stopped them when this returns. `attempt` is the attempt in run.json that this process drives
-    (default: a new one). `attempts.ask_to_stop` ends the run from any machine: running tasks get a minute to finish,
-    then Interrupted is raised.
+    to run, and has stopped them when this returns. `attempt` is the number of the attempt in run.json that this process
+    drives (default: a new attempt). `attempts.ask_to_stop` ends the run from any machine: running tasks get a minute to
+    finish, then Interrupted is raised.
     """
     store = Store(store_root)
     name = run or run_name(recipe)
-    backend = make_backend(store)                 # acquires nothing before it is started
+    backend = make_backend(store)                 # the backend acquires nothing before it is started
     log = Log.open(store, run=name, takeover=takeover)
     state, error, trace = "failed", None, None
     with contextlib.ExitStack() as ending:        # runs the callbacks in reverse order, even when one of them raises
         ending.callback(log.close)
-        grace_s = GRACE_S if attempt is not None else 0.0  # Ray Jobs waits longer (`cluster.jobs`), others may not
+        grace_s = GRACE_S if attempt is not None else 0.0  # Ray Jobs waits longer (`cluster.jobs`)
         if attempt is None:
             attempt = facts_of(store, name).get("attempt", 0) + 1
             while asked_to_stop(store, name, attempt):  # run.json was lost, and the request is for an earlier attempt
@@ -99,7 +99,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
             data = json.dumps(doc).encode()
             log.check_lease()  # a driver that was taken over must not overwrite its successor's progress
             try:
-                store.write(f"runs/{name}/progress.json", data)        # not buffered: readers judge by its age
+                store.write(f"runs/{name}/progress.json", data)        # readers judge by the file's age
             finally:
                 backend.emit(name, doc)
 
@@ -126,7 +126,7 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
 
     Files outside the log are written only while this driver owns the log: `log.check_lease` is called first.
     """
-    our_code()                                    # now: while sources are listed, somebody may install another version
+    our_code()                                    # early: another version may be installed while sources are listed
     mended = dict(collect_garbage(log).damaged)
     if (hub := hub_tokenizer(recipe)) is not None:
         recipe.pin_tokenizer(hub.pinned)
@@ -142,8 +142,8 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
 
 def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler,
                     verify_inputs: bool, report: bool, mended: Mapping[str, str]) -> RunSummary:
-    """Plan from the log, run the missing tasks, publish the results. Raises DamageFound or DamagedFile when a file it
-    needs differs from its record."""
+    """Plan from the log, run the missing tasks, and publish the results. Raises DamageFound or DamagedFile when a file
+    that it needs differs from its record."""
     journal = ListingJournal(store, f"runs/{name}/listing", log.check_lease)
     planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                       verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal)
@@ -245,7 +245,7 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
              sums: Mapping[str, NodeSums]) -> None:
     """Link the finished dataset: the kept rows of its last pass, the dropped and quarantined rows of all its passes.
     Nothing is done when the same parts are published already."""
-    # another version of the code may lay a folder out in another way
+    # another version of the code may lay out a folder differently
     state = [our_code(), *(sums[p.name].results for p in planner.passes[node.dataset])]
     if is_published(store, node.dataset, state):
         return
@@ -255,7 +255,7 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
 
 
 def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
-    """Link the rows that the passes of a dataset have quarantined so far, because an error message will name the
+    """Link the rows that the passes of a dataset have quarantined so far. An error message is about to name the
     folder."""
     log.flush()
     passes = [results[p.name].records for p in planner.passes[node.dataset] if p.name in results]

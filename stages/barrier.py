@@ -22,7 +22,7 @@ from pipeline.base.parquet import write_table
 from stages.stage import Stage
 from stages.task import Out
 
-#: A reference to a file in the store as it stands in task arguments. Only `content` enters keys, never the path.
+#: A reference to a file in the store, in the form used in task arguments. Only `content` enters keys, never the path.
 #: {"$ref": "objects/KEY/ATTEMPT.name", "content": "<hash of what it says>", "sha256", "bytes": n, "rows": n}
 FileRef = dict[str, Any]
 
@@ -81,7 +81,7 @@ WaveTasks = Callable[[Done], Iterable[TaskDraft]]
 @dataclass(frozen=True)
 class Wave:
     """Tasks that may run at the same time, made from the results of earlier waves. A finished wave is repeated while
-    `again` says so; it then finds its own last results under its name."""
+    `again` returns True. It then finds its own last results under its name."""
 
     name: str
     tasks: WaveTasks

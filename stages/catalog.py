@@ -1,5 +1,5 @@
-"""The names used in recipes → classes. A class is imported when it is first used, so that a worker imports only what
-its pass needs.
+"""Maps the names used in recipes to classes. A class is imported when it is first used, so that a worker imports only
+what its pass needs.
 
 An installed package adds names by entry points and nothing else. Its steps and readers are then known to recipes,
 plans, lint and `tokenmill steps` on every machine that has the package::
@@ -10,7 +10,7 @@ plans, lint and `tokenmill steps` on every machine that has the package::
     [project.entry-points."tokenmill.readers"]
     my_format = "my_package.readers:MyFormat"
 
-A package cannot take one of our names. What a class says of itself (cost, settings, suffixes …) stands in the class,
+A package cannot take one of our names. Facts about a class (cost, settings, suffixes …) are declared in the class,
 never here.
 """
 
@@ -63,7 +63,7 @@ STAGES: dict[str, str] = {
     # barriers
     "exact": "stages.dedup.exact:Exact",
     "minhash": "stages.dedup.minhash:MinHash",
-    # anything of datatrove that works document by document
+    # any block of datatrove that works document by document
     "datatrove": "stages.adapters.datatrove:Datatrove",
 }
 
@@ -83,7 +83,7 @@ READERS: dict[str, str] = {
     "sft": "stages.read.records:Sft",
     "preference": "stages.read.records:Preference",
     "datatrove": "stages.adapters.datatrove:DatatroveReader",
-    # records of other readers, as `tokenmill plan --sample` keeps them
+    # records of other readers, in the form `tokenmill plan --sample` stores
     "sample": "stages.read.sample:Sample",
 }
 
@@ -143,7 +143,7 @@ def _target(kind: str, name: str, known: Callable[[], dict[str, str]]) -> str:
 
 
 class NameTaken(TokenmillError):
-    """Two installed packages add one name."""
+    """Two installed packages add the same name."""
 
     exit_code = 2
 

@@ -1,4 +1,4 @@
-"""The document: text, identity, signals, and views of the text that are computed once and shared by all stages."""
+"""A document has a text, an identity, signals, and views of the text that are computed once for all stages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _field(value: str) -> bytes:
 
 
 class DuplicateId(ValueError):
-    """Two documents have one id. An id must name one document in everything derived from it."""
+    """Two documents have the same id. An id must name a single document in everything derived from it."""
 
     def __init__(self, id: str, where: str = "the inputs of a deduplication") -> None:
         super().__init__(f"two documents of {where} have the id {id}: ids must be unique (is one file part of two "
@@ -96,7 +96,7 @@ class Document:
     @property
     def lines(self) -> list[str]:
         """Lines as `str.splitlines` cuts them (\\n, \\r, \\v, \\f, U+0085, U+2028 …), blank ones included.
-        `words.lines` has places, chunks and sentences of those that are not blank."""
+        `words.lines` has places, chunks and sentences of the lines that are not blank."""
         return self.view("lines", str.splitlines)
 
     @property
@@ -118,11 +118,12 @@ def _utf8(text: str) -> bytes:
 
 
 class BadRecord(Exception):
-    """What a reader yields (not raises) for a record it cannot turn into a document: counted and quarantined.
+    """What a reader yields (not raises) for a record it cannot turn into a document. The record is counted and
+    quarantined.
 
     `reason` is snake_case (`truncated_gzip`, `invalid_utf8`, …); `fatal` says that the rest of the file is unreadable.
-    `bytes` counts the stored bytes lost with the record where they are more than the record itself. For a fatal record
-    `pipeline.passes.reading` counts them, for a row group its reader.
+    `bytes` counts the stored bytes lost with the record when more than the record itself is lost. It is set by
+    `pipeline.passes.reading` for a fatal record, and by the reader for a row group.
     """
 
     def __init__(self, reason: str, *, id: str = "", locator: dict[str, Any] | None = None, detail: str = "",

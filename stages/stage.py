@@ -91,14 +91,14 @@ class SettingsError(ValueError):
 class Stage:
     """One step of a recipe. Subclasses set the class attributes and `process` (or `process_batch`).
 
-    An instance may set attributes that are not ClassVar in `__init__`, where they depend on its config.
+    Attributes that are not ClassVar may depend on the config; `__init__` sets them on the instance.
     """
 
     name: ClassVar[str]
     version: int = 1
     #: signals written into `doc.signals` (float); the Parquet schema of a dataset has those of all its steps
     signals: tuple[str, ...] = ()
-    #: those signals whose distribution over all documents the stage has seen is shown in the report, to help choose
+    #: signals whose distribution the report shows, over all documents that the stage has seen, to help choose
     #: thresholds. None: all signals of a numeric stage, none of an exact one
     scores: ClassVar[tuple[str, ...] | None] = None
     #: False for a numeric stage, whose numbers depend on BLAS, libm or threads (fastText, OCR, transformers). It rounds
@@ -164,32 +164,34 @@ class Stage:
 
     def verdict(self, doc: Document) -> str | None:
         """The part of the decision that depends on thresholds: None or a reason. It may use only `doc.signals`,
-        `doc.language` and `doc.source`, since nothing else exists when verdicts are replayed: no text, and only signals
-        that `process` writes or `reads` names. As long as its answer stays the same under other thresholds, `process`
-        must do the same.
+        `doc.language` and `doc.source`. Nothing else exists when verdicts are replayed: there is no text, and there are
+        only the signals that `process` writes or `reads` names. If the verdict stays the same under other thresholds,
+        `process` must also do the same.
 
-        A stage without it (NotImplementedError) is run again when a threshold changes.
+        A stage that does not define it (NotImplementedError) is run again when a threshold changes.
         """
         raise NotImplementedError
 
     def reads(self) -> dict[str, str]:
-        """Signals of earlier steps that it needs, {signal: config field that names it}, and "language" when its verdict
-        uses `doc.language`. A recipe in which no earlier step writes such a signal is refused."""
+        """Signals of earlier steps that this stage needs, {signal: config field that names it}, and "language" when its
+        verdict uses `doc.language`. A recipe in which no earlier step writes such a signal is refused."""
         return {}
 
     def forget(self, doc: Document) -> None:
-        """Remove its signals that an earlier dataset stored. For stages that do not write all of them for every
-        document."""
+        """Remove the signals of this stage that an earlier dataset stored. Stages that do not write all their signals
+        for every document need it."""
         for name in self.signals:
             doc.signals.pop(name, None)
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:
-        """Whether, with these settings, it drops documents on which earlier steps would work for nothing."""
+        """Whether the stage drops documents with these settings, so that the work of earlier steps on them is
+        wasted."""
         return cls.drops
 
     def programs(self) -> tuple[str, ...]:
-        """Programs it starts for documents, by name or path; a worker starts no others. Called after `setup`."""
+        """Programs that the stage starts for documents, by name or path; a worker starts no others. Called after
+        `setup`."""
         return ()
 
     def scored(self) -> tuple[str, ...]:
@@ -198,7 +200,8 @@ class Stage:
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
         """More figures for the report about a document that passed through this stage, kept or dropped: nested dicts of
-        numbers that are added up over documents. They may use only its signals and meta, as they are stored."""
+        numbers that are added up over documents. They may use only the document's signals and meta, as they are
+        stored."""
         return None
 
     # -- resources -----------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ class Inputs(Protocol):
         """Path of a file on local disk, which must not be written to."""
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """A file to seek and read in. Its bytes are not checked; the task compares them with sums of its own."""
+        """A file open for seeking and reading. Its bytes are not checked; the task compares them with its own
+        checksums."""
 
     def damaged(self, ref: Mapping[str, Any]) -> Exception:
         """The error to raise for a file whose bytes do not match their checksum."""
@@ -49,7 +50,7 @@ class Cursor(Protocol):
 
     @property
     def set(self) -> Callable[[int, int, int], None]:
-        """A function: set(first row, last row, stage)."""
+        """A function `set(first row, last row, stage)` that reports the rows being worked on."""
 
     def clear(self) -> None:
         """Report that no row is being worked on."""
@@ -61,7 +62,7 @@ class Segments(Protocol):
     buckets: int
 
     def write(self, buckets: NDArray[Any], records: NDArray[Any]) -> None:
-        """Add record i to bucket buckets[i] (an integer below `self.buckets`), for both arrays of shape [n]."""
+        """Add record i to bucket buckets[i], an integer below `self.buckets`. Both arrays have shape [n]."""
 
 
 class Out(Protocol):

@@ -1,5 +1,4 @@
-"""Test vectors of a step: JSON Lines that state its results for given texts, and the comparison with its actual
-results.
+"""Compares a step's results with its test vectors: JSON Lines that state the result for each of some texts.
 
 tests/conformance/README.md describes the format. `tokenmill steps NAME --check FILE` checks any step against a file,
 including steps of installed packages; our own tests check every file of tests/conformance by the same functions.
@@ -22,11 +21,11 @@ KEYS = {"name", "text", "url", "language", "date", "meta", "html", "before", "co
 
 
 def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(what the first line says about the file, its cases).
+    """Return the header of the file and its cases. The header is an optional first line without a text.
 
     Raises:
-        ValueError: no case, a line that is not a JSON object, an unknown or a missing key. The message names file and
-            line.
+        ValueError: there is no case, a line is not a JSON object, or a key is unknown or missing. The message names
+            file and line.
     """
     head: dict[str, Any] = {"stage": path.stem}
     cases = []
@@ -54,7 +53,7 @@ def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def expand(text: str | list[Any]) -> str:
-    """The text of a case as one string; a piece [text, n] is repeated n times."""
+    """Return the text of a case as one string. A piece [text, n] is repeated n times."""
     if isinstance(text, str):
         return text
     return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in text)
@@ -70,7 +69,7 @@ def document(case: dict[str, Any]) -> Document:
 
 @cache
 def stage_of(name: str, config: str, folder: Path) -> Stage:
-    """The stage, set up with a config given as JSON. Paths in it are relative to `folder`, that of the vectors."""
+    """Set up a stage with a config given as JSON. Paths in it are relative to `folder`, which holds the vectors."""
     cls = stage_class(name)
     settings = json.loads(config)
     for field, value in settings.items():
@@ -82,13 +81,13 @@ def stage_of(name: str, config: str, folder: Path) -> Stage:
 
 
 def outcome(stage: Stage, case: dict[str, Any]) -> tuple[str | None, Document]:
-    """(reason or None, the document after the stage)."""
+    """Run a case. Returns (the reason for a drop or None, the document after the stage)."""
     doc = document(case)
     return stage.process_batch([doc])[0] if stage.batched else stage.process(doc), doc
 
 
 def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
-    """How the result of a stage differs from that of a case, 'WHAT: IS instead of SHOULD BE'; [] when it does not."""
+    """List how a stage's result differs from the one a case states, each as 'WHAT: IS instead of SHOULD BE'."""
     before = document(case).text
     reason, doc = outcome(stage, case)
     pairs: list[tuple[str, Any, Any]] = [
@@ -104,10 +103,10 @@ def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
 
 
 def replay_differences(stage: Stage, case: dict[str, Any], others: Iterable[Stage]) -> list[str]:
-    """What a replay of thresholds would get wrong: `others` are the stage under configs that differ in thresholds.
+    """List what a replay of thresholds would get wrong. `others` are the same stage with other thresholds.
 
-    Where `verdict` gives the same answer on the stored signals, a replay keeps the earlier result, so `process` must
-    give the same one, too.
+    If `verdict` gives the same answer on the stored signals under two configs, a replay keeps the earlier result. Then
+    `process` must give the same result under both.
     """
     reason, doc = outcome(stage, case)
     before, lines = _left(reason, doc), []
@@ -131,25 +130,26 @@ _LEFT = ("reason", "text", "language", "meta", "signals", "side table")
 
 
 def _left(reason: str | None, doc: Document) -> tuple[Any, ...]:
-    """What a stage leaves of a document, in the order of _LEFT."""
+    """Return the parts of a stage's result, in the order of _LEFT."""
     return reason, doc.text, doc.language, doc.meta, dict(sorted(doc.signals.items())), doc.side
 
 
 def by_thresholds(stages: Iterable[Stage]) -> dict[Stage, list[Stage]]:
-    """Stage → the others of the same step that differ from it in thresholds alone."""
+    """Map each stage to the stages that differ from it in thresholds alone."""
     keys = {stage: stage.key(("signal", "resource")) for stage in dict.fromkeys(stages)}
     return {stage: [other for other in keys if other.config != stage.config and keys[other] == key]
             for stage, key in keys.items()}
 
 
 def stored_verdict(stage: Stage, doc: Document) -> str | None:
-    """The verdict on a document of which only the stored signals are left."""
+    """Return the verdict on a document of which only the stored signals are left."""
     return stage.verdict(Document(doc.id, "", source=doc.source, language=doc.language, signals=dict(doc.signals)))
 
 
 def failures(name: str, path: Path) -> list[str]:
-    """Differences of all cases of a file, each 'FILE: CASE: WHAT: IS instead of SHOULD BE', or the error the step
-    raises. Raises ValueError like `read_vectors`, and for settings that the step does not accept."""
+    """List the differences of all cases of a file, each as 'FILE: CASE: WHAT: IS instead of SHOULD BE'. An error that
+    the step raises is listed, too. Raises ValueError like `read_vectors`, and for settings that the step does not
+    accept."""
     out = []
     cases = read_vectors(path)[1]
     stages = [stage_of(name, json.dumps(case.get("config", {}), sort_keys=True), path.parent) for case in cases]

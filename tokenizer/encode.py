@@ -16,9 +16,10 @@ from tokenizer.shards.layout import token_dtype
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of all documents back to back, each document ended by EOS, in the shard's dtype (u16 or u32 by
-    vocabulary size), and their lengths in tokens, EOS included, int64 (n,). Raises TokenizerError when a text encodes
-    to EOS itself: a reader that splits at EOS would see two documents."""
+    """Return the tokens of all documents back to back, each document ended by EOS, and the documents' lengths.
+
+    Tokens have the shard's dtype (u16 or u32 by vocabulary size). Lengths are in tokens, EOS included, int64 (n,).
+    Raises TokenizerError when a text encodes to EOS itself: a reader that splits at EOS would see two documents."""
     return _ended(tokenizer, *tokenizer.encode_flat(texts))
 
 
@@ -27,7 +28,7 @@ Spans = Sequence[Mapping[str, int]]
 
 def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
                   spans: Sequence[Spans | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Like `encode_documents`; also returns which tokens count for the loss, u8 0/1 of the tokens' shape (None: all).
+    """Like `encode_documents`, but also return which tokens count for the loss: u8 0 or 1 per token, or None for all.
 
     `spans` holds for each text the byte ranges (UTF-8) that count, sorted and disjoint, or None when the whole text
     counts. The EOS counts when the text ends inside a span. Raises ValueError for spans outside the text, and
@@ -64,7 +65,8 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
 
 
 def _cut(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
-    """Return (the pieces of a text, each with 1 if it counts and 0 if not; 1 if the document's EOS counts, else 0)."""
+    """Cut a text at the borders of its spans. Returns (pieces, each with 1 if it counts for the loss and 0 if not; 1 if
+    the document's EOS counts, else 0)."""
     if spans is None:
         return [(text, 1)], 1
     data, at = text.encode(), 0
@@ -88,8 +90,8 @@ def _joins(tokenizer: Tokenizer) -> bool:
 
 
 def _ended(tokenizer: Tokenizer, ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Put EOS after each document's ids. Returns the tokens in the shard's dtype, and the documents' lengths with
-    EOS."""
+    """Put EOS after each document's ids. Returns the tokens in the shard's dtype, and the documents' lengths, EOS
+    included. Raises TokenizerError when the ids already hold EOS."""
     if (ids == tokenizer.eos).any():
         raise TokenizerError(f"{tokenizer.path}: text encodes to its end-of-text token '{tokenizer.eos_token}': "
                              f"name another one with tokenizer.eos")

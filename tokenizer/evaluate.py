@@ -1,4 +1,4 @@
-"""Evaluates a tokenizer on text: how many tokens it needs, and whether decoding gives the text back."""
+"""Evaluates a tokenizer on text: how many tokens it needs, and whether decoding returns the same text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Score:
 
 
 def score(tokenizer: Tokenizer, texts: list[str]) -> Score:
-    """Score some texts (a batch that fits in memory)."""
+    """Score a batch of texts. All of it is held in memory."""
     ids = tokenizer.encode_batch(texts)
     words = [m for text in texts for m in WORD.findall(text)]
     lengths = tokenizer.encode_flat([" " + word for word in words])[1] if words else np.empty(0, np.int64)

@@ -38,13 +38,14 @@ class TokenizerError(TokenmillError, ValueError):
 
 
 class Backend(Protocol):
-    """An implementation that encodes and decodes; all ids are below `vocab_size`."""
+    """An implementation of encoding and decoding. All its ids are below `vocab_size`."""
 
     name: str
     vocab_size: int
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of all texts back to back (uint32), and how many each has (int64). No special tokens are added."""
+        """Return the ids of all texts back to back (uint32), and the number of ids of each text (int64). No special
+        tokens are added."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -70,12 +71,13 @@ class Tokenizer:
         return self._backend.name
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, uint32, without EOS."""
+        """Return the ids of each text, uint32. No EOS is added."""
         flat, lengths = self.encode_flat(texts)
         return np.split(flat, np.cumsum(lengths)[:-1]) if len(texts) else []
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of all texts back to back, uint32 (sum,), and how many each text has, int64 (n,), without EOS."""
+        """Return the ids of all texts back to back, uint32 (sum,), and the number of ids of each text, int64 (n,). No
+        EOS is added."""
         return self._backend.encode_flat(texts)
 
     def encode(self, text: str) -> np.ndarray:
@@ -88,8 +90,8 @@ class Tokenizer:
 def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -> Tokenizer:
     """Load the tokenizer in a file, or in a folder that holds `tokenizer.json` or one `.model`.
 
-    `eos` is the token that ends documents, or its id. The default is the one that the files declare; without one, the
-    first of EOS_NAMES among the special tokens of a tokenizer.json, or its only special token.
+    `eos` is the token that ends documents, or its id. The default is the token that the files declare. If they declare
+    none, it is the first of EOS_NAMES among the special tokens of a tokenizer.json, or its only special token.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; parallelism comes from processes
     path = Path(path)
@@ -111,7 +113,7 @@ def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -
 
 
 def _declared_eos(path: Path) -> str | None:
-    """`eos_token` of a tokenizer_config.json: a string, or a mapping with `content`."""
+    """Return `eos_token` of a tokenizer_config.json, which is a string or a mapping with `content`."""
     if not path.is_file():
         return None
     token = json.loads(path.read_text(encoding="utf-8")).get("eos_token")

@@ -1,5 +1,5 @@
-"""Trains a tokenizer: byte-level BPE (`tokenizers`) or SentencePiece (BPE, unigram). It runs in one thread, so that
-equal text gives an equal file."""
+"""Trains a tokenizer: byte-level BPE (`tokenizers`) or SentencePiece (BPE, unigram). Training runs in one thread, so
+that equal text gives an equal file."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) ->
 def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], model: str = "unigram") -> None:
     """Train SentencePiece (Kudo & Richardson, arXiv 1808.06226) and write its `.model`.
 
-    Settings that lose no text: identity normalisation, white space kept, byte fallback, a piece for the newline.
-    `model`: unigram | bpe.
+    The settings lose no text: identity normalisation, white space kept, byte fallback, a piece for the newline.
+    `model` is unigram or bpe.
     """
     if model not in ("unigram", "bpe"):
         raise TokenizerError(f"tokenizer.train.model: '{model}' is neither unigram nor bpe")
@@ -72,7 +72,7 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
 
 def _runs(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts, cut after every RUN characters of a run that a pre-tokenizer may leave whole."""
+    """Yield the texts. A run of characters that a pre-tokenizer may leave whole is cut after every RUN characters."""
     for text in texts:
         start = 0
         for run in _RUN.finditer(text):

@@ -1,5 +1,5 @@
-"""Tokens of Ray clusters: finds ours, and checks that a cluster demands one and accepts ours. This module never imports
-Ray, which reads its token mode when it is imported.
+"""Finds our token for Ray clusters, and checks that a cluster demands a token and accepts ours. This module never
+imports Ray, because Ray reads its token mode when it is imported.
 
 Anyone who reaches an open cluster can run code on it (CVE-2023-48022). A cluster without token authentication is
 therefore refused, unless it is on this machine's loopback and --insecure-local accepts the risk. Ray (2.52 and later)
@@ -140,8 +140,8 @@ def check_job_server(address: str, insecure_local: bool = False) -> None:
 
 
 def our_token(address: str) -> str:
-    """The token for a cluster that demands one. Raises ClusterError when this shell has none, or when RAY_AUTH_MODE
-    keeps Ray from sending it."""
+    """The token to send to a cluster that demands a token. Raises ClusterError when this shell has none, or when
+    RAY_AUTH_MODE keeps Ray from sending it."""
     ours = token()
     if ours is None or os.environ.get(MODE, "").lower() != "token":
         raise ClusterError(f"{address} wants a token, and this shell has none; set RAY_AUTH_MODE=token and "

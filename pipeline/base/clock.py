@@ -23,7 +23,7 @@ class Clock:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        """Wait that long."""
+        """Wait for `seconds`."""
         time.sleep(seconds)
 
     def new_id(self) -> str:

@@ -103,8 +103,8 @@ def secret_files(env: Mapping[str, str]) -> list[str]:
 
 
 def all_but(denied: Collection[str]) -> list[str]:
-    """Paths that together cover all files except `denied`. Landlock's rules can only allow, so all else must be
-    listed."""
+    """Paths that together cover all files except `denied`. Landlock's rules can only allow, so everything that is not
+    denied must be listed."""
     open_: list[str] = []
     folders = ["/"]
     while folders:

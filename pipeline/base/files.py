@@ -33,8 +33,8 @@ def file_sha256(path: str | Path) -> str:
 
 
 def state(info: os.stat_result) -> str:
-    """What changes whenever a file on a disk is written or replaced: inode, size and times. A program can set a file's
-    time of modification, but not the time of its last change of state."""
+    """A value that changes whenever a file on a disk is written or replaced: its inode, size and times. A program can
+    set a file's time of modification, but not the time of its last change of state."""
     return f"{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}"
 
 
@@ -49,15 +49,15 @@ def sync(path: Path) -> None:
 
 def beside(target: Path) -> Path:
     """A new hidden name in the folder of `target`. It ends in UNFINISHED and not in the target's suffix, so that a
-    search by suffix never finds a partial file, nor what a killed writer leaves."""
+    search by suffix finds neither a file that is being written nor one that a killed writer left."""
     return target.with_name(f".{target.name}.{SYSTEM.new_id()}{UNFINISHED}")
 
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
     """A path beside `path`, whose folder must exist. The file that the body writes there takes the place of `path` when
-    the body ends; when it raises, the old file stays. Readers see the old or the new file whole, after a power cut too
-    if `durable`."""
+    the body ends; when the body raises, the old file stays. Readers see the old or the new file whole, after a power
+    cut too if `durable`."""
     part = beside(path)
     try:
         yield part
@@ -65,7 +65,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
             sync(part)
         os.replace(part, path)
     finally:
-        with contextlib.suppress(OSError):          # would hide the body's error, or deny a file that is in its place
+        with contextlib.suppress(OSError):          # an error here would hide the body's, or deny its success
             part.unlink(missing_ok=True)
 
 

@@ -10,7 +10,7 @@ def digits(value: float) -> str:
 
 
 def count(n: float) -> str:
-    """1,234 · 12.3k · 4.56M."""
+    """A count: 1,234 · 12.3k · 4.56M."""
     for unit, one, least in (("T", 1e12, 1e12), ("B", 1e9, 1e9), ("M", 1e6, 999.5e3), ("k", 1e3, 1e4)):
         if abs(n) >= least:
             return digits(n / one) + unit
@@ -27,7 +27,7 @@ def size(n: float) -> str:
 
 
 def duration(s: float) -> str:
-    """0 s · 12 ms · 3.4 s · 56 s · 7.8 min · 9.1 h."""
+    """A duration: 0 s · 12 ms · 3.4 s · 56 s · 7.8 min · 9.1 h."""
     if s < 1:
         return "0 s" if s == 0 else f"{s * 1000:.0f} ms" if s >= 0.0005 else "<1 ms"
     if s < 120:
@@ -36,7 +36,7 @@ def duration(s: float) -> str:
 
 
 def percent(share: float) -> str:
-    """0% · <0.01% · 0.04% · 12.3% · 99.98% · >99.99% · 100%: 0% and 100% only when they are exact."""
+    """A share: 0% · <0.01% · 0.04% · 12.3% · 99.98% · >99.99% · 100%. 0% and 100% are always exact."""
     if share in (0, 1):
         return f"{share:.0%}"
     if 0 < share < 0.0001:
@@ -47,5 +47,5 @@ def percent(share: float) -> str:
 
 
 def plural(n: int, one: str, more: str = "") -> str:
-    """'1 document', '1,234 documents', '2 copies'."""
+    """A count with its noun: '1 document', '1,234 documents', '2 copies'."""
     return f"{n:,} {one if n == 1 else more or one + 's'}"

@@ -1,4 +1,4 @@
-"""What this machine is, as far as results depend on it."""
+"""Properties of this machine on which results may depend."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A flipped bit in a compressed page often decodes to other text without an error. With a checksum per page (CRC-32 of its
 compressed bytes), reading such a page fails instead. Page headers and the footer have no checksum, so a file with a
-recorded sha256 is compared with that as well (`pipeline.store.fs.Store.checked`).
+recorded sha256 is compared with that hash as well (`pipeline.store.fs.Store.checked`).
 
 Files from elsewhere are read the same way. Those of parquet-mr and Spark have checksums; pages without one are read
 unchecked.
@@ -25,8 +25,8 @@ def open_parquet(source: Source, *, memory_map: bool = False, dictionaries: Sequ
     """Open a Parquet file whose pages are checked as they are read; use it as a context manager. `dictionaries`:
     columns to read dictionary-encoded, as distinct values and indices.
 
-    Arrow does not read ahead: if one of its threads drops a buffer of a Python file while the interpreter ends, the
-    process aborts. For the same reason read a Python file with `use_threads=False`.
+    Arrow does not read ahead, because the process aborts if one of Arrow's threads drops a buffer of a Python file
+    while the interpreter ends. For the same reason read a Python file with `use_threads=False`.
     """
     return pq.ParquetFile(source, memory_map=memory_map, read_dictionary=list(dictionaries), pre_buffer=False,
                           page_checksum_verification=True)

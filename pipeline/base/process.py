@@ -1,5 +1,5 @@
-"""Limits that a process sets for itself, shared by workers, their brokers and the processes that stages start.
-Linux."""
+"""Limits that a process sets for itself, shared by workers, their brokers and the processes that stages start. This
+module needs Linux."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def no_core() -> None:
-    """Disable core dumps, including those piped to a program: for these the kernel takes a limit of 1 byte as
+    """Disable core dumps, including those piped to a program. For piped dumps the kernel takes a limit of 1 byte as
     "never"."""
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     limit = 1 if hard == resource.RLIM_INFINITY or hard >= 1 else 0

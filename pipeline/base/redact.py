@@ -1,10 +1,10 @@
 """Keeps secrets out of everything that is written or shown: messages, progress, logs of drivers, facts of a submission.
 
-There are three defences. Secrets that this process knows (values of environment variables with such names, Ray's token)
-are masked wherever they occur. Text with the shape of a secret is masked, too: passwords in URLs, signed queries,
-bearer tokens, AWS and Hugging Face keys, private keys, `aws_secret_access_key=…`. Finally, data that is kept with a run
-must hold no secret at all: `secret_in` says why a value may not stand in a recipe, or a URL may not be the root of a
-store.
+There are three defences. Secrets that this process knows (values of environment variables that are named like secrets,
+Ray's token) are masked wherever they occur. Text with the shape of a secret is masked, too: passwords in URLs, signed
+queries, bearer tokens, AWS and Hugging Face keys, private keys, `aws_secret_access_key=…`. Finally, data that is kept
+with a run must hold no secret at all: `secret_in` says why a value may not stand in a recipe, or a URL may not be the
+root of a store.
 """
 
 from __future__ import annotations

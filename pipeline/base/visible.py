@@ -17,8 +17,8 @@ _ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u
 
 
 def visible(text: str) -> str:
-    """`text` with unsafe characters as escapes. A carriage return before a line feed is dropped: many files have
-    them."""
+    """`text` with unsafe characters as escapes. A carriage return before a line feed is dropped, because many files end
+    their lines with both."""
     return _ODD.sub(_escape, text.replace("\r\n", "\n")) if _ODD.search(text) else text
 
 

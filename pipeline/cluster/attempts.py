@@ -28,7 +28,7 @@ from pipeline.store.lease import alive
 
 FRESH_S = 20.0           # a heartbeat at most this old comes from a living driver
 AHEAD_S = 5.0            # the driver's clock may be ahead of ours by this much
-WATCH_S = 12.0           # otherwise its counter is watched for two of its beats, since machines' clocks differ
+WATCH_S = 12.0           # an older heartbeat is watched for two beats: its counter must advance, since clocks differ
 PIECE = 64 << 10
 #: states that do not change by themselves
 ENDED = ("done", "failed", "stopped", "died", "cancelled")
@@ -45,7 +45,7 @@ class Standing:
     `state`: submitted (its driver has not begun), started, running, stopping, done, failed, stopped, cancelled (before
     it began), died (its driver vanished without a report), or unknown (its files cannot be read). `progress` is the
     snapshot of this attempt, {} when there is none yet; `error` says why it failed. `silent_s`: seconds since its
-    driver's last sign of life, None unless a living driver runs it; `age_s`: seconds since it wrote `progress`.
+    driver's last sign of life, None unless a living driver runs it; `age_s`: seconds since its driver wrote `progress`.
     """
 
     run: str
@@ -95,7 +95,7 @@ def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
 def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     """Seconds since the driver of `run` gave a sign of life; None when the store's latest driver serves another run, or
     is gone. On the driver's own machine its process is looked up. Elsewhere its heartbeat must be fresh, or advance
-    while we watch. A driver whose process exists but is silent is stopped or hangs."""
+    while we watch. A driver whose process exists but is silent is suspended or hangs."""
     names = sorted(store.list("log/heartbeat"))
     beat = (_json(store, names[-1]) if names else None) or {}
     holder = beat.get("holder")
@@ -221,8 +221,8 @@ def code_folder(run: str) -> str:
 
 
 def kept_code(store: Store, run: str, names: Sequence[str], scratch: str) -> list[str]:
-    """Paths on this machine of the files that `keep_code` kept, in the order of `names`. The path of a missing file
-    leads nowhere."""
+    """Paths on this machine of the files that `keep_code` kept, in the order of `names`. The path of a file that was
+    not kept does not exist."""
     result = []
     for name in names:
         path = f"{code_folder(run)}/{os.path.basename(name)}"

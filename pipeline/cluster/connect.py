@@ -1,6 +1,6 @@
-"""Checks the address of a Ray cluster before it is used: something answers there, demands a token, and accepts ours.
+"""Checks a Ray cluster before it is used: it must answer at its address, demand a token, and accept ours.
 
-Ray is imported late: it reads only once, at its import, whether it has a token.
+Ray is imported late, because it reads whether it has a token only once, at its import.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def check_cluster(address: str, insecure_local: bool = False) -> str:
 
 def gcs_of(address: str) -> str:
     """'host:port' of the Ray cluster at `address` ('host:port', or 'auto' for the one this machine is part of), once
-    something answers there. Call it before Ray is imported: only then does Ray read whether it has a token. Raises
-    BadAddress and ClusterError."""
+    something answers there. Call it before Ray is imported, because Ray reads whether it has a token only at its
+    import. Raises BadAddress and ClusterError."""
     if address.startswith(("http://", "https://")):
         raise BadAddress(f"--address {redact(address)} is a job server, which is for tokenmill submit; to attach, give "
                          f"the cluster itself, HOST:6379")

@@ -1,7 +1,8 @@
-"""Checks one machine before a run meets its faults: `tokenmill doctor` runs the checks here and on every node.
+"""Checks one machine for faults before a run. `tokenmill doctor` runs the checks here and on every node.
 
-A check is {"name", "level": green | yellow | red, "said", "remedy"}. Red will fail a run; yellow may fail it or slow it
-down. Checks are plain JSON, so that a node can send them. Files that they write are removed again.
+A check is {"name", "level": green | yellow | red, "said", "remedy"}. A red check means that a run will fail, a yellow
+one that it may fail or be slow. Checks are plain JSON, so that a node can send them. Files that they write are removed
+again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def check(name: str, level: str, said: str, remedy: str = "") -> Check:
 
 
 def inspect_node(store_root: str | None = None, witness: str | None = None) -> dict[str, Any]:
-    """{"fingerprint", "time" (seconds since 1970, when this was asked), "checks"} of the machine this runs on.
+    """{"fingerprint", "time" (of the call, in seconds since 1970), "checks"} of the machine this runs on.
 
     `store_root`: also check this store. `witness`: a file that another machine wrote to it and that must be visible
     here.

@@ -60,8 +60,8 @@ def _cluster(address: str, store: Store | None, insecure_local: bool) -> Iterato
 
 @contextlib.contextmanager
 def _witness(store: Store | None) -> Iterator[str | None]:
-    """Write a file into the store for the nodes to find, and yield its path. A store that does not exist is created for
-    this time."""
+    """Write a file into the store for the nodes to find, and yield its path. The file is removed at the end, and so is
+    a store that did not exist before."""
     if store is None:
         yield None
         return

@@ -77,7 +77,7 @@ class DriverLog:
         self._copy()
 
     def _take(self, text: str, last: bool = False) -> None:
-        """Pass on whole lines and whole private keys only: a secret may arrive in two halves."""
+        """Pass on only whole lines and whole private keys, because half a secret would not be recognised."""
         lines = self._line + text
         cut = lines.rfind("\n") + 1
         key = lines.rfind("-----BEGIN ", 0, cut)

@@ -2,7 +2,7 @@
 
 What Ray says about a job is a hint: after the loss of a head node it may be wrong (ray#65608, ray#65025) or missing.
 The truth about a run is in its store (`pipeline.cluster.attempts`). Only job ids, options and the packages go through
-Ray. A recipe never does: its text must not reach a shell.
+Ray. A recipe never does, because its text must not reach a shell.
 """
 
 from __future__ import annotations

@@ -149,7 +149,8 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """The states of all running tasks: a supervisor's own, and to the scheduler those of all supervisors."""
+    """The states of all running tasks. A supervisor reports its own tasks; the scheduler gets one report for all
+    supervisors."""
 
     running: tuple[TaskStatus, ...]
 
@@ -253,7 +254,7 @@ def pack(message: Any) -> bytes:
 
 
 class Channel(Generic[M]):
-    """One direction across a boundary: reads the messages that may come that way, and no others."""
+    """One direction across a process boundary. It reads the messages that may come that way, and no others."""
 
     def __init__(self, *kinds: type[Any]) -> None:
         self._kinds = {kind.__name__: kind for kind in kinds}

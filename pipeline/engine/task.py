@@ -122,9 +122,9 @@ class Cursor:
     """The crash cursor: (first row, last row, stage) of the work in progress, as three aligned int64.
 
     In a shared-memory mapping it survives the death of the process, so the supervisor can tell which document killed
-    its child. In a bytearray (inline backend) it only serves messages. Row -1 means outside any document; a death there
-    is never charged to a document. Stage -1 means before the first stage. `reading` stores the number of the input file
-    that a row is read from, so that this file can be blamed.
+    its child. In a bytearray (inline backend) it only tells messages where the task is. Row -1 means outside any
+    document; a death there is never charged to a document. Stage -1 means before the first stage. `reading` stores the
+    number of the input file that a row is read from, so that this file can be blamed.
     """
 
     SIZE = 24
@@ -202,8 +202,8 @@ class Inputs:
                 raise _changed(ref)
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """Open a file of the store to seek and read in, unchecked: the caller compares its bytes with its own checksums
-        and raises `damaged`. Raises DamagedFile when the file is missing."""
+        """Open a file of the store to seek and read in. The file is not checked; the caller compares its bytes with its
+        own checksums and raises `damaged`. Raises DamagedFile when the file is missing."""
         self._by_range[ref["$ref"]] = ref
         try:
             return self.store.open(ref["$ref"])

@@ -4,10 +4,10 @@ Each task of the sample run counts as many times as its source is larger than it
 extrapolation is a 95 % interval of the ratio of output (or cost) to bytes read (Cochran 1977, 6.4), corrected for the
 share that was read.
 
-Two quantities do not grow in proportion. The share of duplicates rises with the number of documents: a sample of one
-thousandth holds both documents of a pair with a chance of one in a million. The pairs found are therefore a lower
-bound, and the pairs divided by the square of the share are an upper bound. A tokenizer trained on little text encodes
-that text in too few tokens.
+Two quantities do not grow in proportion to the input. One is the number of duplicates, whose share rises with the
+number of documents: a sample of one thousandth holds both documents of a pair with a chance of one in a million. The
+pairs found are therefore a lower bound, and the pairs divided by the square of the sample's share are an upper bound.
+The other is the number of tokens, because a tokenizer trained on little text encodes that text in too few tokens.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Duplicates:
 
 @dataclass(frozen=True)
 class NodeCost:
-    """The cost of a node of the plan; `kind` read: reading a source."""
+    """The cost of a node of the plan, or of reading a source when `kind` is "read"."""
 
     name: str
     kind: str
@@ -122,7 +122,8 @@ class CostForecast:
 
 
 def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostForecast:
-    """The forecast of the recipe on `cores` cores, at `price` per core and hour (None: the cost is left out)."""
+    """The forecast of the recipe on `cores` cores, at `price` per core and hour. Without a price, the cost is left
+    out."""
     from_sample = Extrapolation(run, cores)
     nodes = [from_sample.reading(name) for name in run.sources]
     nodes += [from_sample.node(node) for node in run.nodes if node["kind"] != "index"]
@@ -174,14 +175,14 @@ class Extrapolation:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
     def reading(self, name: str) -> NodeCost:
-        """The cost of reading a source, measured on all records read of it, drawn or not."""
+        """The cost of reading a source, measured on all of its records that were read, drawn or not."""
         source = self.run.sources[name]
         return NodeCost(f"read {name}", "read", NOISE * (source.read_cpu_s * source.grown),
                         tasks=self.partitions({name}))
 
     def node(self, node: Mapping[str, Any]) -> NodeCost:
-        """The cost of a node. Also sets `through` for it: the shares of the nodes before it. If the node applies a
-        deduplication, they are lowered by what that removes."""
+        """The cost of a node. Also sets the entry of the node in `through`, from the shares of the nodes before it. If
+        the node applies a deduplication, its shares are lowered by what the deduplication removes."""
         name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]
         befores = [self.through[d] for d in node["deps"] if d in self.through]
         self.through[name] = {s: Range(max((b[s].value for b in befores), default=1.0),
@@ -236,7 +237,7 @@ class Extrapolation:
                 max(1, math.ceil(len(records) * more)))
 
     def _training(self, records: Sequence[PartRecord]) -> Range:
-        """CPU seconds of the tokenizer's tasks: they grow at most in proportion to the text to train on."""
+        """CPU seconds of the tokenizer's tasks, which grow at most in proportion to the text to train on."""
         trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
         cpu, seen = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
         more = min(trained.sample / seen, self.largest) if trained and seen else 1.0
@@ -312,9 +313,9 @@ class Extrapolation:
 
     def over_tasks(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
                first_loads: bool = False) -> Range:
-        """The sum of `of` over the tasks of a node that each read a part, extrapolated as a fixed cost per task plus a
-        cost per byte. `first_loads`: the first task of a worker also loads models. The value leaves this cost out, and
-        the upper bound `high` has it once per core."""
+        """The sum of the cost `of` over the tasks of a node that each read a part, extrapolated to the whole input as a
+        fixed cost per task plus a cost per byte. `first_loads` says that the first task of a worker also loads models.
+        The value of the sum leaves out this loading; the upper bound `high` contains it once per core."""
         if not records:
             return NOTHING
         weights, size, cost = self._arrays(records, of)
@@ -330,15 +331,15 @@ class Extrapolation:
                      max(value + margin, even + load * min(self.cores, tasks)))
 
     def _later(self, records: Sequence[PartRecord]) -> np.ndarray:
-        """Whether each task found the models loaded in its worker. The first tasks by name of their attempt, one per
-        worker, did not. If that leaves none, all tasks count as having found them."""
+        """For each task, whether it found the models loaded in its worker. The tasks whose attempts come first by name,
+        one per worker, did not. If no task is left, all tasks count as having found them."""
         firsts = sorted(r.attempt for r in records)[:self.run.workers]
         later = np.array([r.attempt not in firsts for r in records])
         return later if later.any() else np.ones(len(records), bool)
 
     def _total(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
                source: str | None = None) -> Range:
-        """The sum of `of`, extrapolated to the whole input."""
+        """The sum of `of` over the tasks, extrapolated to the whole input."""
         if not records:
             return NOTHING
         weights, size, values = self._arrays(records, of)
@@ -358,8 +359,8 @@ class Extrapolation:
 
     @staticmethod
     def _margin(weights: np.ndarray, size: np.ndarray, values: np.ndarray) -> float:
-        """The 95 % error of the weighted sum. It comes from the ratio of values to bytes, because differences in the
-        size of tasks are no uncertainty. A single task shows no variation, so its whole value counts."""
+        """The 95 % error of the weighted sum. It is computed from the ratio of values to bytes, because tasks of
+        different sizes add no uncertainty. A single task shows no variation, so its whole value counts."""
         n, most = len(values), float(weights.max())
         if most <= 1:
             return 0.0

@@ -1,4 +1,5 @@
-"""Tells before a run whether the expected tokens of a recipe suffice for its curriculum: epochs of every stream."""
+"""Computes before a run how often the curriculum of a recipe would read every stream, to tell whether the expected
+tokens suffice."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def phases(recipe: Recipe) -> list[Phase]:
 def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:
     """The use of every stream in the mixture, and notes about streams that do not suffice.
 
-    `tokens`: expected training tokens by stream. In whole windows a stream has a little less.
+    `tokens`: expected training tokens by stream. The whole windows of a stream hold slightly fewer tokens.
     """
     if recipe.curriculum is None or not tokens:
         return [], []

@@ -1,8 +1,8 @@
 """Runs a recipe on a sample of its inputs, in a temporary store.
 
-PRF(record id) alone decides which records are drawn: the same inputs give the same sample, a larger share contains the
-records of a smaller one, and every source is represented. Where there is too much input to read for an estimate, whole
-files are drawn first, by PRF(path).
+PRF(record id) alone decides which records are drawn. The same inputs therefore give the same sample, and a larger share
+contains the records of a smaller one. Every source is represented. Where there is too much input to read for an
+estimate, whole files are drawn first, by PRF(path).
 
 The sample of a source is written to `UNITS` files of unequal sizes, which become the partitions of the run. Their
 variation gives the error of an estimate; their different sizes give the fixed cost of a task.
@@ -58,8 +58,8 @@ class SampleError(TokenmillError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a sample. Per source: minimum number of records drawn (if there are as many), maximum bytes drawn,
-    maximum stored bytes read. For this machine: maximum seconds, maximum bytes on disk."""
+    """Limits of a sample. Each source has a minimum number of records drawn (if it has as many), a maximum of bytes
+    drawn and a maximum of stored bytes read. This machine has a maximum of seconds and of bytes on disk."""
 
     least: int = 200
     drawn_bytes: int = 1 << 30
@@ -174,7 +174,8 @@ def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Ca
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 def choose_files(files: Iterable[SourceFile], most: int) -> list[SourceFile]:
-    """The files to read: as many as fit into `most` bytes in the order of the PRF of their paths, but at least one."""
+    """The files to read. They are the first files in the order of the PRF of their paths that fit into `most` bytes,
+    but at least one file."""
     first: list[tuple[int, SourceFile]] = []         # a heap: files that may be among them, the last in order on top
     size = 0
     for file in files:
@@ -278,7 +279,8 @@ def unit_of(key: str) -> int:
 
 
 def _sampled(recipe: Recipe, folder: Path, sources: Mapping[str, SourceSample]) -> Recipe:
-    """The recipe over the units, each of which is a partition. It has no curriculum, since there are too few tokens."""
+    """The recipe with the units as its inputs, each of which becomes a partition. It has no curriculum, because the
+    sample has too few tokens."""
     fed = {}
     for name, source in ((name, recipe.sources[name]) for name in sources):
         if not sources[name].records_drawn:

@@ -79,7 +79,7 @@ def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
 
 class Chain:
     """Takes batches of documents through the stages. `counters` gets "stages" by label, and "dropped_bytes".
-    `until_drop`: a document goes no further than the stage that drops it."""
+    `until_drop` says that a document goes no further than the stage that drops it."""
 
     def __init__(self, cursor: Cursor, counters: Counters, until_drop: bool) -> None:
         self.cursor, self.counters, self.until_drop = cursor, counters, until_drop

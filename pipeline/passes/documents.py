@@ -8,8 +8,9 @@ Reads source slices, or one upstream part together with the removal slice of a b
     quarantine.parquet    records that could not be read, crashed, hung or failed a stage, with the error
     side.STAGE-KEY.parquet  rows of a barrier's `prepare` stage for the kept documents: `row`, `id`, its columns
 
-The pass between two barriers only prepares the second: it leaves a row set, and the pass after the second barrier reads
-the same part. What the first barrier removed is counted and written here, once.
+The pass between two barriers only prepares the second barrier. It leaves a row set, and the pass after the second
+barrier reads the same part. Documents that the first barrier removed are counted and written only once, by the pass
+between.
 
 `partition` reads batches of documents, `chain` takes them through the stages, and this module writes the outcomes.
 Where only thresholds changed, `replay` copies the rows of an earlier pass whose verdict stays the same.

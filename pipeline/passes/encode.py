@@ -61,8 +61,8 @@ class EncodePart:
     writes SPLIT.loss (u8 per token, 0 where it is no target): the model reads the tokens outside the spans, but does
     not learn them.
 
-    PRF(seed, id) alone decides whether a document is held out. A document that is not held out, but that a
-    deduplication found to resemble one that is, goes into neither split and is counted (`near_held_out`): training on
+    PRF(seed, id) alone decides whether a document is held out. A document that a deduplication found to resemble a
+    held-out one, but that is not held out itself, goes into neither split and is counted (`near_held_out`). Training on
     it would spoil the measurement. Documents on which the tokenizer crashes or raises go into quarantine.parquet
     (QUARANTINE_SCHEMA), in the order of the part, and into no split. The log records the crashes too; errors need no
     record, since they recur. Memory: one row group and one batch's tokens.
@@ -78,7 +78,7 @@ class EncodePart:
 
 def encode_key(args: Mapping[str, Any]) -> str:
     """The key of encoding as a stage. It covers everything that determines the tokens of a text, in any part and
-    stream. The log lists the documents that encoding quarantined under this key. `args`: those of an EncodePart."""
+    stream. The log lists the documents that encoding quarantined under this key. `args` are those of an EncodePart."""
     return task_key(ENCODE, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
 
 

@@ -33,10 +33,10 @@ class FitTokenizer:
     `pipeline.passes.sample_text`]; kind bpe | sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or
     tokenizer.model.
 
-    The sample is the documents with the lowest PRF(seed, id), until the next one would make it more than `sample`
-    bytes, so it does not depend on how the dataset is cut into parts. The documents are read in plan order, and one
-    thread trains. The parts are read twice: first ids and sizes, then texts, which are streamed. Memory: a heap of the
-    sampled ids, and what the training library needs.
+    The sample consists of the documents with the lowest PRF(seed, id), and ends before the first one that would make it
+    larger than `sample` bytes. It therefore does not depend on how the dataset is cut into parts. The documents are
+    read in plan order, and one thread trains. The parts are read twice: first ids and sizes, then texts, which are
+    streamed. Memory: a heap of the sampled ids, and what the training library needs.
     """
 
     name = "fit_tokenizer"

@@ -1,5 +1,5 @@
-"""Implements `materialize`: write every sample of a curriculum in order, by a distributed exchange that never holds all
-the data.
+"""Implements `materialize`, which writes every sample of a curriculum in order. A distributed exchange does so without
+ever holding all the data.
 
 Map tasks read the shards once, in file order; each takes a range of super-windows of one stream. `Order.samples_of`
 gives the samples that draw each of its windows, in all phases and epochs; the windows go to the segment of their output
@@ -218,7 +218,7 @@ class WriteRows:
 
 
 def _masked(loss: np.ndarray, length: int) -> np.ndarray:
-    """Which rows have a target that does not count, bool (rows,), from their loss bits."""
+    """Finds from the loss bits which rows have a target that does not count. Returns bool (rows,)."""
     whole = pack_bits(np.ones((1, length), np.uint8))
     return (_bits(loss) != whole).any(1)
 

@@ -177,8 +177,9 @@ class PartitionReader:
         return {row["row"]: row for row in read_table(self.inputs.fetch(ref)).to_pylist()} if ref else {}
 
     def row_set(self, lost: Iterable[int]) -> pa.Table:
-        """The row set that this pass leaves of its part: rows that are gone, those among them that the pass itself
-        `lost`, and notes on others. Of a row that is gone it says only that, so that another survivor changes no key.
+        """The row set that this pass leaves of its part. It lists the rows that are gone, including those that the pass
+        itself `lost`, and the barriers' notes on other rows. The entry of a row that is gone does not name the document
+        kept in its place, so that a different choice of that document changes no key.
         """
         lost, barrier, rows = set(lost), self.args["part"]["barrier"], []
         for row in sorted({*self._earlier, *self._slice, *lost}):

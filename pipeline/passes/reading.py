@@ -181,8 +181,8 @@ class SourceFiles:
 
     def _lost(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
               look: bool = False, rest: Slice | None = None) -> BadRecord:
-        """The one bad record that stands for the rest of a unit, after its record `last` and up to `rest`. `look`: the
-        file may be read to find how many bytes that is."""
+        """The one bad record that stands for the rest of a unit, after its record `last` and up to `rest`. `look`
+        permits reading the file to find how many bytes that is."""
         slice = together[0][1] if len(together) == 1 else self._at or together[0][1]
         offset = slice.start
         if len(together) == 1 and last is not None:
@@ -193,8 +193,9 @@ class SourceFiles:
         return record
 
     def _stored(self, together: list[Piece], offset: int, *, look: bool = True, rest: Slice | None = None) -> int:
-        """How many bytes of the stored file lie between `offset` and `rest`. It is the size of all files of the unit if
-        the unit has several, if the format cannot tell, or without `look` (the file must not be read)."""
+        """How many bytes of the stored file lie between `offset` and `rest`. Returns the size of all files of the unit
+        instead if the unit has several files, if the format cannot tell, or without `look`, when the file must not be
+        read."""
         arg, slice = together[0]
         if len(together) == 1 and look:
             lost = Slice(slice.source, slice.path, max(offset, slice.start), rest.start if rest else slice.stop)

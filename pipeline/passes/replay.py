@@ -1,4 +1,4 @@
-"""Implements replay: when only thresholds changed, finds from stored signals the documents to process again.
+"""Implements replay. When only thresholds changed, it finds from stored signals which documents to process again.
 
 Two passes that differ only in thresholds (`decision` fields) have the same *replay key*: the content key of the task,
 computed without these fields. The parts of the earlier pass hold the signals of every document. Each changed stage
@@ -42,7 +42,7 @@ def thresholds(steps: Sequence[LoadedStage]) -> dict[bytes, bytes]:
 
 
 def replay_arg(record: PartRecord) -> dict[str, Any]:
-    """The earlier task, as an argument of this one that never enters its key."""
+    """The earlier task as an argument of the new task. The argument never enters the key of the new task."""
     return {"files": {name: info.ref() for name, info in record.files.items()}, "counters": record.counters,
             "cpu_s": record.cpu_s}
 
@@ -73,10 +73,10 @@ class Replay:
     @classmethod
     def of(cls, inputs: Inputs, steps: Sequence[LoadedStage], sides: Sequence[str], chain: Chain,
            quarantined: Iterable[str]) -> Replay | None:
-        """The replay that the arguments ask for. Returns None where the pass runs from scratch: when the earlier parts
-        are missing, damaged or made by other code; when they count a document that was `quarantined` since; and in an
-        attempt that follows a crash. Replay takes a document through a stage twice, so its memory or time may have
-        caused the crash: an attempt after a crash must need no more than a plain pass."""
+        """The replay that the arguments ask for. Returns None where the pass runs from scratch. It does so when the
+        earlier parts are missing, damaged or made by other code, when they count a document that was `quarantined`
+        since, and in an attempt that follows a crash. Replay takes a document through a stage twice, so its memory or
+        time may have caused the crash. An attempt after a crash must therefore need no more than a plain pass."""
         arg = inputs.args.get("$volatile", {}).get("replay")
         if arg is None or inputs.skip or inputs.only is not None or inputs.batch_rows is not None:
             return None
@@ -241,7 +241,7 @@ def _under(step: LoadedStage, thresholds: Mapping[str, Any]) -> LoadedStage:
 
 
 def _ambiguous(steps: Sequence[LoadedStage], changed: Sequence[int]) -> bool:
-    """Whether a later stage may overwrite a signal that a changed stage decides by: the stored value is then not the
+    """Whether a later stage may overwrite a signal that a changed stage decides by. The stored value is then not the
     one that the changed stage saw."""
     for place in changed:
         stage = steps[place].stage

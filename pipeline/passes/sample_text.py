@@ -1,10 +1,10 @@
 """The text sample that a tokenizer is trained on, drawn by many tasks from a dataset too large for one task.
 
-Three waves before the training: each group of parts ranks its documents by PRF(seed, id) and notes their sizes
-(`RankTexts`); one task walks up the ranks of all groups until the next document would make the sample too large
-(`CutSample`), which reads little more than the ranks of the sample; each group copies its texts up to that rank
-(`PickTexts`). The sample equals the one that a single `fit_tokenizer.FitTokenizer` task draws: the longest run of
-documents by rising PRF that has at most `sample` bytes, at least one, in plan order.
+Three waves run before the training. First, each group of parts ranks its documents by PRF(seed, id) and notes their
+sizes (`RankTexts`). Then one task walks up the ranks of all groups until the next document would make the sample too
+large (`CutSample`). It reads little more than the ranks of the sample. Last, each group copies its texts up to that
+rank (`PickTexts`). The sample equals the one that a single `fit_tokenizer.FitTokenizer` task draws. It is the longest
+run of documents by rising PRF that has at most `sample` bytes (at least one document), in plan order.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def picked_texts(path: str) -> Iterator[tuple[str, str]]:
 # -- for planners ------------------------------------------------------------------------------------------------
 def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int, seed: int,
                  sizes: Sizes = SIZES) -> list[Wave]:
-    """The waves rank, cut and pick. They have no tasks for a dataset of at most `group_bytes`, which one task
-    samples."""
+    """The waves `rank`, `cut` and `pick`. They have no tasks for a dataset of at most `group_bytes`, because the
+    training task can sample it alone."""
     plan = groups(parts, sizes) if sum(p.bytes for p in parts) > sizes.group_bytes else []
     common = {"where": dict(where), "seed": seed}
 

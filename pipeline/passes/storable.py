@@ -1,8 +1,8 @@
-"""Checks that a document can be stored, and scrubbing of the rows that people see.
+"""Checks that a document can be stored, and scrubs the rows that people see.
 
-A user's stages and readers may write any value. Every column is therefore checked after each of them: a wrong type is
+A user's stages and readers may write any value. Every column is therefore checked after each of them. A wrong type is
 an error of that document, which names the column, and does not fail the whole part. Rows of dropped and quarantined
-documents are meant to be read by people: every field that may hold text of the page passes the scrubber.
+documents are meant to be read by people, so every field that may hold text of the page passes the scrubber.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ LONGEST_REASON = 200
 
 
 def language_label(language: str) -> str:
-    """The language as a key of counters; OTHER where it does not look like one, since a column may hold any string."""
+    """The language as a key of counters. A string that does not look like a language becomes OTHER, because a column
+    may hold any string."""
     return language if _LANGUAGE.fullmatch(language) else OTHER
 
 
@@ -147,8 +148,8 @@ def _check_places(doc: Document, who: str) -> None:
 
 
 def check_spans(doc: Document, text: str, spans: list[dict[str, int]] | None) -> None:
-    """Raise ValueError when a stage changed `text`, of which only `spans` count for the loss, without changing the
-    spans: the wrong text would count."""
+    """Raise ValueError when a stage changed `text` but not `spans`. Only the spans count for the loss, so the wrong
+    text would count."""
     if spans and doc.text != text and doc.loss_spans == spans:
         raise ValueError("the stage changed a text of which only spans count for the loss, and left the spans where "
                          "they were: set doc.loss_spans, or use the stage before the text is rendered")

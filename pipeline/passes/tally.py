@@ -58,7 +58,7 @@ def bin_edges(number: int) -> tuple[float, float]:
 
 class Tally:
     """Counts the documents of a pass as they are written. `steps`: the chain; `signals`: all signals of the schema;
-    `until_drop`: whether a document goes no further than the stage that drops it."""
+    `until_drop` says that a document goes no further than the stage that drops it."""
 
     def __init__(self, steps: Sequence[LoadedStage], signals: Iterable[str], until_drop: bool) -> None:
         self._places = {step.name: place for place, step in enumerate(steps)}

@@ -1,7 +1,7 @@
 """Runs a plan: starts every node whose inputs exist, sends its tasks to the scheduler, and publishes finished nodes.
 
-The driver holds no documents, and only the tasks and records in flight. Every node continues as soon as its own tasks
-are done, independent of other nodes. The tasks of all nodes share the workers, largest first. A node that is fresh as a
+The driver holds no documents, only the tasks and records in flight. Every node continues as soon as its own tasks are
+done, independent of other nodes. The tasks of all nodes share the workers, largest first. A node that is fresh as a
 whole (`pipeline.plan.fresh`) ends at once.
 """
 
@@ -22,7 +22,8 @@ from pipeline.store.dataset import stream_quarantine
 
 
 class TooManyErrors(TokenmillError):
-    """More documents of a pass or a token stream failed than `run.max_error_rate` allows: bad code, not bad data."""
+    """More documents of a pass or a token stream failed than `run.max_error_rate` allows. So many errors mean bad code,
+    not bad data."""
 
 
 #: called with each node that ends, the results so far, and the sums over the records of its tasks
@@ -30,7 +31,7 @@ Finished = Callable[[Node, Results, NodeSums], None]
 
 
 def drive(nodes: list[Node], scheduler: Scheduler, finished: Finished, fresh: FreshNodes | None = None) -> Results:
-    """Run all nodes, but those that `fresh` finds in the store. Returns their results by name."""
+    """Run all nodes except those that `fresh` finds in the store. Returns the results of all nodes by name."""
     # closed here even after a second signal: the scheduler must end before the caller continues
     with contextlib.closing(steps(nodes, scheduler, finished, fresh)) as going:
         while True:
@@ -97,7 +98,7 @@ def steps(nodes: list[Node], scheduler: Scheduler, finished: Finished,
 
 
 def _sums(node: Node) -> NodeSums:
-    """The sums over a node that ended. This reads each of its records."""
+    """The sums over the tasks of a node that ended. Reads the record of every task."""
     summing = Summing(node.name, node.kind)
     for batch in node.batches:
         summing.begin(batch.node)
@@ -109,8 +110,8 @@ def _sums(node: Node) -> NodeSums:
 def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool = False) -> list[str]:
     """Raise TooManyErrors when a pass, or the encoding of a token stream, lost more than ten documents, and more than
     `allowed` (a share) of its documents, to errors. Unreadable records do not count as such errors. Instead, warnings
-    are returned about sources that lost more than `allowed` of their records or gave no document at all. `picks`: a
-    `where` selects among the documents of the sources."""
+    are returned about sources that lost more than `allowed` of their records or gave no document at all. `picks` says
+    that a `where` selects among the documents of the sources."""
     if node.kind == "shards":                    # its documents are the encoded ones plus the lost ones
         encoded = sums.counters.get("encode", {})
         seen = sum(encoded.get(split, {}).get("docs", 0) for split in ("train", "val"))
@@ -144,7 +145,7 @@ def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, pick
 
 
 def _lost(source: str, columns: dict[str, dict[str, int]]) -> str:
-    """A warning about values of a source that no document keeps."""
+    """A warning about column values of a source that its documents could not keep."""
     listed = [f"'{name}' ({_listing(columns[name])})" for name in sorted(columns)]
     more = f", and {len(listed) - 8} more" if len(listed) > 8 else ""
     return (f"source '{source}': not kept are values of {', '.join(listed[:8])}{more}; list the columns you want under "

@@ -1,7 +1,8 @@
 """Estimates a run: tasks done and to run, bytes in, CPU time, disk.
 
-Speeds and sizes come from the store's own runs. Without any, the constants below apply, measured on one core of a
-2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores: divide it by the number of workers.
+Speeds and sizes come from the store's own runs. A store without runs uses the constants below, which were measured on
+one core of a 2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores; divide it by the number of
+workers to estimate the wall-clock time.
 """
 
 from __future__ import annotations
@@ -179,8 +180,8 @@ class Flow:
         self.text: dict[str, dict[str, float]] = {}
 
     def row(self, state: NodeState) -> dict[str, Any]:
-        """One line of the plan. `partitions` None: not known yet. `status`: fresh (all tasks have results), stale
-        (none), partly (some), waits (not known yet)."""
+        """One line of the plan. `partitions` is None while the number is not known. `status` is fresh (all tasks have
+        results), stale (no task has), partly (some have) or waits (not known yet)."""
         node = state.node
         total = state.fresh + state.stale + state.pending
         if state.unknown or (state.pending and not state.fresh and not state.stale):

@@ -1,4 +1,5 @@
-"""The files of a source in the order of their paths, on disk: a source may have millions."""
+"""The files of a source in the order of their paths. The list is kept on disk, because a source may have millions of
+files."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ Listed: TypeAlias = tuple[str, int, str, str, str]
 class SourceFile(NamedTuple):
     """One input file. `path` is relative to `root` with forward slashes; `etag` is mtime_ns, an object store's etag or
     version id, or 'sha256:…' when inputs are verified by content. `bad` is the reason why the file is not read; it is
-    part of the file's identity, so that the file is read once the reason is gone. `hashed` is the state of the disk's
-    file that has this hash (`pipeline.base.files.state`): while it lasts, no worker hashes the file again."""
+    part of the file's identity, so that the file is read once the reason is gone. `hashed` is the state of the file on
+    disk when it had this hash (`pipeline.base.files.state`). While the state stays the same, no worker hashes the file
+    again."""
 
     path: str
     root: str
@@ -38,8 +40,8 @@ class FileList(OnDisk[SourceFile]):
     """Files below one root, sorted by path, each path once. `bytes` is the sum of their sizes."""
 
     def __init__(self, root: str, files: Iterable[Listed]) -> None:
-        """`files` come in any order. Of a path that was listed twice, and changed in between, the entry with the larger
-        etag is taken."""
+        """`files` come in any order. When a path was listed twice, and the file changed in between, the entry with the
+        larger etag is taken."""
         self.root = root
         self._db = scratch_database()
         columns = "path BLOB, size INTEGER, etag TEXT, bad TEXT, hashed TEXT"

@@ -1,27 +1,29 @@
-"""Finds nodes that are fresh as a whole, without a look at their tasks.
+"""Finds nodes that are fresh as a whole, without looking at their tasks.
 
-A plan forms the key of every task and reads its record, 0.1 ms a task, and a run then reads each record for its sums
-and its publication: for two million tasks many minutes, though nothing has changed. So a driver that ends a node writes
-one file, `nodes/NAME`:
+A plan forms the key of every task and reads its record, which takes 0.1 ms per task. A run then reads each record again
+for the sums and for publication. With two million tasks this takes many minutes, even when nothing has changed. A
+driver that ends a node therefore writes one file, `nodes/NAME`:
 
     {"format", "inputs", "segment", "sum", "sums", "warnings", "batches": [[node, [[origin, tasks], …]], …]}
     the keys of its tasks in plan order, 16 bytes each
 
-under a line with the sha256 of all that. A later plan takes the node as it is when two things hold:
+The file begins with a line that holds the sha256 of these two parts. A later plan takes the node as it is when two
+things hold:
 
-* `inputs` is what it would be today. It is a hash over everything that decides which tasks the node has: our code, the
+* `inputs` is what it would be today. It is a hash of everything that decides which tasks the node has: our code, the
   node's ingredients (`plan.provenance`) and arguments, the files of its sources, and the `results` (`NodeSums`) of the
-  nodes it depends on, which differ when any record there does.
-* The log has only been extended since. It still has segment number `segment` with the checksum `sum`, so every record
-  that counted then was written before and was not lost with a store that was taken back; and no later segment retires
-  a record (`LogView.retired_at`). A first record counts for ever, so each task still has the record it had.
+  nodes it depends on. These differ when any record of those nodes differs.
+* The log has only been extended since. It still has segment number `segment` with the checksum `sum`. All records that
+  counted when the node ended are therefore still there, and the store was not reset to an earlier state. No later
+  segment retires a record (`LogView.retired_at`). The first record for a key counts for ever, so each task still has
+  the record it had.
 
-Otherwise the node is walked, task by task, and its file is written anew. A file that is missing, damaged, older or
-newer than the log therefore costs time only. One retired record makes every node be walked once, because nothing tells
-whose it was; nodes of other recipes that have the same name replace each other's files.
+Otherwise the node is walked task by task, and its file is written anew. A file that is missing, damaged, or older or
+newer than the log therefore costs only time. After one record is retired, every node is walked once, because nothing
+tells which node the record belonged to. Nodes of different recipes that have the same name replace each other's files.
 
-The result of a fresh node is made only for a node that is walked: its generator (`Node.work`) runs again, is sent the
-records of the keys in the file, and nobody reads the specs that it offers.
+The result of a fresh node is made only when a node that is walked needs it. The generator of the fresh node
+(`Node.work`) then runs again and is sent the records of the keys in the file. Nobody reads the specs that it yields.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class FreshNode:
 
 
 class Results(Mapping[str, Any]):
-    """The results of nodes by name. That of a fresh node is made when it is first asked for."""
+    """The results of nodes by name. The result of a fresh node is made on first access."""
 
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
@@ -94,7 +96,8 @@ class FreshNodes:
     """Finds fresh nodes, and notes those that end. Without a log to write to (`Log`) it writes nothing.
 
     `ingredients` are those of `provenance.node_ingredients`, `code` names the version of our code. `warnings` is the
-    list that nodes add warnings to while they are planned: a fresh node adds those of the plan that walked it.
+    list that nodes add warnings to while they are planned. A fresh node adds the warnings that it gave when it was last
+    walked.
     """
 
     def __init__(self, log: LogView, ingredients: Mapping[str, Any], warnings: list[str],
@@ -123,8 +126,8 @@ class FreshNodes:
         return None
 
     def ended(self, node: Node, sums: NodeSums, warnings: Sequence[str] = ()) -> None:
-        """Note that all tasks of a node have their records, those of `node.batches`. `warnings` are those that it
-        added."""
+        """Note that a node has ended, with a record in `node.batches` for each of its tasks. `warnings` are those that
+        the node added."""
         inputs = self._inputs(node)
         self._results[node.name] = sums.results
         if inputs is None or not isinstance(self._log, Log):
@@ -157,7 +160,7 @@ class FreshNodes:
         raise RuntimeError(f"{node.name} asks for more tasks than it had when it ended")
 
     def _inputs(self, node: Node) -> str | None:
-        """Hash of all that decides which tasks the node has; None when that is not known."""
+        """Hash of everything that decides which tasks the node has; None when not all of it is known."""
         if node.inputs is None or any(dep not in self._results for dep in node.deps):
             return None
         parts = [FORMAT, self._code, node.name, node.kind, self._ingredients.get(node.name), node.inputs(),
@@ -173,12 +176,13 @@ class FreshNodes:
 
 @cache
 def our_code() -> str:
-    """Hash of the sources that plan and name tasks. The trainer's do not."""
+    """Hash of our source code without the trainer, which neither plans nor names tasks."""
     return code_hash({name: root for name, root in roots().items() if name != "trainer"})
 
 
 def path_of(node: str) -> str:
-    """Where the file of a node is. Names of nodes hold '/' and ':'."""
+    """Path of a node's file in the store. Characters of the name that do not suit a file name, such as '/', are
+    replaced."""
     plain = re.sub(r"[^\w.-]", "_", node)[:64]
     return f"{FOLDER}/{plain}-{hashlib.sha256(node.encode()).hexdigest()[:8]}"
 
@@ -198,8 +202,8 @@ def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecords]:
-    """The records of the batches of a node. Their keys are kept on disk: 16 bytes a task are too much for memory when
-    nobody may ask for them."""
+    """The records of the batches of a node. Their keys are kept on disk, because 16 bytes per task are too much memory
+    for keys that may never be needed."""
     if len(keys) != KEY_BYTES * sum(n for _, runs in described for _, n in runs):
         raise ValueError("keys are missing")
     db = scratch_database(1)
@@ -215,7 +219,8 @@ def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecord
 
 
 class _Rows:
-    """The tasks of a batch: their keys from number `start` on, their origins as runs of equal ones."""
+    """The tasks of a batch. Their keys are those from number `start` on; their origins are stored as runs of equal
+    origins."""
 
     def __init__(self, db: sqlite3.Connection, start: int, runs: list[tuple[str, int]]) -> None:
         self._db, self._start = db, start

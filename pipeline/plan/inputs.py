@@ -47,10 +47,10 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     directory stands for its files with one of `suffixes` (any file if there are none), recursively. Paths are relative
     to `root`. By default that is the directory itself, or the directory before the first wildcard; a disk and a bucket
     thus give the same documents. Symbolic links are followed, but never around a loop. A link that leads out of the
-    folders of the patterns is followed only with `follow_symlinks`: in a downloaded folder it may lead to any file of
-    this machine. A link that a pattern itself names is trusted. Warnings about skipped files are added to `warnings`.
-    `verify` hashes the contents instead of trusting size and time. `journal` continues the listing of a bucket that an
-    earlier run did not finish.
+    folders of the patterns is followed only with `follow_symlinks`, because in a downloaded folder it may lead to any
+    file of this machine. A link that a pattern itself names is trusted. Warnings about skipped files are added to
+    `warnings`. `verify` hashes the contents instead of trusting size and time. `journal` continues the listing of a
+    bucket that an earlier run did not finish.
     """
     patterns = [p.removeprefix("file://") for p in patterns]
     remote = [p for p in patterns if "://" in p]

@@ -1,4 +1,4 @@
-"""Warnings about a recipe that can run but looks wrong: each with its line and a remedy.
+"""Warns about a recipe that can run but looks wrong. Each warning has its line and a remedy.
 
 `pipeline.recipe` refuses a recipe that cannot run. A rule warns only when it is sure. The ready recipes and the demo
 give no warning.
@@ -62,7 +62,7 @@ def _shapes(step: Step) -> bool:
 
 
 def _cost(step: Step, speeds: Mapping[str, float]) -> float | None:
-    """CPU milliseconds per document of 5 kB; for a barrier, its `prepare` stage included. None when unknown."""
+    """CPU milliseconds per document of 5 kB; None when unknown. The cost of a barrier includes its `prepare` stage."""
     stage = stage_class(step.name)
     parts = [(step.name.rpartition(":")[2], stage)]
     if issubclass(stage, Barrier):
@@ -200,8 +200,8 @@ def _superfluous(way: list[Step], step: Step) -> str | None:
 
 
 def _implied(earlier: Step, step: Step) -> str | None:
-    """Why the thresholds of `earlier` imply those of `step`: `min…` not higher, `max…` not lower, `keep` not narrower,
-    everything else equal. None when they do not."""
+    """Explains why the thresholds of `earlier` imply those of `step`; None when they do not. They do when `step` has no
+    higher `min…`, no lower `max…` and no narrower `keep`, and everything else is equal."""
     config = stage_class(step.name).Config
     looser = []
     for field in config.model_fields:

@@ -41,7 +41,8 @@ class ChainStep:
 @dataclass
 class Node:
     """A step of the plan. `deps` are names of nodes whose results `work` needs. `inputs` gives, as JSON, all else that
-    decides which tasks the node has and what their keys are. Without it the tasks are walked in every plan."""
+    decides which tasks the node has and what their keys are. Without `inputs`, every plan walks the tasks one by
+    one."""
 
     name: str
     kind: str                                     # index | pass | barrier | tokenizer | shards
@@ -87,7 +88,8 @@ class PassResult:
 
 
 class SplitIndex(Mapping[str, Any]):
-    """Path of a big input file → its splits, read from the store on access. Their places are kept on disk."""
+    """Maps the path of a big input file to its splits, which are read from the store on access. The paths of the splits
+    in the store are kept in a database on disk."""
 
     def __init__(self, places: Iterable[tuple[str, str, str]], read: Callable[[str, str], bytes]) -> None:
         """`places`: (path of the input file, path of its splits in the store, sha256). `read`: `Store.read_checked`."""
@@ -115,8 +117,8 @@ class SplitIndex(Mapping[str, Any]):
 
 @dataclass
 class BarrierResult:
-    """The result of a barrier: for every part it read, the removal slice or None. Iteration raises ValueError when a
-    slice is missing: its documents would be lost."""
+    """The result of a barrier, with the removal slice or None for every part that it read. Iteration raises ValueError
+    when a part has no entry in `slices`, because the documents of the part would be lost."""
 
     parts: Sequence[PartRef]
     slices: Sequence[FileRef | None]

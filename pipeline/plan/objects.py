@@ -1,12 +1,12 @@
-"""Lists the objects of a bucket that a pattern names, in bounded memory, and goes on where an interrupted run stopped.
+"""Lists the objects of a bucket that a pattern names, in bounded memory. Continues where an interrupted run stopped.
 
-S3 and Google Cloud Storage answer in pages, in the order of the keys, from any key on. What is listed goes to a
-temporary database, and every `CHUNK` objects to a file of the store:
+S3 and Google Cloud Storage answer in pages, in the order of the keys, starting after any given key. Listed objects go
+to a temporary database. Every `CHUNK` objects are also written to a file of the store:
 
     runs/RUN/listing/PATTERN/N.json    {"version", "pattern", "after", "at", "objects": [[path, size, version] …]}
 
-`after` is the last path of the file before. A run that finds such files goes on after their last path. The hub and web
-addresses are listed in memory, as fsspec does it.
+`after` is the last path of the previous file. A run that finds such files continues after their last path. Patterns on
+the Hugging Face hub and on the web are listed in memory, by fsspec.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Listings: TypeAlias = dict[str, Sequence[Row]]
 
 
 class ListingJournal:
-    """What has been listed so far, in the folder `folder` of a store. `check_lease` raises when this driver no longer
-    owns the store."""
+    """Records what has been listed so far, in the folder `folder` of a store. `check_lease` raises when this driver no
+    longer owns the store."""
 
     def __init__(self, store: Store, folder: str, check_lease: Callable[[], None] = lambda: None,
                  clock: Clock = SYSTEM, chunk: int = CHUNK) -> None:
@@ -77,7 +77,7 @@ class ListingJournal:
             number, after = number + 1, chunk[-1][0]
 
     def _read(self, path: str, pattern: str, after: str) -> dict[str, Any] | None:
-        """A file of the journal, if it continues the one before and is not too old."""
+        """Returns a file of the journal; None unless it continues the previous file and is not too old."""
         try:
             part = json.loads(self._store.read(path))
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class ListingJournal:
         return None
 
     def remove(self) -> None:
-        """Remove the journal: every source is listed, and the next run lists them again."""
+        """Remove the journal once every source is listed, so that the next run lists the sources again."""
         if self._used:
             self._check_lease()
             for path in list(self._store.list(self._folder)):
@@ -102,7 +102,8 @@ class ListingJournal:
 
 
 def _ascending(after: str, paths: list[str]) -> bool:
-    """Whether paths come in order behind `after`. A storage that lists in another order cannot go on after a path."""
+    """Whether `paths` are in order and come behind `after`. The listing of a storage that uses another order cannot be
+    continued."""
     return all(a < b for a, b in pairwise([after, *paths]))
 
 
@@ -190,9 +191,9 @@ def _in_memory(remote: Remote, pattern: str, relative: str, visible: Callable[[s
 
 def walk(remote: Remote, begin: str, parts: list[str], visible: Callable[[str], bool],
          after: str = "") -> Iterator[Entry]:
-    """Yields the objects below the folder `begin` (empty, or with a slash at its end) that may match the components
-    `parts` of a pattern, in the order of their paths; some that come before `after` may be left out. A folder is listed
-    only if its name matches."""
+    """Yields the objects below the folder `begin` that may match the components `parts` of a pattern, in the order of
+    their paths. `begin` is empty or ends in a slash. Objects that come before `after` may be left out. A folder is
+    listed only if its name matches."""
     from fsspec.utils import glob_translate
 
     if begin < after and not after.startswith(begin):        # all of it comes before

@@ -1,4 +1,5 @@
-"""Refuses a dataset whose inputs share a source: it would hold the source's documents twice, under one id."""
+"""Refuses a dataset whose inputs share a source, because it would hold the documents of the source twice, under one
+id."""
 
 from __future__ import annotations
 

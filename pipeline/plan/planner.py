@@ -1,4 +1,4 @@
-"""Recipe → nodes: fused passes, barriers, tokenizer, shards. Planning runs no task.
+"""Turns a recipe into nodes: fused passes, barriers, tokenizer and shards. Planning runs no task.
 
 A node is a generator: it yields task specs and is sent their commit records, in the order of the specs, until it
 returns its result. The same code thus runs a recipe (the driver sends records of finished tasks), plans it (the records
@@ -75,7 +75,7 @@ class _PassPlan:
 
     @property
     def rewrites(self) -> bool:
-        """Whether it writes the documents it keeps. The pass between two barriers leaves row sets."""
+        """Whether the pass writes the documents it keeps. The pass between two barriers leaves row sets."""
         return (self.final or self.barrier is None or not self.prepares
                 or any(s.stage.signals for s in self.chain))
 
@@ -388,7 +388,8 @@ class Planner:
                     if type(barrier).__module__.partition(".")[0] in OURS else None)
 
     def _barrier_inputs(self, plan: _PassPlan) -> Any:
-        """What decides about a barrier's tasks. Not for one from outside: the modules of its tasks are not known."""
+        """What decides which tasks a barrier has, and their keys (`Node.inputs`). A barrier from outside our packages
+        has no `Node.inputs`, because the modules of its tasks are not known."""
         assert plan.barrier is not None
         prepare, barrier, ranks, names = self.barriers[plan.barrier]
         return [barrier.key(), prepare, ranks, names, plan.dataset, plan.inputs]

@@ -136,8 +136,8 @@ def _reader(planner: Planner, name: str) -> Ingredients:
 
 
 def _barrier_tasks(barrier: Stage) -> Ingredients:
-    """Versions of the tasks of a barrier: those in its module, and in modules of its package that it names, directly or
-    through others, except modules of other barriers."""
+    """Versions of the tasks of a barrier. The tasks are those in its module, and in modules of its package that its
+    module names, directly or through others. Modules of other barriers are left out."""
     package = type(barrier).__module__.rpartition(".")[0]
     versions: Ingredients = {}
     names, seen = [type(barrier).__module__], set()

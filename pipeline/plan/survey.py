@@ -1,7 +1,7 @@
-"""Finds what a run would do: drives every node as far as the log's records carry it. It writes nothing.
+"""Finds what a run would do, by driving every node as far as the records in the log allow. It writes nothing.
 
-A node that is fresh as a whole (`pipeline.plan.fresh`) is not walked. Of the others, specs are read one after the
-other, and of the finished tasks only keys are kept, on disk.
+A node that is fresh as a whole (`pipeline.plan.fresh`) is not walked. The specs of other nodes are read one after the
+other. Only the keys of finished tasks are kept, on disk.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class _Survey:
 
     def _batch(self, state: NodeState, specs: Iterable[TaskSpec], summing: Summing) -> tuple[TaskRecords, bool]:
         """Count the tasks of a batch. Returns the records there are, and whether the node cannot go on without the
-        others. A document pass can: it maps parts one to one, so later passes are planned for the parts there are."""
+        others. A document pass can go on. It maps parts one to one, so later passes are planned for the parts that
+        exist."""
         self.batches += 1
         size, name, ends, specs = 0, "", False, iter(specs)
         while chunk := list(islice(specs, CHUNK)):
@@ -123,7 +124,7 @@ class _Survey:
 
 
 def survey(nodes: list[Node], get: Get, fresh: FreshNodes | None = None, *, keep: bool = False) -> list[NodeState]:
-    """The states of the nodes. `get` gives the log's record of a key. With `keep` the states have the stale tasks.
+    """The states of the nodes. `get` gives the log's record of a key. With `keep` the states list the stale tasks.
 
     A document pass maps parts one to one, so it can be planned before all of its inputs exist. Nodes that need complete
     inputs (barriers, tokenizer, shards) cannot.

@@ -28,12 +28,12 @@ EXAMPLES = 5
 
 
 class UnknownNode(LookupError):
-    """--why names no node of the plan; the message names the nearest one."""
+    """`--why` names a node that the plan does not have; the message gives the nearest name."""
 
 
 @dataclass
 class Cause:
-    """One reason, and the number of stale tasks it accounts for (None: unknown)."""
+    """One reason why tasks are stale, and the number of tasks it accounts for (None: unknown)."""
 
     what: str
     tasks: int | None = None
@@ -44,10 +44,11 @@ class Cause:
 
 
 def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool = False) -> dict[str, Any]:
-    """What is stale about the node `name` (a dataset's name means its last pass), as a document:
+    """Explain what is stale about the node `name`. The name of a dataset stands for its last pass. Returns a document:
 
         {"node", "state": fresh | stale | waits, "fresh", "stale", "pending", "compared_with": run or None,
-         "causes": [{"what", "tasks", "examples"}], "notes": [str], "upstream": [the same of the nodes it waits for]}
+         "causes": [{"what", "tasks", "examples"}], "notes": [str],
+         "upstream": [such a document for each input node that is not fresh]}
 
     Nothing is run and nothing is written. Raises UnknownNode.
     """
@@ -70,9 +71,9 @@ class _Why:
         self.runs = same or self.runs
 
     def _before(self, name: str) -> tuple[str | None, Ingredients | None]:
-        """Returns (run, its ingredients of the node) to compare with. This is the latest run with the present
-        ingredients, because its results are still valid and later runs make nothing stale; without one, the latest run
-        that has the node."""
+        """Returns the run to compare with, and the ingredients that the node had in it. This is the latest run with the
+        present ingredients, because its results are still valid and later runs make nothing stale. If no run had them,
+        it is the latest run that has the node."""
         versions = [(run, doc["nodes"][name]) for run, doc in self.runs if name in doc["nodes"]]
         same = [f for f in versions if not differences(f[1], self.made[name])]
         return next(iter(same or versions), (None, None))
@@ -84,7 +85,7 @@ class _Why:
         waits = state.unknown or bool(state.pending)
         if state.stale:
             causes = self._causes(node, state, run, was)
-        else:                                # no task is stale yet, but if settings differ, tasks to come will be
+        else:                                # no task is stale yet; later tasks will be if settings differ
             changed = differences(was, self.made[name]) if waits and was is not None else []
             causes = [Cause(change) for change in changed]
         late = [d for d in node.deps if self.states[d].stale or self.states[d].pending or self.states[d].unknown]
@@ -115,7 +116,8 @@ class _Why:
         return causes
 
     def _of_inputs(self, node: Node, stale: Sequence[TaskSpec], run: str, settled: bool) -> list[Cause]:
-        """Causes from input files that were added, removed or changed. `settled`: every task is stale anyway."""
+        """Causes from input files that were added, removed or changed. `settled` tells that other causes already make
+        every task stale."""
         read = [(t, [(t.origin or node.dataset, s["$file"]) for s in files]) for t in stale if (files := _files(t))]
         causes = []
         for source in dict.fromkeys(s for _, files in read for s, _ in files):
@@ -184,7 +186,8 @@ class _Why:
 
 
 def _entries(spec: TaskSpec) -> int:
-    """Number of documents that the log makes a task skip; a long list is kept in a file (`pipeline.store.lists`)."""
+    """Number of documents that the log makes a task skip. A long list of them is kept in a file
+    (`pipeline.store.lists`)."""
     entries = spec.args.get("$volatile", {}).get("quarantined", [])
     return entries["items"] if isinstance(entries, dict) else len(entries)
 

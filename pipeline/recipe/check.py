@@ -21,8 +21,8 @@ from stages.stage import Stage, role_of
 
 
 def check_recipe(recipe: Recipe, checker: Checker) -> None:
-    """Check the whole recipe; raises RecipeError with all problems. Completes settings with their defaults, in
-    place."""
+    """Check the whole recipe and complete its settings with their defaults, in place. Raises RecipeError with all
+    problems."""
     for both in sorted(recipe.sources.keys() & recipe.datasets.keys()):
         checker.fail(("datasets", both), f"'{both}' is a source as well; give the dataset another name")
     for name in sorted({"index", "shards"} & recipe.datasets.keys()):  # names of the plan's own nodes: index:SOURCE
@@ -186,8 +186,8 @@ def _where(recipe: Recipe, checker: Checker, inputs: list[str], where: Where, pa
 
 
 def _signals(recipe: Recipe, checker: Checker) -> None:
-    """Check the signals that steps decide by: a signal that no earlier step, dataset or source writes would be missing
-    from every document. No step may overwrite a signal of a source: documents that are dropped before that step would
+    """Check the signals that steps decide by. A signal that no earlier step, dataset or source writes would be missing
+    from every document. No step may overwrite a signal of a source, because documents dropped before that step would
     hold another value under the same name."""
     given = {name: set(reader_class(source.read)(source.config).signals) for name, source in recipe.sources.items()}
     if not any(given.values()) and all(

@@ -1,4 +1,5 @@
-"""The citation of a corpus: the ready recipe it was made with, the recipe's version, and the changed keys."""
+"""The citation of a corpus: the ready recipe it was made with, the version of that recipe, and the keys that were
+changed."""
 
 from __future__ import annotations
 
@@ -57,9 +58,8 @@ def _named(doc: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(theirs: Any, ours: Any, path: KeyPath = ()) -> Iterator[str]:
-    """The keys at which two plain values differ. Lists of different lengths, or steps of different names, count as one
-    key.
-    """
+    """The keys at which two plain values differ. Lists of different lengths count as one key, and so do steps of
+    different names."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in theirs.keys() | ours.keys():
             yield from _differences(theirs.get(key), ours.get(key), (*path, key))

@@ -39,7 +39,7 @@ def import_code(files: Sequence[str]) -> None:
         if known is not None and _same(known.__file__, path):
             continue
         taken = None if known is not None else importlib.util.find_spec(name)
-        # a worker may already have the folder of the recipe on its path (Ray adds the driver's working directory)
+        # Ray adds the driver's working directory to a worker's path, so the recipe's folder may be on it already
         if known is not None or (taken is not None and not _same(taken.origin, path)):
             raise ImportError(f"{path}: a module called '{name}' exists already; rename the file")
         spec = importlib.util.spec_from_file_location(name, path)

@@ -33,7 +33,7 @@ def _phases(curriculum: Curriculum) -> Iterator[tuple[KeyPath, Phase]]:
 
 
 def _shards(recipe: Recipe, checker: Checker) -> None:
-    """All shards have the same `longest` and `val`."""
+    """Check that all shards have the same `longest` and `val`."""
     first, shards = next(iter(recipe.shards.items()))
     for name, other in recipe.shards.items():
         if other.longest != shards.longest:
@@ -46,7 +46,7 @@ def _shards(recipe: Recipe, checker: Checker) -> None:
 
 
 def _inheritance(curriculum: Curriculum, checker: Checker) -> None:
-    """Names are unique, and the first phase has what later ones inherit."""
+    """Check that names of phases are unique, and that the first phase has every field that later ones inherit."""
     names: set[str] = set()
     for i, (at, phase) in enumerate(_phases(curriculum)):
         if phase.name in names:
@@ -58,7 +58,7 @@ def _inheritance(curriculum: Curriculum, checker: Checker) -> None:
 
 
 def _ends(curriculum: Curriculum, checker: Checker) -> None:
-    """The phases follow each other up to the total; those beyond it come last."""
+    """Check that phases follow each other up to the total, and that phases beyond the total come last."""
     before, beyond, last = Fraction(0), False, len(curriculum.phases) - 1
     for i, (at, phase) in enumerate(_phases(curriculum)):
         if (phase.until is None) == (phase.extra is None):
@@ -86,7 +86,7 @@ def _end(until: str | int, total: int) -> Fraction:
 
 
 def _rates(curriculum: Curriculum, schedule: dict[str, Any], checker: Checker) -> None:
-    """`trainer.optim.schedule` refuses these too; here they are found before the data is made."""
+    """Check the learning rates. `trainer.optim.schedule` refuses bad ones too, but only after the data is made."""
     fallen = own = False
     for at, phase in _phases(curriculum):
         if phase.lr == "decay" and schedule.get("kind", "wsd") != "wsd":

@@ -1,8 +1,8 @@
 """Loads a tokenizer by its name on the Hugging Face hub: `tokenizer: {load: gpt2}`, or `gpt2@REVISION`.
 
-The driver fetches it through the cache of `huggingface_hub` on its machine, and puts a copy into the store for the
-workers. A name without a revision means the latest one; the recipe that a run keeps names the revision it used. A
-revision in the cache is used without a request to the hub.
+The driver fetches the tokenizer through the cache of `huggingface_hub` on its machine, and puts a copy into the store
+for the workers. A name without a revision means the latest revision. The recipe that a run keeps names the revision it
+used. A revision in the cache is used without a request to the hub.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ class HubTokenizer:
 
 
 def is_hub_name(load: str, base: str) -> bool:
-    """Whether `load` is a name on the hub: no such file or folder exists, and it does not look like a path."""
+    """Whether `load` is a name on the hub. It is one when no such file or folder exists and it does not look like a
+    path."""
     return (_NAME.fullmatch(load) is not None and not load.endswith((".json", ".model"))
             and not os.path.exists(os.path.join(base, load)))
 
 
 def hub_tokenizer(recipe: Recipe) -> HubTokenizer | None:
-    """Fetch the tokenizer that a recipe loads from the hub. None when the recipe does not load one from there."""
+    """Fetch the tokenizer that a recipe loads from the hub. Returns None when the recipe loads none from there."""
     load = recipe.tokenizer.load if recipe.tokenizer is not None else None
     return fetch(load) if load is not None and is_hub_name(load, recipe.base) else None
 
 
 @lru_cache(maxsize=8)
 def fetch(load: str) -> HubTokenizer:
-    """Fetch a tokenizer. Raises TokenizerError with a remedy, immediately where there is no network."""
+    """Fetch a tokenizer. Raises TokenizerError with a remedy, and immediately when there is no network."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -77,8 +78,8 @@ def fetch(load: str) -> HubTokenizer:
 
 
 def _download(repository: str, revision: str | None, *, local: bool) -> HubTokenizer | None:
-    """The path of a repository's tokenizer, from the cache if `local`, else from the hub; None when the repository has
-    none."""
+    """The path of a repository's tokenizer file. It is looked up in the cache if `local`, otherwise on the hub. None
+    when the repository has no such file."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars

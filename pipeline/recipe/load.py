@@ -27,11 +27,11 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
                 allow_custom: bool = False) -> Recipe:
     """Load the recipe in a YAML file, or a ready one by name.
 
-    `overrides`: `a.b.c=value` with a YAML value, such as `datasets.clean.steps.language.min=0.8`. List items are given
-    by number, or by the name of the step or phase. `inputs`: paths for the source the recipe declares under `input:`,
-    relative to the current folder, as are all paths given to a ready recipe, which has no folder of its own.
-    `until=NAME` among the overrides keeps only the dataset NAME and those it is made from. `allow_custom`: allow the
-    user's own stages. Raises RecipeError with the place of every problem.
+    `overrides` are `a.b.c=value` with a YAML value, such as `datasets.clean.steps.language.min=0.8`. List items are
+    given by number, or by the name of the step or phase. `until=NAME` among the overrides keeps only the dataset NAME
+    and the datasets it is made from. `inputs` are paths for the source that the recipe declares under `input:`. They
+    are relative to the current folder. So are all paths given to a ready recipe, which has no folder of its own.
+    `allow_custom` allows the user's own stages. Raises RecipeError with the place of every problem.
     """
     file = _find(str(path_or_name))
     try:
@@ -69,7 +69,7 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
 
 
 def _no_secrets(value: Any, checker: Checker, path: KeyPath) -> None:
-    """Refuse credentials in a recipe: it is kept with its run, and everyone with access to the store can read it."""
+    """Refuse credentials in a recipe. A run keeps its recipe, and everyone with access to the store can read it."""
     if isinstance(value, dict):
         for key, inner in value.items():
             _no_secrets(inner, checker, (*path, str(key)))
@@ -166,9 +166,8 @@ def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> Iterator[Pro
 
 
 def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
-    """Apply `until: NAMES`: keep only these datasets and the ones they are made from. `fed`: whether there is an
-    `--input`.
-    """
+    """Apply `until: NAMES`: keep only these datasets and the ones they are made from. `fed` tells whether `--input` was
+    given."""
     last, datasets, sources = data.pop("until", None), data.get("datasets"), data.get("sources")
     if last is None or not isinstance(datasets, dict) or not isinstance(sources, dict):
         return                                                      # wrong types: pydantic reports them
@@ -212,7 +211,7 @@ def _wanted(data: dict[str, Any], marks: Marks) -> Iterator[Problem]:
 
 
 def value_at(data: Any, key: str) -> Any:
-    """The value under a key written as in `--set`; None where there is none."""
+    """The value under a key written as in `--set`; None where the recipe has no such key."""
     here = data
     for step in key.split("."):
         if isinstance(here, list):

@@ -71,8 +71,8 @@ class Marks:
 
 
 def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
-    """The data and places of a YAML text. Raises RecipeError for bad syntax, a tag, a duplicate key, or excessive
-    size."""
+    """Returns the data and the places of a YAML text. Raises RecipeError for bad syntax, a tag, a duplicate key, or
+    excessive size."""
     builder = _Builder(file)
     if len(text) > MAX_BYTES:
         raise builder.error(None, (), f"{len(text):,} characters; a recipe has at most {MAX_BYTES:,}")
@@ -86,7 +86,7 @@ def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
         raise builder.error(e.problem_mark or e.context_mark, (), f"not YAML: {problem}") from None
     except yaml.YAMLError as e:
         raise builder.error(None, (), f"not YAML: {e}") from None
-    except RecursionError:                              # in the syntax, or of a mapping that is merged into itself
+    except RecursionError:                              # nested too deeply, or a mapping merged into itself
         raise builder.error(None, (), f"nested deeper than {MAX_DEPTH} levels") from None
     finally:
         if loader is not None:

@@ -68,7 +68,8 @@ def _step(value: Any) -> Any:
 
 
 def _until(value: Any) -> str | int:
-    """A share such as '70%' of the total, or a token count. The share stays a string, so that it remains exact."""
+    """The end of a phase: a share such as '70%' of the total, or a token count. A share stays a string, so that it
+    remains exact."""
     if isinstance(value, str) and value.strip().endswith("%"):
         if parse_share(value) == 0:
             raise ValueError("a phase that ends at 0% is empty")
@@ -89,8 +90,8 @@ def _batch(value: Any) -> Any:
 
 
 def _rate(value: Any) -> Any:
-    """The name of a rate in RATES, or a mapping with the curve of the phase's own rate. The curve is checked here and
-    resolved later."""
+    """The name of a rate in RATES, or a mapping with a curve for this phase. The curve is checked here and resolved
+    later."""
     if isinstance(value, dict):
         try:
             own_rate(value, 10**18, "")
@@ -184,8 +185,9 @@ class TokenizerTrain(Model):
 
 
 class Tokenizer(Model):
-    """`train:` a new one, or `load:` a tokenizer.json, a SentencePiece .model, a folder that holds one, or a name on
-    the Hugging Face hub (with `eos`, the end-of-text token, where its files do not name one)."""
+    """`train:` trains a new tokenizer. `load:` names a tokenizer.json, a SentencePiece .model, a folder that holds one
+    of them, or a tokenizer on the Hugging Face hub. `eos` is the end-of-text token, needed where the tokenizer's files
+    do not name it."""
 
     train: TokenizerTrain | None = None
     load: str | None = None
@@ -226,8 +228,8 @@ class Phase(Model):
 
 
 class Curriculum(Model):
-    """The mixture and sequence lengths of training. A number of tokens counts targets: n samples of length L are n × L
-    tokens. Resolved by `tokenizer.mixture`."""
+    """The mixture and sequence lengths of training. Numbers of tokens count targets: n samples of length L are n × L
+    tokens. `tokenizer.mixture` resolves it."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     total: Count
@@ -254,8 +256,9 @@ class Run(Model):
 
 
 class About(Model):
-    """The description of a ready recipe, so that a corpus made with it can be cited: its name, its `version` (raised
-    whenever the recipe would make other documents), a one-line summary, and its sources (papers, code)."""
+    """The description of a ready recipe, so that a corpus made with it can be cited. It has a name, a `version`, a
+    one-line summary, and sources (papers, code). The version is raised whenever the recipe would make other
+    documents."""
 
     name: Name
     version: Annotated[int, Field(ge=1)]
@@ -264,11 +267,11 @@ class About(Model):
 
 
 class Recipe(Model):
-    """The whole file. `input` names the source whose path `--input` gives, `code` the files of the user's own stages.
-    `wants` lists values that must be given with `--set`: {key: what the value is and how to get it}.
+    """The whole file. `input` names the source whose path `--input` gives. `code` lists the files of the user's own
+    stages. `wants` lists values that must be given with `--set`: {key: what the value is and how to get it}.
 
-    Made by `pipeline.recipe.load_recipe`, which also sets `name`, `base` (the folder relative paths start at) and
-    `warnings`, and completes the settings of readers and steps with their defaults.
+    `pipeline.recipe.load_recipe` makes it. That function also sets `name`, `base` (the folder that relative paths start
+    at) and `warnings`, and completes the settings of readers and steps with their defaults.
     """
 
     version: Literal[1]
@@ -304,7 +307,8 @@ class Recipe(Model):
         return self._warnings
 
     def came_from(self, name: str, base: str) -> None:
-        """Set the name and folder of the file that a kept recipe was made from, so that both have the same digest."""
+        """Set the name and folder of the original file on a kept recipe, so that the kept recipe has the digest of the
+        original."""
         self._name, self._base = name, base
 
     def keep_code_at(self, folder: str) -> None:
@@ -317,7 +321,8 @@ class Recipe(Model):
         return self._kept_at
 
     def pin_tokenizer(self, name: str) -> None:
-        """Set the hub revision of `tokenizer.load`; the recipe that a run keeps then loads this revision."""
+        """Set the name of the hub's tokenizer with its revision; the recipe that a run keeps then loads this
+        revision."""
         self._pinned = name
 
     def code_args(self) -> list[dict[str, str]]:
@@ -364,7 +369,7 @@ class Recipe(Model):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def canonical(self) -> dict[str, Any]:
-        """`plain` without paths: equal for the same recipe wherever the recipe, its inputs and its models are
+        """`plain` without paths. It is equal for the same recipe wherever the recipe, its inputs and its models are
         stored."""
         doc = self.plain()
         for source in doc["sources"].values():

@@ -63,8 +63,8 @@ def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str) -> E
 
 
 def axis(names: Sequence[str], step: float, width: float) -> list[tuple[str, float, float]]:
-    """Returns (label, left edge, width) of every n-th label, centred under its bar but kept inside the picture. n is
-    the smallest number for which no two labels touch."""
+    """Returns (label, left edge, width) of every n-th label. Each is centred under its bar but kept inside the picture.
+    n is the smallest number for which no two labels touch."""
     boxes = []
     for i, name in enumerate(names):
         room = DIGIT * len(name)
@@ -85,8 +85,8 @@ def lengths(bins: dict[str, int], color: int, *, low: int, high: int, label: str
 
 
 def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> Element:
-    """Removed documents by similarity to the kept one. `of` is the number of bins over [0, 1]; the chart begins at the
-    lowest bin with documents."""
+    """Removed documents by their similarity to the kept document. `of` is the number of bins over [0, 1]; the chart
+    begins at the lowest bin with documents."""
     low = min(map(int, bins), default=of - 1)
     values = [(f"{b / of:.2f}", bins.get(str(b), 0),
                f"similarity {b / of:.2f} to {(b + 1) / of:.2f}: {plural(bins.get(str(b), 0), 'document')}")
@@ -95,7 +95,7 @@ def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> El
 
 
 def scores(values: Sequence[tuple[float, float, int]], color: int, *, label: str) -> Element:
-    """Documents by score: (from, to, documents) of each bar, in order."""
+    """Documents by score. Each bar is (from, to, documents), and the bars are in order."""
     named = [(digits(low) if low else "0", docs, f"{digits(low)} to {digits(high)}: {plural(docs, 'document')}")
              for low, high, docs in values]
     return bars(named, color, label=label)

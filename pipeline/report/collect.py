@@ -35,9 +35,10 @@ def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], Non
                  sums: Sums = MappingProxyType({})) -> dict[str, Any]:
     """Collect the report of a run and write runs/RUN/report.{json,html} and STORE/report.json. Returns the document.
 
-    `get` gives the record of a key: `Log.get`, or `Log.read(store).get` where nothing runs. `check_lease`
-    (`Log.check_lease`) is called before anything is written: collecting may take long, and another driver may have
-    taken over. `sums` are those of nodes by name, as far as the caller has them; the records of the others are read.
+    `get` returns the record of a key: `Log.get`, or `Log.read(store).get` where no driver runs. `check_lease`
+    (`Log.check_lease`) is called before anything is written, because collecting may take long and another driver may
+    have taken over. `sums` maps names of nodes to the sums of their counters, as far as the caller has them; for other
+    nodes the records are read.
     """
     document = collect(store, run, get, sums)
     _write(store, document, latest=True, check_lease=check_lease)
@@ -115,8 +116,8 @@ def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:
 
 
 def names(plan: dict[str, Any], passes: list[Node], tokens: dict[str, Any]) -> dict[str, list[str]]:
-    """The names of sources, datasets and streams in plan order (the keys of a JSON object have no order), and of the
-    `final` datasets, from which no other dataset is made."""
+    """The names of sources, datasets and streams in plan order (the keys of a JSON object have no order), and the names
+    of the `final` datasets, from which no other dataset is made."""
     datasets = [n.dataset for n in passes if n.publishes]
     inputs = {d for n in passes for d in n.deps if d != n.dataset}
     return {"sources": list(plan["sources"]), "datasets": datasets, "streams": list(tokens),

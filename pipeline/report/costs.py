@@ -1,6 +1,6 @@
-"""Makes the report's sections about time: the cost of the work according to the records, whichever run did it.
+"""Makes the report's sections about time. They give what the work cost according to the records, whichever run did it.
 
-These are measurements: the only figures of the report that no query over the parts can reproduce.
+These figures are measurements, the only ones in the report that no query over the parts can reproduce.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ PAGES = ("text_layer", "ocr", "empty", "no_text", "unreadable", "cipher")
 
 
 def readers(name: str, passes: list[Node]) -> list[Node]:
-    """The passes that read a source directly. If several datasets do, they read the same records."""
+    """The passes that read a source directly. If several datasets read it, their passes read the same records."""
     return [p for p in passes if f"index:{name}" in p.deps and name in p.counters.get("read", {})]
 
 
 def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> dict[str, Any]:
-    """Files and bytes of a source; its records; skipped and unreadable records, by reason; values that got into no
-    document, by column and reason; quarantined files, whole or in part, with the unread bytes by reason (at most
-    BAD_FILES files)."""
+    """The section of a source: its files and bytes; its records; skipped and unreadable records, by reason; values that
+    got into no document, by column and reason; and quarantined files, with the unread bytes by reason. A file may be
+    quarantined whole or in part. At most BAD_FILES quarantined files are named."""
     read: Counters = next((p.counters["read"][name] for p in readers(name, passes)), {})
     files: dict[str, dict[str, int]] = {}
     for node in readers(name, passes):
@@ -39,10 +39,11 @@ def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> di
 
 def funnel(sources: Mapping[str, Any], passes: list[Node],
            tokens: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """For each source: documents and bytes read, then those kept by every dataset in turn, then tokens (training and
-    held out).
+    """For each source: the documents and bytes read, then the documents and bytes that each dataset in turn kept, then
+    tokens (training and held out).
 
-    `bytes` of the first row are raw bytes (HTML, PDF) where a step has yet to extract text; else UTF-8 bytes of text.
+    `bytes` of the first row are raw bytes (HTML, PDF) where a step has yet to extract text. All other bytes are UTF-8
+    bytes of text.
     """
     out: dict[str, list[dict[str, Any]]] = {}
     for name in sources:
@@ -59,9 +60,10 @@ def funnel(sources: Mapping[str, Any], passes: list[Node],
 
 
 def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
-    """Kept, dropped and quarantined documents of a dataset, from all its passes; reasons with samples; languages,
-    lengths and personal data of the kept ones, languages of the dropped ones by stage, scores of all that a stage has
-    seen (`pipeline.passes.tally`). All but the samples comes from counters of the passes."""
+    """The section of a dataset, from all its passes. It has the numbers of kept, dropped and quarantined documents, and
+    the reasons with samples. For kept documents it has languages, lengths and personal data; for dropped ones,
+    languages by stage. Scores cover all documents that a stage has seen (`pipeline.passes.tally`). Everything except
+    the samples comes from counters of the passes."""
     last = next(p for p in passes if p.publishes)
     reasons: dict[tuple[str, str], dict[str, Any]] = {}
     quarantined: Counters = {}
@@ -98,8 +100,9 @@ def merged(passes: Iterable[Node], name: str) -> Counters:
 
 
 def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
-    """The pages of the PDFs that passes read, kept or dropped: `pages` by route, `confidence` of pages with text in
-    tenths, `unread`: documents with pages that are not blank but could not be read. None where no PDF was read."""
+    """The pages of the PDFs that passes read, whether kept or dropped. `pages` counts them by route, `confidence`
+    counts pages with text by confidence in tenths, and `unread` counts documents with pages that are not blank but
+    could not be read. None where no PDF was read."""
     tally = merged(passes, "tallies").get("pdf")
     if tally is None:
         return None
@@ -108,11 +111,11 @@ def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
 
 
 def duplicate_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str, Any]:
-    """A deduplication: documents compared, removals by reason and source, similarity of the removed documents to the
-    kept ones, a few pairs, and the sources that lost more than ALARM.
+    """The section of a deduplication: documents compared, removals by reason and source, similarity of the removed
+    documents to the kept ones, a few pairs, and the sources that lost more than the share ALARM.
 
-    `candidates` are documents that share a band with another, `clusters` their connected components, `max_cluster` the
-    number of documents of the largest.
+    `candidates` is the number of documents that share a band with another, `clusters` the number of their connected
+    components, `max_cluster` the number of documents in the largest component.
     """
     step = barrier.steps[0]
     appliers = [n for n in nodes if barrier.name in n.deps]

@@ -28,7 +28,7 @@ REST = charts.COLORS - 1
 
 
 def render(document: dict[str, Any]) -> str:
-    """The report as HTML. `document` is what `pipeline.report.collect.collect` returned (or report.json holds).
+    """The report as HTML. `document` is the result of `pipeline.report.collect.collect`, or the content of report.json.
 
     The keys of `document` may come in any order. Where the order matters, the values are in a list, or
     `document["names"]` lists the keys in order.
@@ -89,8 +89,8 @@ def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
-    """CPU seconds by stage name over all passes, and by kind for other tasks: largest first, the small ones
-    combined."""
+    """CPU seconds by stage name over all passes, and by kind for other tasks. The largest come first; the small ones
+    are combined."""
     by: dict[str, float] = {}
     for row in document["stages"]:
         by[row["stage"]] = by.get(row["stage"], 0.0) + row["cpu_s"]
@@ -143,9 +143,9 @@ def similarity_charts(document: dict[str, Any]) -> dict[str, Markup]:
 
 
 def score_charts(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The distribution of each score of every dataset, over the documents that have the score, and thresholds.
-    `reached` lists (share, score): the best documents, this share of all, have at least this score, which is the lower
-    edge of a bin. Of several shares with the same score only the largest is listed."""
+    """The distribution of each score of every dataset over the documents that have the score, with thresholds. A pair
+    (share, score) in `reached` says that this share of the documents has at least this score, which is the lower edge
+    of a bin. Of several shares with the same score only the largest is listed."""
     out = []
     for dataset in document["names"]["datasets"]:
         for signal, bins in sorted(document["datasets"][dataset]["scores"].items()):
@@ -184,8 +184,8 @@ def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
 
 
 def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each language of a dataset (the most common ones, the others combined) the documents kept and dropped, and
-    the stages that dropped them. Empty where there is one language or none."""
+    """For each language of a dataset: the documents kept and dropped, and the stages that dropped them. Only the most
+    common languages are listed; the others are combined. Empty where there is at most one language."""
     row_of_language: dict[str, dict[str, Any]] = {}
 
     def of(language: str) -> dict[str, Any]:

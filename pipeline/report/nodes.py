@@ -18,13 +18,13 @@ from pipeline.store.records import FileInfo, PartRecord
 
 
 class Node:
-    """A node of the plan with its records and the sums of their counters: one sum for a pass, one per wave for other
-    nodes, since each wave counts other things."""
+    """A node of the plan with its records and the sums of their counters. A pass has one sum. Other nodes have one per
+    wave, because each wave counts other things."""
 
     def __init__(self, doc: dict[str, Any], records: Callable[[], Iterator[PartRecord]],
                  sums: NodeSums | None = None) -> None:
-        """`records()` iterates over the node's records in plan order. It is called repeatedly: there may be millions of
-        records, and none is kept in memory. Without `sums` they are added up here."""
+        """`records()` iterates over the node's records in plan order. It is called repeatedly, because there may be
+        millions of records and none is kept in memory. Without `sums`, the counters are added up here."""
         self.name, self.kind, self.dataset = doc["name"], doc["kind"], doc["dataset"]
         self.steps, self.deps, self.publishes = doc["steps"], doc["deps"], doc["publishes"]
         self.records = records
@@ -39,8 +39,9 @@ class Node:
         return (r.files[name] for r in self.records() if name in r.files and r.files[name].rows)
 
     def lineage(self) -> dict[str, Any]:
-        """The node's inputs and a hash of its output. The hash covers the sorted `content` hashes of its kept parts
-        or row sets (for nodes other than passes: of all files), so the order of the parts does not matter."""
+        """Returns the node's inputs and a hash of its output. The hash covers the sorted `content` hashes of its kept
+        parts or row sets, and for nodes other than passes those of all files. The order of the parts therefore does not
+        matter."""
         return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps, "tasks": self.tasks,
                 "bytes": self.bytes, "cpu_s": round(self.cpu_s, 2), "content": self.content}
 

@@ -1,7 +1,7 @@
 """Makes the report's samples: a few documents of each kind, chosen by id, shown as scrubbed excerpts.
 
-The choice is a function of the documents alone: those with the smallest ids, which are hashes, among the first
-SAMPLE_PARTS parts of a pass. Everything shown (text, URL, path, error) is scrubbed here, even if it was before: an
+The choice depends on the documents alone: those with the smallest ids, which are hashes, among the first SAMPLE_PARTS
+parts of a pass. Everything shown (text, URL, path, error) is scrubbed here, even if it was scrubbed before, because an
 excerpt may come from a dataset whose recipe scrubs nothing.
 """
 
@@ -24,9 +24,9 @@ from stages.scrub.pii import scrub_text
 SAMPLES, EXCERPT, SAMPLE_PARTS = 3, 320, 64
 #: near-duplicate pairs shown per barrier; pairs tried (the kept document must be in a searched part)
 PAIRS, PAIRS_TRIED = 4, 64
-#: most characters and words of two texts that are compared to find where they differ; words shown before that place
+#: at most this many characters and words of two texts are compared; words shown before the place where they differ
 PARTING_CHARS, PARTING_WORDS, PARTING_BEFORE = 1 << 15, 1500, 8
-#: characters of a text from which its excerpt is made, since it may begin with much white space
+#: an excerpt is made from this many characters of a text, because the text may begin with much white space
 _LOOKED_AT = 4096
 
 _TURNED = str.maketrans("0123456789abcdef", "fedcba9876543210")
@@ -94,9 +94,9 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
 
 
 def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
-    """The fields of a document in the report: id, url, file (and the entry inside it), source, characters, excerpt; for
-    a duplicate also the kept id and the similarity. Other fields of `meta` are left out: the titles and links in them
-    are not scrubbed."""
+    """The fields of a document in the report: id, url, file (and the entry inside it), source, characters, excerpt. A
+    duplicate also has the kept id and the similarity. Other fields of `meta` are left out, because titles and links in
+    them are not scrubbed."""
     removal, place = verdict(row["meta"], stage), row["locator"] or {}
     file = ":".join(filter(None, (place.get("file"), place.get("sub"))))
     return {"id": row["id"], "url": shown(row["url"]), "file": shown(file), "source": row["source"],
@@ -126,9 +126,9 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
 
 
 def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[Node]) -> list[dict[str, Any]]:
-    """Pairs of a removed document and the kept one it resembles, for the barrier with this step name that the passes
-    `appliers` applied. Pairs that are not fully equal come first, then by id. The excerpts begin a few words before the
-    first difference. A similarity that was not computed (`verify: 0`) is None."""
+    """Pairs of a removed document and the kept one it resembles. `barrier` is the step name of the barrier, and
+    `appliers` are the passes that applied it. Pairs that are not fully equal come first, then the order is by id. The
+    excerpts begin a few words before the first difference. A similarity that was not computed (`verify: 0`) is None."""
     out: list[dict[str, Any]] = []
     columns = ["id", "url", "source", "text", "meta", "locator"]
     for node in appliers:
@@ -152,8 +152,8 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[N
 
 
 def _texts(node: Node, nodes: list[Node]) -> Iterator[FileInfo]:
-    """The files with the documents that a pass kept: its own, or where it left row sets those of the passes before
-    it."""
+    """The files with the documents that a pass kept. A pass that wrote row sets has no such files, so those of the
+    passes before it are taken."""
     if "gone.parquet" not in node.writes:
         yield from node.files("kept.parquet")
         return
@@ -163,8 +163,8 @@ def _texts(node: Node, nodes: list[Node]) -> Iterator[FileInfo]:
 
 
 def parting(first: str, second: str) -> tuple[str, str]:
-    """Scrubbed excerpts of two similar texts, from a few words before their first difference after a long common
-    stretch. Equal texts give their beginning."""
+    """Scrubbed excerpts of two similar texts. They start a few words before the first difference that follows a long
+    common stretch. For equal texts they are the beginnings."""
     a, b = (text[:PARTING_CHARS].split()[:PARTING_WORDS] for text in (first, second))
     if a == b:
         return excerpt(first), excerpt(second)
@@ -179,7 +179,7 @@ def parting(first: str, second: str) -> tuple[str, str]:
 
 
 def _find(store: Store, files: list[FileInfo], ids: set[str]) -> dict[str, Place]:
-    """The places of the documents with these ids, as far as they are found."""
+    """The places of the documents with these ids. Ids that are not found are left out."""
     places: dict[str, Place] = {}
     for number, info in enumerate(files):
         row = 0

@@ -13,8 +13,8 @@ from tokenizer.mixture.realised import plan, realised
 
 
 def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
-    """Counts for every stream: documents and tokens of training and held-out data (`targets`: tokens that count for the
-    loss), both together by source, and documents that could not be encoded, by reason, with samples."""
+    """Counts for every stream: documents and tokens of training and held-out data; both together by source; and the
+    documents that could not be encoded, by reason, with samples. `targets` are the tokens that count for the loss."""
     out = {}
     for node in nodes:
         if node.kind != "shards":

@@ -1,12 +1,13 @@
-"""Object storage for a confined child, which has neither credentials nor sockets: a separate process, the broker, has
-both and acts for it.
+"""Object storage for a confined child. The child has neither credentials nor sockets; a separate process, the broker,
+has both and acts for it.
 
 The child gets one end of a socket pair at its start. The supervisor starts the broker when the child first writes to
-it, so a child that works on local files has none. Each thread of the child makes its own socket pair and passes one end
-to the broker. It carries requests (length, JSON, bytes); a file to upload travels as an open descriptor.
+that socket, so a child that works on local files has no broker. Each thread of the child makes its own socket pair and
+passes one end to the broker. This second pair carries requests (length, JSON, bytes). A file to upload travels as an
+open descriptor.
 
-A child that was taken over can ask only for what its task needs: to read below the store and the sources of its run,
-and to write and remove below `objects/` of the store. Downloads go to a folder of the broker that the child can read.
+A compromised child can ask only for what its task needs. It may read below the store and the sources of its run, and
+write and remove below `objects/` of the store. Downloads go to a folder of the broker that the child can read.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str, Any], bytes, list[int]]:
     """Receive a message, its bytes, and the open files sent with it. Raises EOFError when the other side is gone. Also
-    raises it when a `request` is larger than allowed, so that a child cannot fill the broker's memory."""
+    raises EOFError when a `request` is larger than allowed, so that a child cannot fill the broker's memory."""
     head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
     if not head:
         raise EOFError
@@ -93,7 +94,8 @@ class Broker:
         return Brokered(self, root)
 
     def ask(self, message: dict[str, Any], file: int | None = None, needs: Needs | None = None) -> tuple[Any, bytes]:
-        """(result, bytes) of a request. Raises the broker's error; EnvironmentFailure when the broker is gone."""
+        """Send a request and return (result, bytes). Raises the broker's error, or EnvironmentFailure when the broker
+        is gone."""
         line = self._line()
         reply, data = _exchange(line, message, () if file is None else (file,))
         while "needs" in reply:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: share of its cap that an eviction leaves in the cache, so that not every download has to scan it
 LEAVE = 0.9
-SHARE = 0.2                 # of the disk: the cap when no size is set
+SHARE = 0.2                 # the cap as a share of the disk when no size is set
 #: a file is fetched whole if the needed ranges cover more than this share of it
 WORTHWHILE = 0.8
 
@@ -127,7 +127,7 @@ def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:
 
 def cache_for(remote: Remote, scratch: str) -> Cache | None:
     """The cache of this machine for tasks that work in `scratch`. None when it is switched off, when it is on another
-    disk (which hard links cannot reach), or when the files are in memory anyway."""
+    disk (which hard links cannot reach), or when scratch files are in memory anyway."""
     if remote.root.startswith("memory://"):
         return None
     said = os.environ.get("TOKENMILL_CACHE", ""), os.environ.get("TOKENMILL_CACHE_SIZE", "")
@@ -162,7 +162,7 @@ def _boot() -> str:
 
 
 def _endpoint(remote: Remote) -> str:
-    """The endpoint of the storage: equal addresses at different endpoints are different stores."""
+    """The endpoint of the storage. Equal addresses at different endpoints are different stores."""
     return str(getattr(remote.fs, "endpoint_url", None) or os.environ.get("AWS_ENDPOINT_URL_S3")
                or os.environ.get("AWS_ENDPOINT_URL", ""))
 
@@ -183,8 +183,8 @@ class Cache:
         return True
 
     def put(self, key: str, size: int, target: str, make: Callable[[str], None]) -> None:
-        """Provide the file `key`, which takes `size` bytes of disk, at `target`: from the cache, or by `make(path)`.
-        When several tasks want it at the same time, one makes it and the others wait."""
+        """Provide the file `key`, which takes `size` bytes of disk, at `target`. The file comes from the cache, or is
+        made by `make(path)`. When several tasks want it at the same time, one makes it and the others wait."""
         part = self.folder / f"{key}.{size}.part"
         full = False
         while not self.take(key, target):
@@ -202,13 +202,13 @@ class Cache:
                         continue
                     os.link(part, target)                               # before it can be evicted
                     os.replace(part, self.folder / key)
-                    os.fchmod(fd, 0o400)            # last: a `part` of a dead process must stay writable
+                    os.fchmod(fd, 0o400)            # done last, because a `part` of a dead process must stay writable
                     return
                 finally:
                     if _is(fd, part):
                         os.unlink(part)
             except EnvironmentFailure as e:
-                # the disk is full although the cache keeps to its cap: others use it, too. Make room, once
+                # others use the disk too, so it is full although the cache keeps to its cap. Make room, once
                 if full or not (isinstance(e.__cause__, OSError) and e.__cause__.errno in FULL and self.evict(0)):
                     raise
                 full = True
@@ -274,7 +274,7 @@ class Cache:
         try:
             return int((self.folder / ".total").read_text())
         except (OSError, ValueError):
-            return self.cap                                             # unknown: makes `_room` scan the cache
+            return self.cap                                             # an unknown total makes `_room` scan the cache
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Content keys: a result is stale when the log has no record under the key that is formed here.
+"""Content keys. A result is stale when the log has no record under the key that is formed here.
 
 A key is derived from a task's name, its version and its JSON arguments without locations. Three kinds of dict in the
 arguments have a special meaning:
@@ -28,8 +28,9 @@ _SPECIAL = frozenset({"$ref", "$file", "$list"})
 
 
 def task_key(task: str, args: Any) -> str:
-    """Key of the task at the import path `task` with these arguments. For a task from outside our packages, its class
-    and the source of its module count as well: it may inherit name and version from one of our tasks."""
+    """Key of the task at the import path `task` with these arguments. For a task from outside our packages, the key
+    also covers its class and the source of its module, because the task may inherit name and version from one of
+    ours."""
     found = load(task)
     module = task.partition(":")[0]
     if module.partition(".")[0] in OURS:
@@ -39,7 +40,7 @@ def task_key(task: str, args: Any) -> str:
 
 
 class SharedArgs:
-    """Keys of tasks that share most of their arguments: `common` is encoded once and not for every task."""
+    """Forms the keys of tasks that share most of their arguments. `common` is encoded once and not for every task."""
 
     def __init__(self, task: str, common: Mapping[str, Any]) -> None:
         self._task, self._common = task, common
@@ -49,7 +50,8 @@ class SharedArgs:
         self._encoded = _members(common)
 
     def key(self, args: Mapping[str, Any]) -> str:
-        """`task_key` of the common arguments and these, which replace those of the same name."""
+        """`task_key` of the common arguments and `args`; an argument in `args` replaces a common one of the same
+        name."""
         if not self._ours or _SPECIAL & (self._common.keys() | args.keys()):
             return task_key(self._task, {**self._common, **args})
         members = {**self._encoded, **_members(args)}
@@ -58,7 +60,7 @@ class SharedArgs:
 
 
 def _members(args: Mapping[str, Any]) -> dict[str, str]:
-    """The members of the object that stands for `args` in a key, encoded, by name."""
+    """The encoded members, by name, of the object that stands for `args` in a key."""
     return {name: f"{_json(name)}:{_json(placeless(value))}" for name, value in args.items() if name != "$volatile"}
 
 

@@ -7,9 +7,9 @@
 A part is a second name (hard link) of a file that a task wrote, or a copy made by the object store. The manifest is
 Parquet, too, with one row per part. Its name begins with a dot and has no suffix. Pandas, pyarrow, Hugging Face
 datasets and Spark skip such a name, and a glob over `*.parquet` never matches it, so all of them find only parts in the
-folder. On a local disk a folder is built aside and exchanged for the old one in one step. At any moment, whatever is
-killed, a glob over `datasets/NAME/part-*.parquet` therefore counts exactly the rows of the manifest beside it. On
-object storage new parts are written first, then the manifest, and then old parts are removed: a reader that follows the
+folder. On a local disk a folder is built aside and exchanged for the old one in one step. At any moment, even after a
+crash, a glob over `datasets/NAME/part-*.parquet` therefore counts exactly the rows of the manifest beside it. On object
+storage new parts are written first, then the manifest, and then old parts are removed: a reader that follows the
 manifest is always right, and a rerun after a crash makes the glob right, too.
 
 Publishing is not a commit: the file system does not refuse it to a driver that has lost the store to another. So the
@@ -45,7 +45,7 @@ from stages.document import DuplicateId
 
 #: hidden, and without `.parquet`: otherwise `datasets.load_dataset` of the folder would take it for a part
 MANIFEST, QUARANTINE = ".manifest", "quarantine.parquet"
-#: neither attempt names nor times, so that equal data has equal manifests
+#: it has neither attempt names nor times, so that equal data has equal manifests
 MANIFEST_SCHEMA = pa.schema([
     ("part", pa.string()),                     # file name in this folder
     ("key", pa.string()), ("node", pa.string()),               # key and node of the task that made it
@@ -79,14 +79,17 @@ class Part(NamedTuple):
 
 def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
             check_lease: Callable[[], None] = lambda: None, state: Sequence[str] = ()) -> None:
-    """Publish a dataset: the files `kept.parquet` of the records of its last pass, in this order, and `dropped.parquet`
-    and `quarantine.parquet` of those of all `passes`. Replaces an earlier publication of that name. Only for the driver
-    that holds the log: `check_lease` (`Log.check_lease`) raises when it has lost the log, and the folder being
-    published then keeps its old manifest. `state` names the records of all passes for `is_published`."""
+    """Publish a dataset and replace an earlier publication of that name.
+
+    The published files are `kept.parquet` of the records of the last pass, in the order of the records, and
+    `dropped.parquet` and `quarantine.parquet` of the records of all `passes`. Only the driver that holds the log may
+    call this: `check_lease` (`Log.check_lease`) raises when it has lost the log, and the folder being published then
+    keeps its old manifest. `state` names the records of all passes for `is_published`.
+    """
     folders = {f"{kind}/{name}": _parts() for kind in ("quarantine", "dropped", "datasets")}
     quarantine, dropped, kept = folders.values()
     for n, records in enumerate(passes, 1):
-        for record in records:                       # read once: there may be millions, and decoding one takes longest
+        for record in records:                       # read once, because decoding millions of records takes longest
             _add(quarantine, record, QUARANTINE)
             _add(dropped, record, "dropped.parquet")
             if n == len(passes):
@@ -98,9 +101,9 @@ def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
 
 
 def is_published(store: Store, name: str, state: Sequence[str]) -> bool:
-    """Whether the folders of a dataset are as `publish` left them for the records that `state` names: with the same
-    manifests, and with parts of the same names and sizes, which on a disk are still second names of other files. So a
-    run whose results are the same need not link millions of parts again."""
+    """Whether the folders of a dataset are as `publish` left them for the records that `state` names. The manifests
+    must be the same, and parts must have the same names and sizes. On a disk, each part must also still be a hard link.
+    A run with unchanged results then need not link millions of parts again."""
     try:
         document = json.loads(store.read(_published(name)))
         if document["state"] != list(state):
@@ -115,7 +118,7 @@ def _published(name: str) -> str:
 
 
 def _sums_of(store: Store, folder: str) -> list[str]:
-    """What `_publish` returned for a folder, computed from the folder."""
+    """The same values that `_publish` returned for a folder, computed from the folder."""
     total = 0
     if store.local is None:
         for entry in store.entries(folder):
@@ -131,13 +134,13 @@ def _sums_of(store: Store, folder: str) -> list[str]:
 
 
 def _part_sum(name: str, size: int) -> int:
-    """A number for a part of a folder. Their sum is compared: a listing comes in any order."""
+    """A number for a part of a folder. The sum of these numbers is compared, because a listing comes in any order."""
     return int.from_bytes(hashlib.blake2b(f"{size} {name}".encode("utf-8", "surrogateescape"), digest_size=16).digest())
 
 
 def stream_quarantine(stream: str) -> str:
-    """Name, below `quarantine/`, of the documents that a token stream lost. No dataset can have it: dataset names hold
-    no '='."""
+    """Name, below `quarantine/`, of the folder of documents that a token stream lost. No dataset can have this name,
+    because dataset names hold no '='."""
     return f"shards={stream}"
 
 
@@ -163,7 +166,7 @@ def _add(parts: Spilled[Part], record: PartRecord, file: str) -> None:
 
 
 def _publish(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
-    """Publish one folder. Returns the hash of the manifest, and a sum over names and sizes of the parts."""
+    """Publish one folder. Returns the hash of the manifest, and a sum over the names and sizes of the parts."""
     check_lease()
     publish_parts = _replace if store.local is not None else _update
     return publish_parts(store, folder, parts, check_lease)
@@ -231,8 +234,8 @@ def _show(aside: Path, target: Path, check_lease: Callable[[], None]) -> None:
 
 
 def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
-    """Copy missing parts on the server's side, many at a time, then write the manifest, then remove parts it does not
-    name. Memory: names and sizes of the parts published before."""
+    """Copy missing parts on the server's side, many at a time, then write the manifest, then remove parts that the
+    manifest does not name. Memory: names and sizes of the parts published before."""
     present = {entry.path.removeprefix(f"{folder}/"): entry.size for entry in store.entries(folder)}
     with Scratch() as scratch:
         local = Path(scratch.path, MANIFEST)
@@ -240,9 +243,9 @@ def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Calla
             def missing() -> Iterator[tuple[str, str]]:
                 for n, part in enumerate(parts, 1):
                     manifest.add(part)
-                    if n % VERIFY_PARTS == 0:      # copying may take hours: do we still hold the log?
+                    if n % VERIFY_PARTS == 0:      # copying may take hours, and another driver may have taken the log
                         check_lease()
-                    # a name stands for its content, but a truncated copy would have another size
+                    # the name identifies the content, but a truncated copy would have another size
                     if present.pop(part.part, None) != part.bytes:
                         yield part.path, f"{folder}/{part.part}"
             try:
@@ -258,7 +261,7 @@ def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Calla
 
 
 def link_committed(store: Store, path: str, to: str) -> None:
-    """Give a file that the log names a second name, replacing an earlier damaged file of that name."""
+    """Give a file that the log names a second name. An earlier damaged file of that second name is replaced."""
     try:
         store.link(path, to, anew=True)
     except FileNotFoundError as e:
@@ -283,7 +286,7 @@ class ManifestWriter:
             self._flush()
 
     def sums(self) -> list[str]:
-        """As `_sums_of`. Only after the end of the context."""
+        """The same values that `_sums_of` returns. Call it only after the context has ended."""
         return [file_sha256(self._path), f"{self._total % _SUM:x}"]
 
     def _flush(self) -> None:
@@ -324,7 +327,7 @@ def iter_batches(store: Store, folder: str, columns: list[str] | None = None,
 
 
 def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the same rows as dicts."""
+    """Yield the rows that `iter_batches` yields, as dicts."""
     for batch in iter_batches(store, folder, columns, 64):
         yield from batch.to_pylist()
 

@@ -90,9 +90,9 @@ def files_below(top: Path) -> Iterator[tuple[str, int]]:
 
 
 def leftovers(top: Path, clock: Path) -> list[str]:
-    """Leftovers below the store `top`, as relative paths: unfinished files whose writers died, and witnesses of drivers
-    that died. A file counts if it is more than an hour older than `clock`, a file just written, whose time comes from
-    the same clock."""
+    """Leftovers below the store `top`, as relative paths. They are unfinished files whose writers died, and witnesses
+    of drivers that died. A file counts if it is more than an hour older than `clock`. That is a file just written to
+    the same file system, so both times come from one clock."""
     now, found = clock.stat().st_mtime, []
 
     def look(folder: Path, deep: bool = True) -> None:

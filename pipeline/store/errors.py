@@ -35,9 +35,9 @@ class EnvironmentFailure(StoreError):
 
 
 class DamagedFile(StoreError):
-    """A file of the store is not what its record says: missing, truncated, or with other bytes.
+    """A file of the store is not what its record says: it is missing, truncated, or has other bytes.
 
-    `path`: relative to the store. A driver that meets it retires the record and has the file made again.
+    `path` is relative to the store. A driver that meets such a file retires the record and has the file made again.
     """
 
     def __init__(self, path: str, why: str) -> None:
@@ -47,8 +47,8 @@ class DamagedFile(StoreError):
 
 
 def remedy_of(paths: Iterable[str]) -> str:
-    """How to fix damaged files. A run checks the bytes of the objects it reads and writes its own files and manifests
-    anew, but it checks only the sizes of the copies it published."""
+    """How to fix damaged files. A run checks the bytes of the objects it reads, and writes its own files and manifests
+    anew. It checks only the sizes of the copies it published."""
     if all(path.startswith(("objects/", "runs/", "log/")) or path.rpartition("/")[2] in (".manifest", "shards.json")
            for path in paths):
         return "run the recipe again to make it anew, or look at everything with `tokenmill store verify`"
@@ -67,7 +67,7 @@ def cannot_write(path: str | os.PathLike[str], error: OSError) -> StoreError:
 
 @contextlib.contextmanager
 def disk_full(folder: str) -> Iterator[None]:
-    """Turn a full disk, while files are written in `folder`, into an EnvironmentFailure that names it. Other errors
+    """Turn a full disk into an EnvironmentFailure that names `folder`, while files are written there. Other errors
     pass."""
     try:
         yield

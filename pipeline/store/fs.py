@@ -93,10 +93,11 @@ class Store:
 
     @contextlib.contextmanager
     def parquet(self, path: str, sha256: str = "") -> Iterator[pq.ParquetFile]:
-        """Open a Parquet file (`pipeline.base.parquet`) as a context manager. Read it with `use_threads=False`: an
-        Arrow thread that drops a buffer of a Python file while the interpreter ends aborts the process. With `sha256`,
-        from its record or manifest, the whole file is checked first. Raises DamagedFile when it is not as it was
-        written.
+        """Open a Parquet file (`pipeline.base.parquet`) as a context manager. With `sha256`, from its record or
+        manifest, the whole file is checked first. Raises DamagedFile when the file is not as it was written.
+
+        Read it with `use_threads=False`. Otherwise an Arrow thread that drops a buffer of a Python file while the
+        interpreter ends aborts the process.
         """
         if sha256:                                     # page checksums do not cover headers and footer
             with tempfile.TemporaryDirectory() as scratch, open_parquet(self.checked(path, sha256, scratch)) as file:
@@ -113,8 +114,8 @@ class Store:
             return read_table(io.BytesIO(data))
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        """Paths of all files below `prefix`, sorted; only those behind the path `after` (S3 sends no others).
-        Unfinished files that dead writers left are not listed."""
+        """Sorted paths of all files below `prefix` that come after the path `after`. S3 sends no others over the
+        network. Unfinished files that dead writers left are not listed."""
         return (entry.path for entry in self.entries(prefix, after))
 
     def entries(self, prefix: str, after: str = "") -> Iterator[Entry]:
@@ -130,11 +131,11 @@ class Store:
     def fetch(self, path: str, scratch: str, *, size: int | None = None, version: str | None = None,
               needs: Needs | None = None) -> str:
         """Return the path of the file on local disk. A remote file is downloaded, through this machine's cache, to a
-        file in `scratch` that must not be written to. With `needs` only those byte ranges are sure to be there; the
+        file in `scratch` that must not be written to. With `needs` only those byte ranges are sure to be filled; the
         rest may be holes.
 
-        `size` and `version` (from `entries`) are the file's expected ones; ChangedFile otherwise. A file that is never
-        overwritten under its name needs no version.
+        `size` and `version` (from `entries`) are those that the file is expected to have. Raises ChangedFile when it
+        has others. A file that is never overwritten under its name needs no version.
         """
         if self.local is not None:
             return self.at(path)
@@ -172,9 +173,10 @@ class Store:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
-        """Create `path` with `data` if and only if it does not exist. True when it was created. Durable on return.
+        """Create `path` with `data` if and only if it does not exist. Returns True when it was created. The file is
+        durable on return.
 
-        On object storage a request may be performed twice and the second one refused. There True means that the file
+        On object storage a request may be performed twice, and the second one refused. There True means that the file
         holds exactly `data`, so `data` should hold a nonce. Raises StoreError when the store cannot be written or its
         file system has no hard links.
         """
@@ -199,8 +201,8 @@ class Store:
             disk.move(local, self.local / path)
 
     def replace(self, local: str, path: str) -> None:
-        """Move a finished scratch file to `path`, replacing what is there: readers see the old or the new one, as with
-        `write`."""
+        """Move a finished scratch file to `path`, replacing the file there. Readers see the old file or the new one, as
+        with `write`."""
         if self.local is None:
             self.remote.upload(local, path)
             os.unlink(local)
@@ -248,8 +250,8 @@ class Store:
         return sum(1 for _ in self.map(self.remove, paths))
 
     def map(self, call: Callable[[S], T], items: Iterable[S], most: int = REQUESTS) -> Iterator[T]:
-        """Yield `call(item)` for each item, in order: one after the other on a disk, up to `most` at a time on object
-        storage, where each is a request."""
+        """Yield `call(item)` for each item, in order. On a disk the calls run one after the other; on object storage,
+        where each is a request, up to `most` run at a time."""
         return map(call, items) if self.local is not None else in_parallel(call, items, most)
 
     def check_conditional_put(self) -> None:

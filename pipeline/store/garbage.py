@@ -31,15 +31,15 @@ from pipeline.store.temp import scratch_database
 from pipeline.store.view import LogView
 
 logger = logging.getLogger("tokenmill")
-#: where `pipeline.plan.fresh` and `pipeline.store.dataset` keep what shows that nothing has changed
+#: folder of the files by which `pipeline.plan.fresh` and `pipeline.store.dataset` see that nothing has changed
 NODES = "nodes"
-VERIFY_EVERY = 1000      # files removed between two checks that this driver is not fenced
+VERIFY_EVERY = 1000      # files removed between two checks of the lease
 
 
 # -- files that no record names ---------------------------------------------------------------------------------------
 class Swept(NamedTuple):
-    """Result of `collect_garbage`: the numbers of files and emptied folders it removed, and the recorded files that are
-    missing or of the wrong size, with what is wrong with each."""
+    """Result of `collect_garbage`: the numbers of files and emptied folders that it removed, and the recorded files
+    that are missing or of the wrong size, each with a description of the damage."""
 
     files: int
     folders: int
@@ -49,11 +49,11 @@ class Swept(NamedTuple):
 def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
     """Remove files of three kinds: those of attempts of older epochs that no record names, lists of files for tasks
     (written again when needed), and temporary files of dead writers. Retire records whose files are missing or of
-    another size. Call it before tasks run: it may remove an empty folder that a task is about to upload into.
+    another size. Call this before tasks run, because it may remove an empty folder that a task is about to upload into.
 
-    It is safe at any time. An attempt of an older epoch that is not in the log never gets there, since its driver is
-    fenced. Attempts of this epoch or a later one are not touched. A fenced driver removes nothing. Memory grows with
-    the number of files that are removed, not with those that exist.
+    Removal is safe. An attempt of an older epoch that is not in the log never gets there, since its driver is fenced.
+    Attempts of this epoch or a later one are not touched. A fenced driver removes nothing. Memory grows with the number
+    of files that are removed, not with the number that exist.
     """
     store = log.store
     log.flush()
@@ -95,7 +95,8 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
 
 
 def _while_ours(log: Log, names: Iterable[str], verify_every: int) -> Iterator[str]:
-    """Listing and removing take time: the next driver may already own lists and folders."""
+    """Yield the names, and check the lease every `verify_every` of them. Listing and removing take time, and another
+    driver may by then own the lists and folders."""
     for n, name in enumerate(names):
         if n % verify_every == 0:
             log.check_lease()
@@ -103,8 +104,8 @@ def _while_ours(log: Log, names: Iterable[str], verify_every: int) -> Iterator[s
 
 
 def _objects(store: Store) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield the folders below objects/ with names and sizes of their files. On a disk they come in any order: sorting a
-    million of them would take memory."""
+    """Yield the folders below objects/ with names and sizes of their files. On a disk the folders come in any order,
+    because sorting a million of them would take memory."""
     if store.local is None:
         pairs = ((*entry.path.removeprefix("objects/").partition("/")[::2], entry.size)
                  for entry in store.entries("objects"))
@@ -122,7 +123,7 @@ def _objects(store: Store) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def _differing(named: Mapping[str, int], there: Mapping[str, int]) -> dict[str, str]:
-    """Files of a record that are missing or have another size, with what is wrong with each."""
+    """Files of a record that are missing or have another size, each with a description of the difference."""
     return {path: "is gone" if path not in there else f"has {there[path]:,} bytes instead of {size:,}"
             for path, size in named.items() if there.get(path) != size}
 
@@ -147,8 +148,9 @@ def packed_segments(store: Store, before: int) -> list[str]:
 
 
 def remove_packed_segments(log: Log, verify_every: int = VERIFY_EVERY) -> int:
-    """Remove them, and return their number. `log` must be held by us. Readers that are about to read one go on from
-    the pack (`LogView.refresh`); `pipeline.store.log` says what keeps drivers safe."""
+    """Remove the segments that `packed_segments` names, and return their number. This driver must hold `log`. Readers
+    that are about to read such a segment go on from the pack (`LogView.refresh`); `pipeline.store.log` explains why
+    drivers are safe."""
     store, names = log.store, packed_segments(log.store, log.opened)
     if names:
         marked = set(store.list("log/epochs"))
@@ -169,7 +171,7 @@ class Unnamed:
 
 
 def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]:
-    """Records that could be removed, and the (key, attempt) of each. Memory: those pairs."""
+    """Count the records that could be removed, and return the (key, attempt) of each. Memory: those pairs."""
     named = scratch_database()
     named.execute("CREATE TABLE named (key TEXT PRIMARY KEY) WITHOUT ROWID")
     runs = {path.split("/")[1] for path in store.list("runs") if path.count("/") > 1}
@@ -192,8 +194,8 @@ def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]
 
 
 def remove_unnamed(store: Store, log: Log) -> Unnamed:
-    """Retire the records that no run names, and remove their files. `log` must be held by us, so that no run is under
-    way."""
+    """Retire the records that no run names, and remove their files. This driver must hold `log`, so that no run is
+    under way."""
     what, pairs = unnamed(store, log)
     log.retire_unnamed(pairs)
     if pairs:                             # the files of fresh nodes (`pipeline.plan.fresh`) are older than the log now

@@ -1,4 +1,4 @@
-"""Lists that are too long for the arguments of a task: they become files of the store, which the arguments name.
+"""Lists that are too long for the arguments of a task. They become files of the store, which the arguments name.
 
 Every reduce task of a wave reads files of all its map tasks. Written out in every spec, their names would be groups
 times buckets in number. So `ListFiles.fold` writes a list once and replaces it in the arguments by
@@ -6,8 +6,8 @@ times buckets in number. So `ListFiles.fold` writes a list once and replaces it 
     {"$list": "objects/lists/SHA256.json", "content": hash of its items, "items": n}
 
 `unfold` gives the task its list back. As with a `$ref`, only `content` enters the key of the task. It is a hash of the
-items without their locations, so the key identifies what the list itself would. Which lists become files depends on
-their lengths alone. A file is named by the hash of its bytes, so every writer writes the same file.
+items without their locations, so the key depends on the same things as if it held the list itself. Which lists become
+files depends on their lengths alone. A file is named by the hash of its bytes, so every writer writes the same file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _KNOWN = 16
 
 
 class ListFiles:
-    """Replaces long lists by files. `put(path, bytes)` creates a file of the store unless it exists; without `put`
-    nothing is written, but the arguments, and so the keys, are the same."""
+    """Replaces long lists by files. `put(path, bytes)` creates a file of the store unless it exists. Without `put`
+    nothing is written, but the arguments, and therefore the keys, are the same."""
 
     def __init__(self, put: Callable[[str, bytes], Any] | None = None) -> None:
         self._put = put
@@ -39,8 +39,8 @@ class ListFiles:
         self._known: OrderedDict[int, tuple[list[Any], dict[str, Any]]] = OrderedDict()
 
     def fold(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with their long lists replaced by files. Lists must not be changed afterwards: one that several
-        drafts share is written only once."""
+        """The arguments with their long lists replaced by files. A list must not be changed afterwards, because a list
+        that several drafts share is written only once."""
         return {k: v if k == "$volatile" else self._value(v) for k, v in args.items()}
 
     def _value(self, value: Any) -> Any:
@@ -69,7 +69,7 @@ class ListFiles:
 
 
 def unfold(value: Any, read: Callable[[str], bytes]) -> Any:
-    """The value with all its lists restored. Raises DamagedFile for a file that does not hold what was written."""
+    """The value with all its lists restored. Raises DamagedFile when a file does not hold what was written to it."""
     if isinstance(value, dict):
         if "$list" not in value:
             return {k: v if k == "$volatile" else unfold(v, read) for k, v in value.items()}

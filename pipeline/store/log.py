@@ -1,22 +1,23 @@
 """The commit log: which tasks are done, in segments appended by put-if-absent (docs/contracts.md: Store).
 
-Segments are `log/00000001.json`, `log/00000002.json`, … (`pipeline.store.segment`). The body of one has one of two
-kinds. An *epoch* segment gives one driver the lease: any other driver then meets, at its next append, a
-segment it did not write, and raises Fenced. A *records* segment holds part records of that driver and the rows its
-supervisors quarantined. The first record of a key counts until a driver finds its files damaged or missing and retires
-it; then the next one counts. Segments are never changed, so replaying the log means reading them in order
-(`pipeline.store.view`), or the snapshot of them that the driver takes in the background (`pipeline.store.snapshot`).
+Segments are `log/00000001.json`, `log/00000002.json`, … (`pipeline.store.segment`). A segment's body has one of two
+kinds. An *epoch* segment gives one driver the lease: any other driver then meets, at its next append, a segment it did
+not write, and raises Fenced. A *records* segment holds part records of that driver and the rows its supervisors
+quarantined. The first record of a key counts until a driver finds its files damaged or missing and retires it; then the
+next record of the key counts. Segments are never changed, so replaying the log means reading them in order
+(`pipeline.store.view`), or reading the snapshot of them that the driver takes in the background
+(`pipeline.store.snapshot`).
 
-`store gc` removes segments that a snapshot holds, except those that are newer than the epoch of its driver and those
+`store gc` removes segments that a snapshot holds. It keeps those that are newer than the epoch of its driver and those
 that open an epoch. So a driver that was fenced long ago still meets, at its next append, the epoch that fenced it. A
-driver that had read the log before a `store gc`, and appends its epoch after it, may find a free name in the middle of
-the log. The file `log/epochs/EPOCH` tells it so: `store gc` makes one for every epoch up to its own before it removes
-anything.
+driver that read the log before a `store gc`, and appends its epoch after it, may find a free name in the middle of the
+log. The file `log/epochs/EPOCH` tells the driver that this happened: `store gc` makes one such file for every epoch up
+to its own before it removes anything.
 
-A driver that finds an epoch which was not closed checks its holder. On the same machine a dead process is recognised at
-once. Otherwise the driver reads the heartbeat (`log/heartbeat/EPOCH.json`, a counter) once a second: if the counter
-does not change for PATIENCE_S, its driver is taken for dead. The heartbeat only decides when to try; safety rests on
-the segments alone.
+A driver that finds an epoch that was not closed checks the epoch's holder. On the same machine a dead process is
+recognised at once. Otherwise the driver reads the heartbeat (`log/heartbeat/EPOCH.json`, a counter) once a second. If
+the counter does not change for PATIENCE_S, the holder is taken for dead. The heartbeat only decides when to try; safety
+rests on the segments alone.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ SEGMENT_RECORDS = 1000       # docs/contracts.md: Store
 SEGMENT_S = 1.0              # age of the oldest waiting record, in seconds, at which a segment is written
 HEARTBEAT_S = 5.0
 PATIENCE_S = 20.0            # four heartbeats: a counter that stands still this long means a dead or cut-off driver
-RETRIES = 8                  # of a put whose outcome is unknown (object store time-outs)
+RETRIES = 8                  # tries of a put whose outcome is unknown (object store time-outs)
 
 T = TypeVar("T")
 log = logging.getLogger("tokenmill")
@@ -79,7 +80,7 @@ def heartbeat_name(epoch: int) -> str:
 
 
 def epoch_mark(epoch: int) -> str:
-    """A file that is there once `store gc` may have removed segments of an epoch before this one."""
+    """The path of a file that exists once `store gc` may have removed segments of an epoch before this one."""
     return f"log/epochs/{epoch:08d}"
 
 
@@ -109,7 +110,7 @@ class Log(LogView):
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._packer: threading.Thread | None = None
-        self._next_snapshot = 0                               # number of segments at which one is due
+        self._next_snapshot = 0                               # number of segments at which a snapshot is due
 
     @staticmethod
     def read(store: Store) -> LogView:
@@ -136,9 +137,9 @@ class Log(LogView):
         return log
 
     def _begin(self, me: Holder, takeover: bool) -> None:
-        """Append an epoch of our own once no living driver holds the lease."""
+        """Append an epoch of this driver's own once no living driver holds the lease."""
         self.store.check_conditional_put()
-        late = -1                                             # epoch that we opened too late
+        late = -1                                             # epoch that we opened although its mark was there
         met = 0                                               # segment we last tried to write and found taken
         while True:
             try:
@@ -162,7 +163,7 @@ class Log(LogView):
                     self._replay(met, body)
                     self.opened = met
                     break
-            # another driver was faster, or much faster and `store gc` as well: read on
+            # another driver was faster, and `store gc` may have run as well: read on
         self._next_snapshot = 0 if self.holes else self.packed + self._pack_segments
         self._beat()
 
@@ -210,8 +211,8 @@ class Log(LogView):
             pass
 
     def tend(self) -> bool:
-        """Write records that have waited for SEGMENT_S, and the heartbeat when it is due. False once nothing can be
-        written any more; the driver's next call then raises the reason."""
+        """Write records that have waited for SEGMENT_S, and the heartbeat when it is due. Returns False once nothing
+        can be written any more; the driver's next call then raises the reason."""
         with self._lock:
             if self._uncommitted and self._clock.now() - self._oldest >= SEGMENT_S:
                 try:
@@ -231,8 +232,8 @@ class Log(LogView):
         return True
 
     def _take_snapshot(self) -> None:
-        """Pack the segments that no sound pack holds. Runs without the lock, so that no commit waits for it. What a
-        driver leaves that is killed or fenced meanwhile are packs of committed segments, which do no harm."""
+        """Pack the segments that no sound pack holds. It runs without the lock, so that no commit waits for it. A
+        driver that is killed or fenced meanwhile leaves packs of committed segments, which do no harm."""
         with self._lock:
             last = self.segments
             tail = last - self.packed >= self._pack_segments or self.unpacked >= 2 * PACK_BYTES
@@ -262,9 +263,9 @@ class Log(LogView):
 
     # -- writing -------------------------------------------------------------------------------------------------
     def append(self, record: PartRecord) -> PartRecord:
-        """Commit `record` with the next segment, about SEGMENT_S from now (`flush` waits for it). Returns the record
-        that counts, which is the first one for its key. Raises OtherContent when a retired record of this key had files
-        with other contents."""
+        """Add `record` to the next segment, which is committed about SEGMENT_S from now (`flush` waits for it). Returns
+        the record that counts, which is the first one for its key. Raises OtherContent when a retired record of this
+        key had files with other contents."""
         with self._lock:
             self._check()
             before = self.retired_contents(record.key)
@@ -282,8 +283,8 @@ class Log(LogView):
 
     def quarantine(self, key: str, row: int, stage: int, reason: str) -> None:
         """Commit the quarantine of a row of the task `key` before that task is done, so that the next attempt skips the
-        row even if this driver dies. It is written about SEGMENT_S from now (`flush` waits for it). The first verdict
-        counts."""
+        row even if this driver dies. The quarantine is written about SEGMENT_S from now (`flush` waits for it). The
+        first verdict on a row counts."""
         entry = {"key": key, "row": row, "stage": stage, "reason": reason}
         with self._lock:
             self._check()
@@ -292,7 +293,7 @@ class Log(LogView):
 
     def release(self, key: str) -> None:
         """Withdraw, durably, the quarantine of all rows of the task `key`. The task has failed for good, so nothing
-        shows that its rows are to blame. The next attempt reads them again."""
+        shows that its rows are to blame, and the next attempt reads them again."""
         with self._lock:
             self._check()
             if self._quarantined_rows.pop(key, None) is not None:
@@ -301,18 +302,18 @@ class Log(LogView):
 
     def retire(self, key: str, attempt: str, why: str) -> bool:
         """Withdraw, durably, the record of `key` that `attempt` made, because its files are damaged or missing. The
-        task runs again when it is needed. False when that record does not count (any more)."""
+        task runs again when its result is needed. Returns False when that record does not count (any more)."""
         return self._retire_all([{"key": key, "attempt": attempt, "why": why}]) > 0
 
     def retire_unnamed(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Withdraw, durably, records that no run names, given as (key, attempt). The contents of their files are
-        forgotten."""
+        """Withdraw, durably, the records that no run names, given as (key, attempt). The log forgets the contents of
+        their files, so other contents are accepted later."""
         self._retire_all({"key": key, "attempt": attempt, "why": "no run names it", "unnamed": True}
                          for key, attempt in pairs)
 
     def retire_files(self, damaged: Mapping[str, str]) -> int:
-        """Withdraw, durably, the records that name damaged files: path (objects/KEY/ATTEMPT.name) → what is wrong with
-        it. Returns the number of records. A path that no record names is ignored."""
+        """Withdraw, durably, the records that name damaged files. `damaged` maps a path (objects/KEY/ATTEMPT.name) to a
+        description of the damage. Returns the number of records. A path that no record names is ignored."""
         def entries() -> Iterator[dict[str, Any]]:
             for path, why in damaged.items():
                 key = path.split("/")[1] if path.startswith("objects/") else ""
@@ -322,7 +323,7 @@ class Log(LogView):
         return self._retire_all(entries())
 
     def _retire_all(self, entries: Iterable[dict[str, Any]]) -> int:
-        """Write the entries, a bounded number per segment: a lost folder of the store may have held a million files."""
+        """Write the entries, a bounded number per segment. A lost folder of the store may have held a million files."""
         retired = 0
         with self._lock:
             self.flush()
@@ -344,7 +345,7 @@ class Log(LogView):
 
     @property
     def _uncommitted(self) -> bool:
-        """Whether anything is waiting to be written, or was being written when we were interrupted."""
+        """Whether anything is waiting to be written, or was being written when this process was interrupted."""
         return bool(self._waiting or self._quarantined or self._released or self._retired
                     or (self._sending is not None and self._sending[0] > self.segments))
 
@@ -395,8 +396,9 @@ class Log(LogView):
             raise self._failed
 
     def _put(self, number: int, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Put a segment if its name is free. Returns None when the segment is ours, otherwise the body found there. The
-        nonce resolves time-outs, and refusals of a request that a client library repeated after it had succeeded."""
+        """Put a segment if its name is free. Returns None when the segment there is ours, otherwise the body found
+        there. The nonce tells which, also after a time-out, and after a refusal of a request that a client library
+        repeated although it had succeeded."""
         data, name = encode_segment(body), segment_name(number)
         for attempt in range(RETRIES + 1):
             try:
@@ -425,8 +427,8 @@ class Log(LogView):
                          f"run again, what was committed is kept")
 
     def close(self) -> None:
-        """Commit what waits and give up the lease. While something appended is not committed, raises what `flush`
-        raises, even if that happened in the background. A second call does nothing."""
+        """Commit what waits and give up the lease. If something appended cannot be committed, raises the error that
+        `flush` raises, even if it happened in the background. A second call does nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,7 +1,7 @@
 """The records of the packs that a view of the log was read from (`pipeline.store.snapshot`).
 
-Their bytes lie compressed in a temporary file; in memory are 50 bytes for each record, as arrays. A record is decoded
-when somebody asks for it.
+The bytes of the records lie compressed in a temporary file. Memory holds 50 bytes for each record, as arrays. A record
+is decoded only when it is asked for.
 """
 
 from __future__ import annotations
@@ -18,37 +18,39 @@ import numpy as np
 from pipeline.store.errors import disk_full
 from pipeline.store.snapshot import BLOCK, PackData, digest, inflate
 
-#: decompressed blocks that are kept: the records of a plan's next tasks lie near each other
+#: decompressed blocks that are kept, because the records of a plan's next tasks lie near each other
 CACHED_BLOCKS = 64
 
 
 class PackedRecords:
-    """Records by their number, which is their place in the order of commits; and by key, which of them counts.
+    """Records of packs, found by number or by key. A record's number is its place in the order of commits. At most one
+    record of a key counts.
 
-    Until `settle` was called, nothing can be found. Then, for each key, its first record counts. `drop` makes the next
-    one count, as far as it comes behind `limit`: the records before it were ignored when they were committed. While a
-    log is replayed, `limit` says how far, and later records are not found yet.
+    Until `settle` has been called, no record can be found. Then the first record of each key counts. `drop` withdraws a
+    record and makes the next record of its key count whose number is at least `limit`. Records between the two do not
+    count, because they were ignored when they were committed. While a log is replayed, `limit` is the number of records
+    replayed so far, and later records cannot be found yet.
     """
 
     def __init__(self) -> None:
         self.limit = 0
-        #: (how many records come before it, its number, what it says beside records) of segments, in their order
+        #: (number of records before it, its number, its body without records) of each segment with more than records
         self.events: list[tuple[int, int, dict[str, Any]]] = []
-        self._file = tempfile.TemporaryFile()                 # noqa: SIM115 - it lives as long as we do
+        self._file = tempfile.TemporaryFile()                 # noqa: SIM115 - it lives as long as this object
         self._size = 0
         self._added = 0
-        self._columns: list[tuple[np.ndarray, ...]] = []      # of each pack, until `settle`
+        self._columns: list[tuple[np.ndarray, ...]] = []      # columns of each pack, until `settle`
         self._numbers: list[int] = []                         # number of each pack's first record
         self._raw: list[int] = []                             # bytes of each pack's segments
-        self._offsets: list[np.ndarray] = []                  # of each pack's blocks in the file
-        self._keys, self._order = np.empty(0, "S16"), np.empty(0, np.int32)     # sorted; number of each
+        self._offsets: list[np.ndarray] = []                  # places of each pack's blocks in the file
+        self._keys, self._order = np.empty(0, "S16"), np.empty(0, np.int32)     # sorted keys; the record number of each
         self._replay_keys = np.empty(0, "S16")
         self._places, self._lengths = np.empty(0, "<u8"), np.empty(0, "<u4")
         self._counts = np.empty(0, bool)
         self._block = functools.lru_cache(CACHED_BLOCKS)(self._read_block)
 
     def add(self, data: PackData, begin: int) -> None:
-        """Add what a pack holds of the segments from `begin` on."""
+        """Add the segments of a pack from the segment `begin` on."""
         with disk_full(tempfile.gettempdir()):
             self._file.write(data.blocks)
             self._file.flush()
@@ -66,7 +68,7 @@ class PackedRecords:
         self._added = int(before[-1])
 
     def settle(self) -> list[int]:
-        """Build the index of all that was added. Returns the numbers of the records that quarantine documents."""
+        """Build the index of all records added. Returns the numbers of the records that quarantine documents."""
         if not self._columns:
             return []
         keys, self._replay_keys, self._places, self._lengths, quarantines = (
@@ -96,7 +98,7 @@ class PackedRecords:
         return bool(self._counts[number])
 
     def drop(self, key: str, number: int) -> None:
-        """The record `number` counts no more."""
+        """Make the record `number` of this key no longer count."""
         self._counts[number] = False
         for later in self.numbers_of(key):
             if later >= self.limit:
@@ -104,7 +106,7 @@ class PackedRecords:
                 break
 
     def data(self, number: int) -> bytes:
-        """The record, encoded."""
+        """The encoded record."""
         place, length = int(self._places[number]), int(self._lengths[number])
         pack = bisect_right(self._numbers, number) - 1
         first, last = place // BLOCK, (place + length - 1) // BLOCK
@@ -118,7 +120,7 @@ class PackedRecords:
 
     # -- all records ---------------------------------------------------------------------------------------------
     def __len__(self) -> int:
-        """How many records count."""
+        """The number of records that count."""
         return int(np.count_nonzero(self._counts[:self.limit]))
 
     def numbers(self, after: int = -1) -> Iterator[int]:
@@ -147,7 +149,7 @@ class PackedRecords:
 
 
 def _equal(keys: np.ndarray, numbers: np.ndarray, key: str) -> list[int]:
-    """Of the numbers that belong to sorted keys, those of `key`."""
+    """The numbers that belong to `key`. `keys` is sorted; `numbers` holds the number of each key."""
     wanted = digest(key)
     first = last = int(np.searchsorted(keys, wanted))
     while last < len(keys) and keys[last] == wanted:

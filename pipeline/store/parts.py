@@ -272,7 +272,7 @@ def _meta_json(meta: dict[str, Any]) -> str:
 
 
 def _order(ids: pa.ChunkedArray) -> tuple[np.ndarray, int | None]:
-    """(rows in the order of their ids, a row whose id occurs twice or None)."""
+    """Returns the rows in the order of their ids, and a row whose id occurs twice (None: there is none)."""
     text = "".join(ids.to_pylist())
     raw = _unhex(text) if len(text) == 32 * len(ids) else None
     if raw is not None and pc.all(pc.equal(pc.binary_length(ids), 32)).as_py():      # our own ids: as numbers, faster

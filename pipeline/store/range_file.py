@@ -12,8 +12,9 @@ AHEAD_LEAST, AHEAD_MOST = 256 << 10, 8 << 20
 
 
 class RangeFile(io.RawIOBase):
-    """An object as a file to read. It fetches what is asked for, and reads ahead by 256 KiB, doubled up to 8 MiB while
-    reading is sequential. A Parquet footer therefore costs little, and a row group takes few requests."""
+    """An object as a file to read. It fetches the bytes that are asked for. It also reads ahead by 256 KiB, doubled up
+    to 8 MiB while reading is sequential. A Parquet footer therefore costs little, and a row group takes few
+    requests."""
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
         self.size, self._fetch = size, fetch

@@ -1,7 +1,7 @@
 """Commit records: the data that a finished task leaves in the log.
 
-Counters are nested dicts of numbers. Leaves are added up, except outermost keys that begin with `max_`, of which the
-maximum is taken.
+Counters are nested dicts of numbers. To merge two of them, leaves are added up; for outermost keys that begin with
+`max_` the maximum is taken.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 from stages.task import Counters as Counters
 
-#: stage of a quarantined row that killed the process while it was read from the task's first input file (number 0);
-#: READING - n for input file number n
+#: The stage of a quarantined row that killed the process while it was being read. READING stands for the task's first
+#: input file, and READING - n for input file number n, counted from 0.
 READING = -2
 
 
 @dataclass
 class FileInfo:
-    """One file a task wrote, as committed. `content` identifies what it says (canonical rows for document parts,
-    otherwise the sha256 of the bytes); `sha256` is the hash of its bytes."""
+    """A file that a task wrote, as committed. `content` is a hash of what the file says: of canonical rows for document
+    parts, otherwise the sha256 of the bytes. `sha256` is the hash of its bytes."""
 
     path: str
     bytes: int
@@ -51,8 +51,8 @@ class PartRecord:
     replay_key: str = ""               # that of its spec
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON-able dict. It shares counters, quarantine and meta with the record: copying them would take most of a
-        commit's time."""
+        """The record as a dict that can be written as JSON. It shares counters, quarantine and meta with the record,
+        because copying them would take most of a commit's time."""
         return {**vars(self), "files": {name: dict(vars(info)) for name, info in self.files.items()}}
 
     @classmethod

@@ -1,4 +1,5 @@
-"""Object storage below one URL, through fsspec: S3, Google Cloud Storage, the Hugging Face hub, or whatever it knows.
+"""Object storage below one URL, through fsspec: S3, Google Cloud Storage, the Hugging Face hub, or any other that
+fsspec knows.
 
 Every request goes through `retry.patiently`. Large objects move in parallel pieces, each of which is retried by itself.
 Their sizes follow from two numbers: a request takes some 30 ms until its first byte, and a connection then carries some
@@ -72,21 +73,21 @@ def version_of(info: dict[str, Any]) -> str:
 class Remote:
     """Objects below `root`. Paths are relative to it, with forward slashes.
 
-    Raises FileNotFoundError for an object that does not exist, otherwise StoreError: an EnvironmentFailure when storage
-    kept failing through all retries.
+    Raises FileNotFoundError for an object that does not exist, and StoreError for other failures. The StoreError is an
+    EnvironmentFailure when storage kept failing through all retries.
     """
 
     #: keyword arguments of the fsspec filesystem
     options: dict[str, Any] = {}  # noqa: RUF012
-    #: tries of a request; None: as many as `retry` makes by default
+    #: tries of a request; None means the default of `retry`
     tries: int | None = None
     #: the clock that waits between two tries
     clock: Clock = SYSTEM
-    #: whether `scan` is there, so that a listing needs the memory of one page and can begin after any path
+    #: whether `scan` is implemented: a listing then needs the memory of one page and can begin after any path
     by_pages = False
 
     def __init__(self, root: str) -> None:
-        # imported late: it would be a tenth of the start of a child or command, most of which use no object storage
+        # imported late: it takes a tenth of the start of a child or command, and most use no object storage
         from fsspec.core import url_to_fs
 
         self.root = root
@@ -158,7 +159,7 @@ class Remote:
         return data
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), or fewer where the object ends. One request."""
+        """Bytes [start, stop), or fewer where the object ends, in one request."""
         if stop <= start:
             return b""
 
@@ -173,9 +174,9 @@ class Remote:
         return self._ask("read", path, get)
 
     def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[Entry | str]:
-        """Yield the objects whose paths begin with `begin`, in order. Without `deep`, a folder below `begin` stands for
-        its objects, as a path with a slash at its end. What comes before `after` is left out, except a folder that
-        holds `after`."""
+        """Yield the objects whose paths begin with `begin`, in order. Without `deep`, a folder below `begin` is yielded
+        instead of its objects, as a path with a slash at its end. Objects and folders that come before `after` are left
+        out, except a folder that holds `after`."""
         raise NotImplementedError
 
     def list(self, prefix: str, after: str = "") -> Iterator[Entry]:
@@ -206,8 +207,8 @@ class Remote:
         return RangeFile(entry.size, lambda a, b: self.read_range(path, a, b))
 
     def download(self, path: str, local: str, size: int, ranges: Sequence[Range] | None = None) -> None:
-        """Write an object of `size` bytes to the new file `local`: all of it, or only `ranges` (the rest is a hole).
-        Raises ChangedFile when bytes are missing; no file is left then."""
+        """Write an object of `size` bytes to the new file `local`. With `ranges` only those are written, and the rest
+        is a hole. Raises ChangedFile when bytes are missing, and leaves no file then."""
         pieces = [(a, min(a + PIECE, b)) for start, b in ([(0, size)] if ranges is None else ranges)
                   for a in range(start, b, PIECE)]
 
@@ -268,7 +269,7 @@ class Remote:
     @property
     def looks_first(self) -> bool:
         """Whether `put_absent` first checks and then writes, so that another driver may write in between. fsspec does
-        so for filesystems without a conditional write. A test with one writer cannot detect it."""
+        this for filesystems without a conditional write. A test with one writer cannot detect it."""
         from fsspec import AbstractFileSystem
 
         return getattr(self.fs.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
@@ -337,7 +338,7 @@ def connect(root: str) -> Remote:
 
 
 class InMemory(Remote):
-    """Objects in this process (tests, notebooks). fsspec checks and then creates, so a lock makes that one step for
+    """Objects in this process (tests, notebooks). fsspec checks and then creates; a lock makes this one step for
     threads."""
 
     _creating = threading.Lock()
@@ -373,9 +374,9 @@ class Gcs(Remote):
 
 
 def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
-    """The key from which a listing of `begin` must start so that it leaves out nothing after `after`; None: its
-    beginning. Without `deep` that is the name of the folder that holds `after`, which comes before the folder's
-    objects."""
+    """The key from which a listing of `begin` must start so that it leaves out nothing after `after`. None means the
+    beginning of the listing. Without `deep` the key is the name of the folder that holds `after`, which comes before
+    the folder's objects."""
     if not after or after < begin:
         return None
     folder = -1 if deep or not after.startswith(begin) else after.find("/", len(begin))
@@ -383,8 +384,8 @@ def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
 
 
 def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int) -> Iterator[Entry | str]:
-    """The objects (key, description) and folders of a page in the order of their keys, whose first `cut` characters are
-    left out. Objects that stand for a folder, made by some tools, are left out."""
+    """The objects (key, description) and folders of a page, in the order of their keys. The first `cut` characters of
+    each key are left out. Objects that stand for a folder, which some tools make, are left out too."""
     for key, info in sorted([*objects, *((folder, None) for folder in folders)], key=lambda found: found[0]):
         if info is None:
             yield key[cut:]

@@ -1,11 +1,11 @@
-"""Requests to object storage: retried while that makes sense, with errors put into words.
+"""Requests to object storage, retried where a retry may help, with errors that name the cause and the remedy.
 
-Retried are time-outs, broken connections, data garbled in transit, 5xx, throttling (429, SlowDown and similar) and the
-conflict of two conditional writes, which S3 answers with 409. Waits double from 0.2 s to 20 s, and each is shortened at
-random by up to a half, so that a thousand workers do not return together. Not retried are a refusal (401, 403), a
-missing object (404) and an invalid request. Nothing here decides about documents, so the jitter needs no seed.
+Retries follow time-outs, broken connections, data garbled in transit, 5xx, throttling (429, SlowDown and similar) and
+the conflict of two conditional writes, which S3 answers with 409. Waits double from 0.2 s to 20 s, and each is
+shortened at random by up to a half, so that a thousand workers do not return together. Not retried are a refusal (401,
+403), a missing object (404) and an invalid request. Nothing here decides about documents, so the jitter needs no seed.
 
-Client libraries raise their own exceptions, which are recognised by name and HTTP status, so that neither botocore nor
+Client libraries raise their own exceptions. They are recognised by name and HTTP status, so that neither botocore nor
 aiohttp, google-auth or httpx needs to be installed.
 """
 
@@ -22,14 +22,15 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from pipeline.store.errors import FULL, EnvironmentFailure, StoreError
 
-TRIES = 10                  # waits of 33 to 65 s in all, beside the requests
+TRIES = 10                  # the waits add up to 33 to 65 s, without the requests
 FIRST_S, LONGEST_S = 0.2, 20.0
 QUIET_S = 60.0              # the log gets at most one line in this time
 
 T = TypeVar("T")
 log = logging.getLogger("tokenmill")
 
-#: statuses that may pass. Not 501 (not implemented), 505 or 507 (storage full). 520 to 530 come from proxies
+#: statuses of failures that may be temporary. Not 501 (not implemented), 505 or 507 (storage full). Proxies give 520 to
+#: 530.
 _AGAIN_STATUS = {408, 425, 429, 500, 502, 503, 504, 509, *range(520, 531)}
 _AGAIN_CODES = {"SlowDown", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
                 "RequestLimitExceeded", "BandwidthLimitExceeded", "TooManyRequestsException", "RequestTimeout",
@@ -149,7 +150,7 @@ def say(error: BaseException) -> str:
     return redact(f"{type(error).__name__}: {text}" + (f" ({known})" if known else "")).rstrip(": ")
 
 
-# -- telling -------------------------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------------------
 class _Told:
     lock = threading.Lock()
     at = -QUIET_S

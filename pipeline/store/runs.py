@@ -1,6 +1,6 @@
 """The tasks of a run: runs/RUN/tasks.parquet, one row per task in the order of the plan.
 
-plan.json describes the nodes. Their tasks may be millions, so they are kept here and read a few at a time.
+plan.json describes the nodes. There may be millions of tasks, so they are kept here and read a few at a time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ ROWS = 1 << 14
 
 
 def write_tasks(store: Store, run: str, nodes: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """Write the list of a run. `nodes`: (name, keys of its tasks) in the order of the plan. Needs 16 bytes per task in
-    a temporary file, not in memory.
-    """
+    """Write the list of tasks of a run. `nodes` are (name, keys of its tasks) in the order of the plan. Needs 16 bytes
+    per task in a temporary file, not in memory."""
     with Scratch() as scratch:
         local = os.path.join(scratch.path, "tasks.parquet")
         with parquet_writer(local, SCHEMA) as writer:

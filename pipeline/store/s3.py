@@ -1,7 +1,7 @@
 """S3 and storage that speaks its protocol (MinIO, Ceph, R2 …), through s3fs.
 
 A store needs conditional writes (`If-None-Match: *`, sent by `Remote.put_absent`), strong consistency and server-side
-copies: AWS has all of them. Listings come page by page, so that a million objects take no memory. An upload of more
+copies. AWS has all of them. Listings come page by page, so that a million objects take no memory. An upload of more
 than one part is multipart, and each part is retried by itself.
 """
 
@@ -84,7 +84,7 @@ class S3(Remote):
             try:
                 self._call("write", path, "complete_multipart_upload", Key=key, UploadId=upload,
                            MultipartUpload={"Parts": parts})
-            except FileNotFoundError:           # it was completed, but the reply was lost
+            except FileNotFoundError:           # the upload may be complete and only the reply lost
                 there = self.head(path)
                 if there is None or there.size != size:
                     raise
@@ -96,7 +96,7 @@ class S3(Remote):
             os.close(fd)
 
     def copy(self, path: str, to: str) -> None:
-        # one request; fsspec would first ask for the size. S3 refuses it beyond 5 GiB
+        # one request, where fsspec would first ask for the size. S3 refuses it for objects beyond 5 GiB
         def ask() -> None:
             try:
                 self.fs.call_s3("copy_object", Bucket=self.bucket, Key=self._key(to),

@@ -1,8 +1,8 @@
 """Format of a segment of the commit log (docs/contracts.md: Store): ``{"sha256": …, "body": {…}}``.
 
-A record is encoded once and stays those bytes: in the segment, in a snapshot and in the state of a driver. In a
-segment each stands on a line of its own at the end of the body, and it begins with its key, replay key and quarantine.
-So the log is replayed without parsing a record, unless it quarantines documents.
+A record is encoded once. The same bytes are then in the segment, in a snapshot and in the state of a driver. In a
+segment each record has a line of its own at the end of the body. It begins with its key, replay key and quarantine. The
+log can therefore be replayed without parsing a record, unless the record quarantines documents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.store.records import PartRecord
 
 FORMAT = 2
 SEGMENT = re.compile(r"log/(\d{8})\.json")
-#: what stands before and after the lines of the records
+#: the bytes before and after the lines of the records
 RECORDS, _AFTER = b',"records":[\n', b"\n]}"
 
 _HEAD = b'{"sha256":"%s","body":'
@@ -31,7 +31,7 @@ class CorruptLog(StoreError):
 
 
 class Facts(NamedTuple):
-    """What replaying the log needs of a record. `quarantines`: whether it quarantines documents."""
+    """The facts about a record that replaying the log needs. `quarantines`: whether it quarantines documents."""
 
     key: str
     replay_key: str
@@ -48,7 +48,8 @@ def dumps(value: Any) -> bytes:
 
 
 def encode_record(record: PartRecord) -> bytes:
-    """Its order of keys is that of the record: nothing compares or hashes a record's bytes but where they lie."""
+    """Encode a record, with the keys that `facts` reads first. The other keys keep the record's order. No canonical
+    order is needed, because a record's bytes are compared and hashed only as stored."""
     doc = record.to_json()
     first = {name: doc.pop(name) for name in ("key", "replay_key", "quarantine")}
     return quick_json.dumps(first)[:-1] + b"," + quick_json.dumps(doc)[1:]
@@ -57,12 +58,12 @@ def encode_record(record: PartRecord) -> bytes:
 def facts(record: bytes) -> Facts:
     if (found := _FACTS.match(record)) is not None:
         return Facts(found[1].decode(), found[2].decode(), found[3] is None)
-    doc = loads(record)                                       # a key with escapes
+    doc = loads(record)                                       # the key has escapes
     return Facts(doc["key"], doc["replay_key"], bool(doc["quarantine"]))
 
 
 def encode_segment(body: dict[str, Any]) -> bytes:
-    """`records`, if there are any, are encoded ones."""
+    """Encode a segment. The items of `records`, if there are any, are already encoded."""
     data = dumps({name: value for name, value in body.items() if name != "records"})
     if "records" in body:
         data = data[:-1] + RECORDS + b",\n".join(body["records"]) + _AFTER
@@ -70,7 +71,7 @@ def encode_segment(body: dict[str, Any]) -> bytes:
 
 
 def decode_segment(data: bytes, where: str) -> dict[str, Any]:
-    """The body of a segment; its `records` are encoded ones. Raises CorruptLog when it is damaged."""
+    """The body of a segment. The items of its `records` stay encoded. Raises CorruptLog when the segment is damaged."""
     head = len(_HEAD) - 2 + 64
     body = data[head:-2]
     if data[:head] != _HEAD % hashlib.sha256(body).hexdigest().encode() or data[-2:] != b"}\n":

@@ -1,16 +1,17 @@
-"""Snapshots of the commit log: ranges of its segments, each compacted into one file, so that a start is quick.
+"""Snapshots of the commit log. Each pack compacts a range of segments into one file, so that a start is quick.
 
-A snapshot is the packs `log/packs/FIRST-LAST.pack`. A pack holds the segments FIRST to LAST, byte for byte: compressed
-in blocks, with an index of their records, under a hash of everything. So it can be replayed without being parsed, one
-record can be read from it alone, and a damaged segment can be restored from it. Packs are written by put-if-absent and
-never changed; the next snapshot adds packs, and rewrites none.
+A snapshot consists of the packs `log/packs/FIRST-LAST.pack`. A pack holds the segments FIRST to LAST, byte for byte.
+They are compressed in blocks, with an index of their records, under a hash of everything. So a pack can be replayed
+without being parsed, one record can be read from it alone, and a damaged segment can be restored from it. Packs are
+written by put-if-absent and never changed; the next snapshot adds packs, and rewrites none.
 
-Segments are committed before they are packed and never change, so any sound pack tells the truth, whoever wrote it: a
-fenced driver, or two at once. Packs may overlap. Readers take the longest sound pack that holds the next segment, the
-segment itself where there is none, and the segments behind the last pack. A damaged or missing pack therefore costs
-time only, as long as its segments are there. `store gc` removes those that a pack holds, once it has read and verified
-the pack (`pipeline.store.garbage`). What it removes can be read from packs alone, so a range that a listed pack names,
-and that neither pack nor segments give, is CorruptLog; it never counts as the end of the log.
+Segments are committed before they are packed and never change. So every sound pack is true, even one written by a
+fenced driver or by two drivers at once. Packs may overlap. Readers take the longest sound pack that holds the next
+segment, or the segment itself where no pack holds it, and then the segments behind the last pack. A damaged or missing
+pack therefore costs time only, as long as its segments exist. `store gc` removes the segments that a pack holds, once
+it has read and verified the pack (`pipeline.store.garbage`). Removed segments can be read from packs alone. If a listed
+pack names a range that can be read neither from packs nor from segments, readers raise CorruptLog; they never take it
+for the end of the log.
 
 The layout is that of a checkpoint in Delta Lake or of manifests in Iceberg, with one difference: the history is kept,
 not the net state. Retired records are few, and in return no pack depends on later segments.
@@ -43,7 +44,7 @@ from pipeline.store.segment import RECORDS, SEGMENT, CorruptLog, decode_segment,
 
 FORMAT = 1
 PACK_SEGMENTS = 1000         # segments after which a snapshot is due, and which a pack holds at most
-PACK_BYTES = 32 << 20        # a pack ends with the segment that exceeds this size; compressed it has about a sixth
+PACK_BYTES = 32 << 20        # a pack ends with the segment that reaches this size; compression leaves about a sixth
 BLOCK = 1 << 16              # bytes that are decompressed to read one record
 READ_AHEAD = 8               # segments or packs fetched at a time, a few MB each; twice as many may wait
 FOLDER = "log/packs"
@@ -51,13 +52,13 @@ FOLDER = "log/packs"
 _PACK = re.compile(FOLDER + r"/(\d{8})-(\d{8})\.pack")
 _HEAD = b'{"sha256":"%s"}\n'
 _ZSTD = pa.Codec("zstd", 3)
-#: of each record: hash of its key, hash of its replay key (empty if it has none), place among the bytes of all
-#: segments, length, whether it quarantines documents
+#: types of the columns, which have one item for each record: hash of its key, hash of its replay key (empty if it has
+#: none), place among the bytes of all segments, length, whether it quarantines documents
 _COLUMNS = ("S16", "S16", "<u8", "<u4", "u1")
 
 
 class Pack(NamedTuple):
-    """A pack by its name."""
+    """A pack, identified by the first and last segment in its name."""
 
     first: int
     last: int
@@ -68,35 +69,35 @@ class Pack(NamedTuple):
 
 
 def listed(store: Store) -> list[Pack]:
-    """The packs that are there, sound or not."""
+    """The packs in the store, sound or not."""
     return [Pack(int(m[1]), int(m[2])) for path in store.list(FOLDER) if (m := _PACK.fullmatch(path))]
 
 
 def pack_at(path: str) -> Pack | None:
-    """The pack at this path of the store, or None."""
+    """The pack with this path in the store. None when the path is not that of a pack."""
     found = _PACK.fullmatch(path)
     return None if found is None else Pack(int(found[1]), int(found[2]))
 
 
 def covering(packs: Iterable[Pack], number: int, damaged: Collection[Pack] = ()) -> Pack | None:
-    """The pack that holds segment `number` and goes on longest."""
+    """The pack that holds segment `number` and extends furthest. Packs in `damaged` are not considered."""
     found = [pack for pack in packs if pack.first <= number <= pack.last and pack not in damaged]
     return max(found, key=lambda pack: pack.last, default=None)
 
 
 def digest(key: str) -> bytes:
-    """The 16 bytes by which an index knows a key. The last one is no zero, which numpy would strip."""
+    """The 16 bytes that stand for a key in an index. The last byte is not zero, because numpy would strip a zero."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=15).digest() + b"."
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 class _Builder:
-    """A pack in the making."""
+    """Builds one pack from consecutive segments."""
 
     def __init__(self, first: int) -> None:
         self.first, self.last = first, first - 1
         self.raw = 0
-        self._open = bytearray()                              # of the block that is not full yet
+        self._open = bytearray()                              # bytes of the block that is not full yet
         self._blocks: list[bytes] = []
         self._segments: list[tuple[int, int]] = []
         self._events: list[tuple[int, dict[str, Any]]] = []
@@ -139,8 +140,8 @@ class _Builder:
 
 def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_SEGMENTS,
           full: bool = False) -> Iterator[tuple[Pack, bytes]]:
-    """Packs of the segments of `store` from `first` on; with `full`, none of the rest that fills no pack. Raises
-    CorruptLog for a damaged segment."""
+    """Yield packs of the segments of `store` from `first` on. With `full`, the remaining segments that do not fill a
+    pack are left out. Raises CorruptLog for a damaged segment."""
     builder = _Builder(first)
     for data in segments:
         builder.add(data, store.at(segment_name(builder.last + 1)))
@@ -153,12 +154,12 @@ def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_
 
 def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), most: int = PACK_SEGMENTS,
          full: bool = False, stopped: Callable[[], bool] = lambda: False) -> Iterator[Pack]:
-    """Pack the committed segments `first` to `last` (`build`), and yield each pack once it is written. A pack of the
-    same name in `damaged` is replaced. Once `stopped`, no further segments are read. Raises CorruptLog for a damaged
-    segment, FileNotFoundError for one that `store gc` has removed."""
+    """Pack the committed segments `first` to `last` with `build`, and yield each pack once it is written. A damaged
+    pack of the same name is replaced if it is in `damaged`. Once `stopped` returns True, no further segments are read.
+    Raises CorruptLog for a damaged segment, and FileNotFoundError for a segment that `store gc` has removed."""
     names = itertools.takewhile(lambda name: not stopped(), map(segment_name, range(first, last + 1)))
     for pack, data in build(first, store.map(store.read, names, READ_AHEAD), store, most, full):
-        if pack in damaged:                # in one step, because another driver may have replaced it, and relied on it
+        if pack in damaged:                # in one step: another driver may have replaced it, and rely on it
             store.write(pack.path, data, durable=True)
         else:
             store.put_absent(pack.path, data)
@@ -168,7 +169,8 @@ def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), mo
 # -- reading ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class PackData:
-    """A pack as read. `keys` to `quarantines`: one item for each record, in the order of commits."""
+    """The content of a pack. The arrays from `keys` to `quarantines` have one item for each record, in the order of
+    commits."""
 
     pack: Pack
     raw: int
@@ -184,7 +186,7 @@ class PackData:
     quarantines: np.ndarray
 
     def segments(self) -> Iterator[tuple[int, bytes]]:
-        """The segments with their numbers."""
+        """Yields each segment with its number."""
         whole, at, left = [], 0, self.raw
         for size in self.block_sizes:
             whole.append(inflate(self.blocks[at:at + size], min(BLOCK, left)))
@@ -201,7 +203,7 @@ def inflate(block: bytes, size: int) -> bytes:
 
 
 def decode(pack: Pack, data: bytes, where: str) -> PackData:
-    """Raises CorruptLog when it is not the pack of that name, byte for byte."""
+    """Decode a pack. Raises CorruptLog when `data` is not the pack of that name, byte for byte."""
     at = len(_HEAD) - 2 + 64
     if data[:at] != _HEAD % hashlib.sha256(memoryview(data)[at:]).hexdigest().encode():
         raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); "
@@ -224,7 +226,7 @@ def decode(pack: Pack, data: bytes, where: str) -> PackData:
 
 
 def read(store: Store, pack: Pack) -> PackData:
-    """Raises CorruptLog when the pack is damaged or gone."""
+    """Read a pack. Raises CorruptLog when it is damaged or missing."""
     try:
         return decode(pack, store.read(pack.path), store.at(pack.path))
     except FileNotFoundError as e:
@@ -237,7 +239,8 @@ def read(store: Store, pack: Pack) -> PackData:
 
 # -- verification -----------------------------------------------------------------------------------------------------
 def damage(store: Store) -> dict[str, str]:
-    """Read all packs and segments that are there. Path of each damaged one → what is wrong with it."""
+    """Read all packs and segments in the store. Returns the path of each damaged one with a description of the
+    damage."""
     def problem(path: str) -> tuple[str, str]:
         try:
             data, pack = store.read(path), pack_at(path)
@@ -260,8 +263,9 @@ def damage(store: Store) -> dict[str, str]:
 
 
 def restore(store: Store, path: str) -> bool:
-    """Write a damaged segment again from a pack, or a damaged pack from its segments. A damaged pack is removed when
-    other packs hold its segments. False when nothing holds them: it stays, since a copy of it may be found."""
+    """Write a damaged segment again from a pack, or a damaged pack from its segments. A damaged pack that cannot be
+    written again is removed when other packs hold its segments. Returns False when nothing holds the lost segments. The
+    damaged file then stays, since a copy of it may be found."""
     pack = pack_at(path)
     if pack is not None:
         with contextlib.suppress(CorruptLog, FileNotFoundError):
@@ -290,8 +294,8 @@ def _sound(store: Store, pack: Pack) -> bool:
 
 
 def segment_head(store: Store, number: int) -> bytes:
-    """The beginning of a segment, with its checksum. Raises FileNotFoundError when neither it nor a sound pack is
-    there."""
+    """The beginning of a segment, with its checksum. Raises FileNotFoundError when neither the segment nor a sound pack
+    with it exists."""
     try:
         return store.read_range(segment_name(number), 0, 128)
     except FileNotFoundError:
@@ -302,7 +306,7 @@ def segment_head(store: Store, number: int) -> bytes:
 
 
 def _from_packs(store: Store, number: int) -> bytes | None:
-    """The segment as a sound pack holds it, or None."""
+    """The segment, read from a sound pack. None when no sound pack holds it."""
     for pack in listed(store):
         if pack.first <= number <= pack.last:
             with contextlib.suppress(CorruptLog):

@@ -42,23 +42,24 @@ def _in_words(error: sqlite3.OperationalError) -> Exception:
 
 
 def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
-    """An empty SQLite database that no other process sees; it is removed with its connection or process. When it
+    """An empty SQLite database that no other process sees. It is removed with its connection or process. When it
     outgrows its cache of `cache_mb` MB, it continues in an unnamed file below TMPDIR. Several threads may use it, one
-    at a time. When there is no space, its methods raise EnvironmentFailure."""
+    at a time. When the disk is full, its methods raise EnvironmentFailure."""
     db = sqlite3.connect("", isolation_level=None, check_same_thread=False, factory=_Database)
     for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", f"cache_size={-1024 * cache_mb}"):
         db.execute(f"PRAGMA {pragma}")
-    db.execute("BEGIN")           # never committed: no other process sees it, and each statement would be a transaction
+    db.execute("BEGIN")           # one transaction that is never committed: otherwise each statement would be one
     return db
 
 
 def path_bytes(path: str) -> bytes:
-    """A path as bytes that sort as the string does. It may hold lone surrogates: names of files need not be UTF-8."""
+    """A path as bytes that sort as the string does. The path may hold lone surrogates, because file names need not be
+    UTF-8."""
     return path.encode("utf-8", "surrogatepass")
 
 
 def path_of(data: bytes) -> str:
-    """The path that `path_bytes` has turned into bytes."""
+    """The path that `path_bytes` turned into these bytes."""
     return data.decode("utf-8", "surrogatepass")
 
 
@@ -88,15 +89,15 @@ class OnDisk(Sequence[T], Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         first = 0
-        while first < self._size:                    # it may grow meanwhile
+        while first < self._size:                    # the list may grow meanwhile
             items = self._read(first, first + CHUNK)
             yield from items
             first += len(items)
 
 
 class Spilled(OnDisk[T]):
-    """A list on disk that only grows at its end. `encode` turns an item into JSON, `decode` turns that back into an
-    item."""
+    """A list on disk that only grows at its end. `encode` makes a value of an item that can be written as JSON;
+    `decode` turns that value back into an item."""
 
     def __init__(self, items: Iterable[T] = (), *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
         self._encode, self._decode = encode, decode

@@ -1,12 +1,14 @@
-"""Reads a whole store, compares every file with what is recorded of it, and repairs damage where possible.
+"""Reads a whole store, compares every file with its recorded size and hash, and repairs damage where possible.
 
 Files that the log names (`objects/`), lists of tasks, published folders, shard sets and their manifests are read once
-each: a published name that is a hard link to a file in `objects/` is not read again. Damaged files are reported by
-path. With a log (`repair`) their records are retired and damaged copies removed, so that the next run makes them anew.
-Manifests are never removed: the next run replaces its own anyway, and a manifest that this version cannot read may be
-sound, for example of a set that another version made and a training run still pins. Of the log, segments and packs are
-read: a damaged segment is restored from a pack that holds it, a damaged pack is written again from its segments. A
-segment that no pack holds cannot be made again; replaying the log, which comes before, refuses it by name.
+each. A published name that is a hard link to a file in `objects/` is not read again. Damaged files are reported by
+path. `repair`, which needs a log, retires their records and removes damaged copies, so that the next run recomputes
+them. Manifests are never removed. The next run replaces its own anyway, and a manifest that this version cannot read
+may be sound, for example if another version made the set and a training run still pins it.
+
+Segments and packs of the log are read, too. A damaged segment is restored from a pack that holds it, a damaged pack is
+rebuilt from its segments. A segment that no pack holds cannot be restored. The replay of the log, which comes before
+the verification, refuses such a segment by name.
 
 An interrupted verification continues where it stopped: `verify.json` in the store records its progress.
 """
@@ -61,13 +63,13 @@ class Verified:
 
 def verify_store(store: Store, log: LogView,
                  seen: Callable[[Verified, int], None] = lambda done, total: None, *, batch: int = NOTE) -> Verified:
-    """Verify everything. After every `batch` files `seen` is called with the results so far and the bytes of all
-    objects.
+    """Verify the whole store. After every `batch` files `seen` is called with the results so far and the total bytes of
+    all objects.
 
-    Memory: the inodes of the files of `objects/` that have other names, too.
+    Memory holds the inodes of those files of `objects/` that have further names.
     """
     done = _resumed(store, log)
-    of_the_log = snapshot.damage(store)                       # a driver may have mended what was damaged then
+    of_the_log = snapshot.damage(store)                       # a driver may have repaired the log meanwhile
     done.damaged = {path: why for path, why in done.damaged.items() if not path.startswith("log/")} | of_the_log
     total = sum(info.bytes for record in log.records() for info in record.files.values())
     known: set[tuple[int, int]] = set()
@@ -112,10 +114,10 @@ class Repaired(NamedTuple):
 
 
 def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
-    """Retire the records of damaged files and remove damaged copies: the next run makes them anew. Restore what is
-    damaged of the log. Manifests stay."""
+    """Retire the records of damaged files and remove damaged copies, so that the next run recomputes them. Restore
+    damaged segments and packs of the log. Manifests stay."""
     retired, removed, restored, lost = log.retire_files(damaged), 0, 0, []
-    for path in sorted(damaged):                              # of the log segments come first: packs are made of them
+    for path in sorted(damaged):                              # segments sort before packs, which are rebuilt from them
         if path.startswith("log/"):
             log.check_lease()
             if snapshot.restore(store, path):
@@ -130,7 +132,7 @@ def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
 
 
 def problem(store: Store, file: File) -> str:
-    """What is wrong with a file; "" when its bytes are the recorded ones."""
+    """What is wrong with a file; "" when it has the recorded size and hash."""
     digest, size = hashlib.sha256(), 0
     try:
         with store.open(file.path) as f:
@@ -205,7 +207,7 @@ def _is_manifest(path: str) -> bool:
 
 
 def _resumed(store: Store, log: LogView) -> Verified:
-    """The results of an earlier verification of the same records that was interrupted; otherwise empty ones."""
+    """The results of an interrupted verification of the same records; empty results when there is none."""
     try:
         doc: dict[str, Any] = json.loads(store.read(PROGRESS))
         if doc.pop("state") == log.state():
@@ -226,7 +228,7 @@ def _remember(store: Store, file: File, known: set[tuple[int, int]]) -> None:
 
 
 def _is_link(store: Store, file: File, known: set[tuple[int, int]]) -> bool:
-    """Whether the file is another name of a file that was already read."""
+    """Whether the file is a hard link to a file that was already read."""
     if store.local is None:
         return False
     try:

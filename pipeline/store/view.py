@@ -3,19 +3,21 @@
 Nothing here writes. `LogView` is the state that reports, plans and the writer (`pipeline.store.log.Log`) share: the
 record that counts for each key, and the documents in quarantine. A document is quarantined in one of two ways:
 
-by id    {row, id, stage, stage_key, reason}: committed with the record of the part it was found in. Any task
-         that later meets the document at this stage, in another partition or another stream, skips it
-by row   {key, row, stage, reason}: reported at once by a supervisor, which knows the row of a task but no ids. The next
-         attempt of the same task, also under another driver, skips the row and names it by id when it commits. A task
-         that fails for good has proved nothing, so the quarantine of all its rows is withdrawn (`released`)
+by id    {row, id, stage, stage_key, reason}: committed with the record of the part in which the document was found. Any
+         task that later meets the document at this stage skips it, in other partitions and streams, too
+by row   {key, row, stage, reason}: reported at once by a supervisor, which knows the row within the task but not the
+         document's id. The next attempt of the task skips the row, even under another driver, and names the document
+         by id when it commits. If the task fails for good, nothing is proved against its rows, and their quarantine is
+         withdrawn (`released`)
 
 A record whose files were damaged or missing is *retired*, by key and attempt: {key, attempt, why}. It no longer counts,
-and the next record of its key does. The contents of its files are remembered, so that `Log.append` detects a task that
-makes other contents the next time. They are forgotten when no run named the record any more (`unnamed: true`).
+and the next record of its key does. The content hashes of its files are remembered, so that `Log.append` detects a task
+whose next attempt makes different contents. They are not remembered when no run named the record any more
+(`unnamed: true`).
 
-An input file that killed its reader is quarantined in the same two ways, from a record on: by row with a stage of
-`Cursor.reading`, by id with `file` (which file, which piece of it, how many of its records come before) and the key of
-its reader as `stage_key`.
+An input file that killed its reader is quarantined in the same two ways, from a certain record on. By row, `stage` is
+one of `Cursor.reading`. By id, `file` says which file, which piece of it, and how many of its records come before, and
+`stage_key` is the key of the reader.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ log = logging.getLogger("tokenmill")
 
 
 class LogView:
-    """The state of the log, for reading. Records are kept encoded, those of packs in a file of their own and later ones
-    in a temporary database, and decoded on demand. So a log of millions needs little memory."""
+    """The state of the log, for reading. Records stay encoded until they are asked for. Those of packs are kept in a
+    file of their own, later ones in a temporary database, so that a log of millions of records needs little memory."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -49,15 +51,15 @@ class LogView:
         self._begin_with(PackedRecords())
 
     def _begin_with(self, packed: PackedRecords) -> None:
-        """The state before the first segment, with the records of the packs that are replayed first."""
+        """Reset the state to that before the first segment, with the records of the packs that are replayed first."""
         self.segments = 0                                    # number of segments replayed
         self.retired_at = 0                                  # the last segment that retired a record; 0: none did
         self.epoch = 0                                       # the latest epoch
         self.holder: Holder | None = None            # the driver that opened it
         self.runs: dict[int, str] = {}                       # epoch → run whose driver opened it
-        self.packed = 0                                      # packs were read up to this segment
-        self.unpacked = 0                                    # bytes of the segments behind it
-        self.holes: list[tuple[int, int]] = []               # ranges of segments below it that no sound pack holds
+        self.packed = 0                                      # the last segment that was read from a pack
+        self.unpacked = 0                                    # bytes of the segments replayed after it
+        self.holes: list[tuple[int, int]] = []               # ranges of segments before it without a sound pack
         self._packed = packed
         self._db = scratch_database()
         self._db.execute("CREATE TABLE record "
@@ -78,7 +80,7 @@ class LogView:
         return None if number is None else _record(self._packed.data(number))
 
     def earlier(self, replay_key: str) -> PartRecord | None:
-        """The latest record that counts of a pass that differs only in thresholds (`TaskSpec.replay_key`), or None."""
+        """The latest record that counts whose pass differs only in thresholds (`TaskSpec.replay_key`), or None."""
         if not replay_key:
             return None
         found = self._db.execute("SELECT data FROM record WHERE replay_key = ? AND replay_key != '' "
@@ -116,11 +118,11 @@ class LogView:
                 yield _record(data)
 
     def sample(self, most: int) -> Iterator[PartRecord]:
-        """Yield at most about `most` of the records that count, evenly spread over the order of their commits."""
+        """Yield about `most` of the records that count, or fewer, evenly spread in the order of their commits."""
         last = self._db.execute("SELECT max(number) FROM record").fetchone()[0] or 0
         step = max(1, -(-(self._packed.limit + last) // most))
         for number in range(0, self._packed.limit, step):
-            if self._packed.counts(number):                   # it may be retired
+            if self._packed.counts(number):                   # it may have been retired
                 yield _record(self._packed.data(number))
         for number in range(1, last + 1, step):
             row = self._db.execute("SELECT data FROM record WHERE number = ?", (number,)).fetchone()
@@ -128,7 +130,7 @@ class LogView:
                 yield _record(row[0])
 
     def retired_contents(self, key: str) -> dict[str, str]:
-        """Contents, by file, of the last retired record of `key`; {} when none was retired."""
+        """{file: content hash} of the last retired record of `key`; {} when none was retired."""
         row = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
         return {} if row is None else json.loads(row[0])
 
@@ -148,7 +150,7 @@ class LogView:
 
     # -- replay --------------------------------------------------------------------------------------------------
     def refresh(self) -> None:
-        """Replay the segments added since the last call; where packs hold one of them, the whole log anew. Raises
+        """Replay the segments added since the last call. If a pack holds one of them, replay the whole log. Raises
         CorruptLog when a segment is damaged or missing and no sound pack holds it."""
         packs, again, done = snapshot.listed(self.store), False, False
         while not done:
@@ -158,14 +160,14 @@ class LogView:
                 self._replay_segments(max((pack.last for pack in packs), default=0))
                 done = True
             except CorruptLog:
-                # `store gc` may have removed segments since packs were listed, and a driver replaced damaged ones
+                # since packs were listed, `store gc` may have removed segments, or a driver replaced damaged packs
                 before, packs = packs, snapshot.listed(self.store)
                 if packs == before and again:
                     raise
                 again = packs == before
                 self.damaged.clear()
             finally:
-                if not done:                                  # what was replayed in part must not count as replayed
+                if not done:                                  # a partial replay must not count as replayed
                     self._begin_with(PackedRecords())
 
     def _replay_packs(self, packs: Sequence[Pack]) -> None:
@@ -181,7 +183,7 @@ class LogView:
         self.holes = holes
         quarantining = packed.settle()
         with_rows = {entry["key"] for _, _, body in packed.events for entry in body.get("quarantined", ())}
-        # other records change nothing but what is found by their keys
+        # any other record changes only what look-ups by its keys return, so it need not be replayed
         numbers = iter(sorted({*quarantining, *itertools.chain.from_iterable(map(packed.numbers_of, with_rows))}))
         number = next(numbers, None)
         for before, segment, body in [*packed.events, (packed.limit, 0, {})]:
@@ -196,7 +198,8 @@ class LogView:
                 self._apply(body, segment, "a pack")
 
     def _sound(self, packs: Sequence[Pack]) -> Iterator[tuple[PackData, bool]]:
-        """The packs that hold the log from its beginning, and (True) segments between them that no sound one holds."""
+        """Yield the data of the packs that hold the log from its beginning (with False), and of segments between them
+        that no sound pack holds (with True)."""
         at = 1
         while True:
             chain, end = [], at
@@ -225,7 +228,7 @@ class LogView:
             return None
 
     def _read_segments(self, first: int, last: int) -> Iterator[bytes]:
-        """Raises CorruptLog for a missing one."""
+        """Yield the bytes of the segments `first` to `last`. Raises CorruptLog when one is missing."""
         number, names = first, map(segment_name, range(first, last + 1))
         try:
             for data in self.store.map(self.store.read, names, READ_AHEAD):
@@ -236,14 +239,14 @@ class LogView:
                              f"there; restore it from a copy, or start a new --store") from e
 
     def _replay_segments(self, known: int) -> None:
-        """Replay the segments behind those replayed. There are at least `known` ones."""
+        """Replay the segments after those already replayed, at least up to number `known`, which a pack holds."""
         last = known
         for path in self.store.list("log", after=segment_name(self.segments)):
             if path.count("/") > 1:
-                break                                         # behind the segments come folders
-            if (found := SEGMENT.fullmatch(path)) is not None:          # not one that was moved away, say
+                break                                         # folders sort after the segments
+            if (found := SEGMENT.fullmatch(path)) is not None:          # skips segments moved away
                 last = max(last, int(found[1]))
-        # a large folder is listed in pieces: a segment made meanwhile may be missed although a later one is listed
+        # a large folder is listed page by page, so the list may lack a new segment and yet hold a later one
         for data in self._read_segments(self.segments + 1, last):
             number = self.segments + 1
             self.unpacked += len(data)
@@ -257,8 +260,8 @@ class LogView:
         self.segments = number
 
     def _apply(self, body: dict[str, Any], segment: int, where: str) -> None:
-        """What segment number `segment` says beside its records. Raises CorruptLog when it does not belong there: a put
-        that a dead driver asked for may have its effect after `store gc` removed the segment of that name."""
+        """Apply everything in segment number `segment` except its records. Raises CorruptLog when its epoch is wrong:
+        a write that a dead driver requested may take effect after `store gc` removed the segment of that name."""
         if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
             raise CorruptLog(f"{where} is of epoch {body['epoch']} and comes behind epoch {self.epoch}; restore what "
                              f"was there from a copy, or start a new --store")
@@ -273,7 +276,7 @@ class LogView:
             self._retire(entry, segment)
 
     def _take(self, data: bytes) -> bool:
-        """Take an encoded record into the state. False when its key already has one."""
+        """Add an encoded record to the state. False when its key already has a record."""
         fact = facts(data)
         if self._packed.find(fact.key) is not None:
             return False
@@ -291,8 +294,8 @@ class LogView:
                 self._quarantine_document(entry)
 
     def _retire(self, entry: dict[str, Any], segment: int) -> bool:
-        """Retire a record, as segment number `segment` says. False when the record of that attempt does not count (any
-        more)."""
+        """Retire the record that an entry of segment number `segment` names. False when the record of that attempt does
+        not count (any more)."""
         record = self.get(entry["key"])
         if record is None or record.attempt != entry["attempt"]:
             return False
@@ -310,13 +313,13 @@ class LogView:
         return of_stage.setdefault(entry["id"], entry) is entry
 
     def _quarantine_row(self, entry: dict[str, Any]) -> bool:
-        """Quarantine a row. False when it already is, or when the task has its record."""
+        """Quarantine a row. False when it is quarantined already, or when the task has a record."""
         if entry["key"] in self:
             return False
         rows = self._quarantined_rows.setdefault(entry["key"], {})
         if entry["row"] in rows:
             return False
-        if entry["stage"] <= READING:                         # later rows get other numbers
+        if entry["stage"] <= READING:                         # a fault while reading renumbers later rows
             for row in [row for row in rows if row > entry["row"]]:
                 del rows[row]
         rows[entry["row"]] = (entry["stage"], entry["reason"])

@@ -186,12 +186,12 @@ class ReaderConfig(BlockConfig):
 
 
 class DatatroveReader(Reader):
-    """A file through one of datatrove's disk readers (CSVReader, JsonlReader, ParquetReader, IpcReader, WarcReader).
+    """Reads a file with one of datatrove's disk readers (CSVReader, JsonlReader, ParquetReader, IpcReader, WarcReader).
 
     The document's own id is kept as `meta.id`, a `cluster` as `meta.their_cluster`; `url`, `date` and `language` of its
-    metadata become the document's. WarcReader gives pages, not text: they are `raw`, for `html` or an extractor.
-    Records that datatrove skips (no text, or broken lines, which it only logs) are neither seen nor counted here:
-    prefer this project's own reader where there is one.
+    metadata become the document's. WarcReader gives pages, not text. They go to `raw`, for `html` or an extractor.
+    datatrove skips records without text and broken lines, and at most logs them, so they are not counted here. Prefer
+    this project's own reader of a format where there is one.
     """
 
     name = "datatrove"
@@ -221,7 +221,7 @@ class DatatroveReader(Reader):
 def _document(theirs: Any, slice: Slice, ordinal: int, lost: dict[str, dict[str, int]], pages: bool) -> Document:
     meta = dict(theirs.metadata)
     meta.pop("file_path", None)
-    for name in ("cluster", "near_duplicates"):         # here they come from deduplication and decide who is trained on
+    for name in ("cluster", "near_duplicates"):         # our deduplication sets these names, and training uses them
         if name in meta:
             if (kept := f"their_{name}") in meta:
                 lost[kept] = {"name_taken": lost.get(kept, {}).get("name_taken", 0) + 1}
@@ -240,7 +240,8 @@ def _document(theirs: Any, slice: Slice, ordinal: int, lost: dict[str, dict[str,
 
 
 def _class(block: str) -> Any:
-    """The class named `block`, which must be a block of its kind."""
+    """The class of datatrove that `block` names. Raises ModuleNotFoundError when a package for it is missing, and
+    ValueError when there is no such class."""
     package, _, name = block.rpartition(".")
     try:
         module = importlib.import_module(f"datatrove.pipeline.{package}")

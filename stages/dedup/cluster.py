@@ -1,7 +1,7 @@
 """Wave 3 of near-duplicate detection: the connected components of the candidate graph.
 
-Up to `Sizes.one_task_edges` edges a single task does it. It holds the documents that occur in edges (typically 10-30 %
-of all), 40 bytes each, and folds edge files one after another into a forest of at most one edge per document.
+Up to `Sizes.one_task_edges` edges a single task computes them. It holds the documents that occur in edges (typically
+10-30 % of all), 40 bytes each, and folds edge files one after another into a forest of at most one edge per document.
 
 Beyond that limit, rounds of tasks that each hold a block of edges compute the same components (`stages.dedup.stars`).
 """

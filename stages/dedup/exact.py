@@ -67,14 +67,14 @@ class ExactConfig(StageConfig):
 
 
 def same_text(text: str) -> str:
-    """The form in which `exact` compares texts: lower case, every run of white space and line breaks one space, none at
-    the ends."""
+    """The form in which `exact` compares texts: lower case, with one space for every run of white space and line breaks
+    and none at the ends."""
     return _SPACE.sub(" ", text.lower()).strip()
 
 
 def same_url(url: str) -> str:
     """The form in which `exact` compares URLs (RFC 3986, 6.2.2-3; the scheme as in SURT keys): http and https are
-    equal, the host is in lower case without its default port, an empty path is "/", the fragment is removed; path and
+    equal, the host is in lower case without its default port, an empty path is "/", the fragment is removed. Path and
     query stay."""
     url = url.strip()
     try:
@@ -89,7 +89,7 @@ def same_url(url: str) -> str:
 
 
 class ExactHash(Stage):
-    """xxh3_128 of the text and of the URL of a document, for the side table of `exact`; nothing for a missing URL."""
+    """xxh3_128 of the text and of the URL of a document, for the side table of `exact`. A missing URL has no hash."""
 
     name = "exact_hash"
     version = 1
@@ -178,8 +178,8 @@ class Exact(Barrier):
 
 
 class ExactMap:
-    """args: sides [$ref, the group's parts], column, buckets; for the second of two columns also `after` (the first),
-    `gone` [$ref of its survivors] and `group`: what the first column removes does not take part.
+    """args: sides [$ref, the group's parts], column, buckets. For the second of two columns also `after` (the first
+    column), `gone` [$ref of its survivors] and `group`. Documents that the first column removes do not take part.
 
     Writes segments `hashes.seg` (HASHED, by range of hashes).
     """
@@ -210,8 +210,9 @@ class ExactMap:
 class ExactReduce:
     """args: maps [$ref of `hashes.seg`, one per group], ranks [priority of each group], bucket.
 
-    Writes segments `survivors.seg` (SURVIVOR, bucket = number of the group). Counts hashes, those that occur twice, the
-    documents that go, and the most frequent hash. Memory: a block of records, however many there are in the bucket.
+    Writes segments `survivors.seg` (SURVIVOR, bucket = number of the group). Counts hashes, repeated hashes, removed
+    documents, and how often the most frequent hash occurs. Memory holds one block of records, whatever the size of the
+    bucket.
     """
 
     name = "exact_reduce"
@@ -303,7 +304,8 @@ def _place(rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def _best(rows: NDArray[Any]) -> NDArray[Any]:
-    """HASHED: for each hash, ascending, the longest document with the smallest id, and how many have it."""
+    """HASHED records in ascending order: for each hash its longest document (of equally long ones the one with the
+    smallest id), and how many documents have the hash."""
     order = np.lexsort((rows["id_lo"], rows["id_hi"], -rows["chars"].astype(np.int64), rows["lo"], rows["hi"]))
     rows = rows[order]
     _no_twins(rows)
@@ -335,8 +337,8 @@ def _no_twins(rows: NDArray[Any]) -> None:
 
 def _losers(inputs: Inputs, refs: list[FileRef],
             group: int) -> Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
-    """Returns a function that takes rows and returns (those that a survivor replaces, the survivor's record for each).
-    The survivors are those of one column."""
+    """Returns a function that takes rows and returns (the rows that a survivor replaces, the survivor's record for each
+    of them). All survivors belong to one column."""
     found = read_segments(inputs, refs, group, SURVIVOR)
     survivors = np.concatenate(found) if found else np.zeros(0, SURVIVOR)
     survivors = survivors[np.lexsort((survivors["lo"], survivors["hi"]))]
@@ -355,7 +357,7 @@ def _losers(inputs: Inputs, refs: list[FileRef],
 
 
 def _joined(rows: NDArray[Any]) -> NDArray[np.bytes_]:
-    """128-bit hashes as one value each: 16 bytes, big-endian."""
+    """Each 128-bit hash as one value of 16 bytes, big-endian."""
     both = np.empty((len(rows), 2), ">u8")
     both[:, 0], both[:, 1] = rows["hi"], rows["lo"]
     return both.view("S16").ravel()

@@ -1,4 +1,4 @@
-"""Why a document was removed: everything the verdict rests on, recomputed from the two texts.
+"""Explains why a document was removed, by recomputing from the two texts everything the verdict rests on.
 
 `tokenmill dedup explain` prints this for a row of `dropped/` and the document its `kept` names.
 """
@@ -49,10 +49,11 @@ class Explanation:
 
 def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *, languages: tuple[str, str] = ("", ""),
             excerpts: int = 5, words: int = 40) -> Explanation:
-    """Compare two texts, in these languages, as `minhash` with this recipe config does. The result quotes at most
-    `excerpts` stretches of each text that no common n-gram covers, with at most `words` words each.
+    """Compare two texts, whose languages are `languages`, as `minhash` does with this recipe config. The result quotes
+    at most `excerpts` stretches of each text that no common n-gram covers, with at most `words` words each.
 
-    Band keys were taken before personal data was scrubbed, so on stored texts `shared_bands` may be lower than it was.
+    Band keys were computed before personal data was scrubbed, so on stored texts `shared_bands` may be lower than it
+    was.
     """
     barrier = MinHash(dict(config or {}))
     c = barrier.config

@@ -1,9 +1,9 @@
-"""Shared by the deduplication barriers: groups of parts, places of documents, side tables, removal slices.
+"""What the deduplication barriers share: groups of parts, places of documents, side tables, removal slices.
 
 Inside one barrier a document is a *place*: ``part << 32 | row``, a uint64, half the size of its id. Map tasks count
 parts from the start of their group, so that their results can be reused when other groups change; later waves add the
-group's first part. Places depend on the layout of the parts, so nothing that leaves the barrier may: order, survivors
-and cluster names come from ids (docs/contracts.md: Identity).
+group's first part. Places depend on the layout of the parts, and nothing that leaves the barrier may depend on it. So
+order, survivors and cluster names come from ids (docs/contracts.md: Identity).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How the work of a barrier is cut into tasks. Verdicts never depend on sizes; exchange files do, so a size that
-    shapes one enters the keys of its tasks."""
+    """How the work of a barrier is cut into tasks. Verdicts never depend on sizes. Exchange files do, so a size that
+    shapes an exchange file enters the keys of the tasks that write it."""
 
     #: Limits of a group of parts: bytes of text and documents. They bound the memory of a map task: ~1 GB at 14 bands.
     group_bytes: int = 4 << 30
     group_rows: int = 1_000_000
-    #: Bytes of exchange records a reduce task should read, and the least mean bytes it should read from one map task:
-    #: smaller segments cost object storage more requests than they are worth. Many groups therefore make larger
-    #: buckets; reduce tasks read them in sorted blocks, so their memory does not grow.
+    #: Bytes of exchange records a reduce task should read, and the least mean bytes it should read from one map task.
+    #: Smaller segments cost object storage more requests than they are worth, so many groups make larger buckets.
+    #: Reduce tasks read buckets in sorted blocks, so their memory does not grow.
     bucket_bytes: int = 128 << 20
     segment_bytes: int = 128 << 10
     #: Edges whose clusters one task finds (60 bytes each at its peak); more edges are clustered in rounds.
@@ -44,8 +44,8 @@ class Sizes:
     folded_edges: int = 4_000_000
     #: Bytes of edge files that one task of the first round reads.
     spread_bytes: int = 1 << 30
-    #: Bytes of shingles that a task collects before it orders them by cluster and writes them; also what a judging task
-    #: holds.
+    #: Bytes of shingles that a task collects before it orders them by cluster and writes them, and bytes of shingles
+    #: that a judging task holds.
     shingle_chunk_bytes: int = 128 << 20
     shingle_cache_bytes: int = 256 << 20
 
@@ -124,7 +124,8 @@ def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[Group]:
 
 
 def bucket_of(keys: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:
-    """Bucket of well-mixed 64-bit keys: ranges of equal width, so sorted keys have ascending buckets."""
+    """Bucket of each of these well-mixed 64-bit keys. Buckets are ranges of equal width, so sorted keys have ascending
+    buckets."""
     return (((keys >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 
@@ -149,13 +150,14 @@ def write_segments(out: Out, name: str, records: NDArray[Any], bucket: NDArray[A
 
 
 def read_segments(inputs: Inputs, refs: Sequence[FileRef], bucket: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-    """The records of one bucket in each of the files, as arrays of their own that may be changed."""
+    """The records of one bucket in each of the files. The arrays are copies that may be changed."""
     return [np.array(inputs.segment(ref, bucket), dtype) for ref in refs]
 
 
 # -- ids and side tables ---------------------------------------------------------------------------------------------
 def ids_to_ints(ids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """(high, low) 64 bits of 32-digit hex ids; ValueError on any other id, whose order as text would be another."""
+    """The (high, low) 64 bits of 32-digit hex ids. Raises ValueError on any other id, because its order as text would
+    differ from its order as a number."""
     text = ids.to_pylist()
     try:
         raw = bytes.fromhex("".join(text))
@@ -192,7 +194,7 @@ def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.
 
 
 def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -> pa.Table:
-    """Columns of a side table; with `rows` (sorted, unique) only those rows, all of which must exist in the part."""
+    """Columns of a side table. With `rows` (sorted, unique) only those rows, all of which must be in the table."""
     table = read_table(path, columns=["row", *columns])
     if rows is None:
         return table
@@ -206,8 +208,8 @@ def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -
 # -- the end of every fragment: slices -------------------------------------------------------------------------------
 def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Sequence[str],
                 verdicts: NDArray[Any], near: NDArray[Any] | None = None) -> pa.Table:
-    """SLICE_SCHEMA rows from VERDICT records sorted by row; `reason`: one text, or one for each record; `near`: NEAR
-    records of the part."""
+    """SLICE_SCHEMA rows from VERDICT records sorted by row. `reason` is one text, or one for each record. `near` holds
+    the NEAR records of the part."""
     beside: dict[int, list[dict[str, Any]]] = {}
     for n in near if near is not None else ():
         beside.setdefault(int(n["row"]), []).append({"id": id_text(n["id_hi"], n["id_lo"]),
@@ -229,7 +231,8 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Se
 
 
 def slices_of(all_groups: Sequence[Group], results: Sequence[TaskResult]) -> Iterator[FileRef | None]:
-    """A slice or None for every part: `results` are those of the slice tasks of all groups, or none."""
+    """Yield for every part its slice or None. `results` holds the result of each group's slice task; if it is empty, no
+    part has a slice."""
     for number, group in enumerate(all_groups):
         files: Mapping[str, FileRef] = results[number].files if results else {}
         for i in range(group.size):

@@ -4,9 +4,9 @@ Everything here is integer arithmetic modulo 2**64, so the numbers are the same 
 
 ``tokenmill``   Words are runs of non-space characters of the simplified text; characters of scripts written without
                 spaces (Han, kana, Thai, Lao, Tibetan, Myanmar, Khmer) are a word each, so that such texts have shingles
-                at all. A shingle of n words is hashed word by word (FNV-1a, then MurmurHash3's 64-bit finaliser), the
-                permutations are x -> a x + b modulo 2**64 with odd a (Dietzfelbinger et al. 1997): bijections of the
-                64-bit integers applied to hashes that are mixed already.
+                at all. A shingle of n words is hashed word by word (FNV-1a, then MurmurHash3's 64-bit finaliser). The
+                permutations are x -> a x + b modulo 2**64 with odd a (Dietzfelbinger et al. 1997). They are bijections
+                of the 64-bit integers and are applied to hashes that are already mixed.
 ``datatrove``   Bit-equal to datatrove 0.10.1: spaCy's English words of the simplified text joined by a space, sha1
                 (first 8 bytes, little-endian) or xxh64 (stages.text.ngrams), and ``(x * a + b) % (2**61 - 1)`` *after*
                 the product has wrapped modulo 2**64. That is not the universal hash its comment names, but it is what
@@ -163,7 +163,7 @@ def common(a, b):
 
 @njit(cache=True)
 def mix(values):
-    """A bijection of the 64-bit integers, element by element, that hashes numbers which are not mixed yet."""
+    """Hash numbers that are not mixed yet, element by element, by a bijection of the 64-bit integers."""
     out = np.empty(values.shape[0], np.uint64)
     for i in range(values.shape[0]):
         out[i] = _mix(_U(values[i]))
@@ -178,7 +178,7 @@ def jaccard(a: Hashes, b: Hashes) -> float:
 
 
 def split_words(simplified: str) -> list[str]:
-    """The words `word_shingles` sees, as strings (for people: the kernel needs none)."""
+    """The words `word_shingles` hashes, as strings. They are for people to read; the kernel does not need them."""
     return _WORD.findall(simplified)
 
 
@@ -196,7 +196,7 @@ class Permutations:
 
     def __init__(self, count: int, seed: int, dialect: str) -> None:
         if dialect == "datatrove":
-            draw = np.random.RandomState(seed)         # a fixed algorithm: numpy promises its stream
+            draw = np.random.RandomState(seed)         # numpy guarantees that its stream never changes
             self.a = draw.randint(1, int(_MERSENNE), dtype=np.uint64, size=count)
             self.b = draw.randint(0, int(_MERSENNE), dtype=np.uint64, size=count)
             self._minima = _minima_mersenne

@@ -60,7 +60,7 @@ class BandReduce:
 
     Writes segments `links` (EDGE, one bucket, global places). Counts keys, collisions (documents that met another one
     under a key) and a histogram of the documents under one key: bin b holds 2**b <= documents < 2**(b + 1), b >= 1.
-    Memory: a block of records, however many there are in the bucket.
+    Memory holds one block of records, whatever the size of the bucket.
     """
 
     name = "lsh_reduce"

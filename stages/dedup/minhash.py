@@ -12,7 +12,7 @@ parts (see `fragment`):
     clusters  edges                → connected components                             stages.dedup.cluster:Clusters
               (above 30 M edges by rounds of tasks: waves spread, star, star …)       stages.dedup.stars
     shingles  texts of candidates  → their shingle sets, by cluster                   stages.dedup.verify:Shingles
-    verify    clusters             → who is removed, for whom, how similar            stages.dedup.verify:Verify
+    verify    clusters             → removed documents, the kept ones, similarities   stages.dedup.verify:Verify
     slices    verdicts of a group  → one removal slice for each part                  stages.dedup.minhash:MinHashSlices
 
 Two documents of Jaccard similarity s meet in a band with probability 1 - (1 - s^rows)^bands: .77 at .75, .92 at .8,
@@ -94,10 +94,10 @@ class MinHashSignature(Stage):
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)
         c = self.config
-        # `simplify` goes by the Unicode version of regex (\p{Nd})
+        # `simplify` depends on the Unicode version of regex (\p{Nd})
         self.libraries = ("regex", "spacy") if c.dialect == "datatrove" else ("regex",)
         if c.words == "language":
-            self.libraries += ("datatrove",)                       # its table of languages
+            self.libraries += ("datatrove",)                       # for its table of languages
             self.side = MinHashSignature.side.append(pa.field("language", pa.string()))
         self._permute = Permutations(c.bands * c.rows, c.seed, c.dialect)
 
@@ -138,8 +138,9 @@ class MinHashSignature(Stage):
 
 @lru_cache(maxsize=4096)
 def _rules(language: str) -> str | None:
-    """spaCy's rules that split a language, by any of its names. None for unknown languages and for those that need a
-    package (Chinese, Japanese, Thai …): their words are those of dialect tokenmill, whatever is installed."""
+    """spaCy's rules for splitting a language, which may be given by any of its names. None for unknown languages and
+    for those whose rules need a package (Chinese, Japanese, Thai …). These are split as in dialect tokenmill, whatever
+    is installed."""
     found, named = splitter(language), tag(language)
     if found is None and named is not None:
         found = splitter(f"{named.language}_{named.script}" if named.script else named.language)
@@ -149,11 +150,11 @@ def _rules(language: str) -> str | None:
 class MinHash(Barrier):
     """Remove near-duplicates, within and across the datasets of `from:`, keeping those of the first in `priority:`.
 
-    Of a cluster, the document of the best dataset stays; of several, the longest, and of equally long ones the one with
-    the smallest id. Any other document is removed only when its word n-gram Jaccard similarity with a kept document
-    that shares a band with it is at least `verify` (see `stages.dedup.verify`). `verify: 0` or null removes all others
-    without a comparison, as datatrove does for FineWeb. In datatrove the survivor of a cluster is arbitrary; the number
-    of removed documents is the same.
+    Of a cluster, the document of the first dataset in `priority:` stays. Of several from that dataset the longest
+    stays, and of equally long ones the one with the smallest id. Any other document is removed only when its word
+    n-gram Jaccard similarity with a kept document that shares a band with it is at least `verify` (see
+    `stages.dedup.verify`). `verify: 0` or null removes all others without a comparison, as datatrove does for FineWeb.
+    In datatrove the survivor of a cluster is arbitrary; the number of removed documents is the same.
 
     In dialect tokenmill, words are the same in all languages: runs without white space, and single characters in
     scripts without spaces. In dialect datatrove they are English words. With `words: language`, as in FineWeb-2, they

@@ -2,12 +2,12 @@
 
 Kiveris et al., "Connected Components in MapReduce and Beyond" (SoCC 2014). In a *large-star* round every node links its
 larger neighbours to the smallest node it knows (itself or a neighbour), in a *small-star* round its smaller neighbours
-and itself. Alternating, every component ends as a star around its smallest node, after O(log^2 n) rounds at most; the
-number of edges never grows. The end is a function of the graph alone, the same as that of a union-find.
+and itself. When the two alternate, every component becomes a star around its smallest node after O(log^2 n) rounds at
+most. The number of edges never grows. The result depends on the graph alone and equals that of a union-find.
 
-An edge stands as two arcs (u, v), (v, u), each in the bucket of its first node, sorted. So a task reads the neighbours
-of a node in ascending order, the first is the smallest, and a block of arcs is all it ever holds: a node with a billion
-neighbours costs no more memory than one with two.
+An edge is stored as two arcs (u, v), (v, u), each in the bucket of its first node, sorted. So a task reads the
+neighbours of a node in ascending order, the smallest first, and holds only one block of arcs at a time. A node with a
+billion neighbours costs no more memory than one with two.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Spread:
 class Star:
     """args: edges [$ref of ARC files], bucket, buckets, round (odd: large-star, even: small-star).
 
-    Writes segments `edges.seg` (ARC). Counts the edges it has `moved`: when no bucket moved any, the arcs it read, and
-    wrote again, are stars.
+    Writes segments `edges.seg` (ARC). Counts the edges it has `moved`. When no bucket moved any, the arcs that were
+    read and written again are stars.
     """
 
     name = "stars_star"
@@ -72,7 +72,8 @@ class Star:
         with _arcs_to(out, args["buckets"]) as to:
             for arcs in neighbourhoods(inputs.segments(args["edges"], args["bucket"])):
                 above = arcs.v > arcs.u
-                # a larger neighbour of a node that has a smaller one, or a second smaller neighbour: not a star yet
+                # An edge to a larger neighbour of a node that also has a smaller one, or to a second smaller neighbour,
+                # is not part of a star yet.
                 moved += int((above & (arcs.least < arcs.u)).sum() + (~above & (arcs.v != arcs.least)).sum())
                 if large:
                     a, b = arcs.least[above], arcs.v[above]
@@ -113,7 +114,7 @@ class Members:
                 members, group = members_of(nodes, roots, args["groups"])
                 to.write(group, members)
                 counters["candidates"] += len(nodes)
-                # around a root: itself and each neighbour
+                # the cluster around a root consists of the root and all its neighbours
                 starts = np.flatnonzero(arcs.first)
                 lengths = np.diff(np.r_[0, starts, len(arcs.u)])
                 sizes = np.r_[open_size, np.where(nodes == roots, 1, 0)]

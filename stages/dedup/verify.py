@@ -7,13 +7,14 @@ order (priority of their dataset, longest first, id). A document is removed only
 document *kept before it*, one that shares a band key with it, is at least `verify`. The rest of the cluster is kept.
 
 The similarity is |A and B| / |A or B| of the sets of word n-grams of the two texts as stored (capped, simplified), by
-64-bit hash. Anyone can recompute it from the kept and the dropped text: `stages.dedup.explain` does. Texts are stored
-after scrubbing and band keys are taken before it, so the two may see a different e-mail address, never another page.
+64-bit hash. Anyone can recompute it from the kept and the dropped text, as `stages.dedup.explain` does. Texts are
+stored after scrubbing, while band keys are computed before it. So the two may see a different e-mail address, but never
+another page.
 
 Text stays out of the exchange. One task per group reads the texts of its candidates once and writes their shingle sets
 to one file, ordered by cluster. A judging task reads a bucket of clusters from these files, through a bounded cache. In
-a cluster of any size, a document is compared with at most `max_comparisons` others (a count, not a clock). A document
-that has not been found equal by then is kept.
+a cluster of any size, a document is compared with at most `max_comparisons` others (a count, not a time limit). A
+document for which these comparisons find no duplicate is kept.
 """
 
 from __future__ import annotations
@@ -151,8 +152,8 @@ class _SetWriter:
 
 
 class _SetReader:
-    """Reads shingle sets of candidates on demand and compares them with their sums. It keeps the last `cache_bytes`
-    bytes and 32 open files."""
+    """Reads shingle sets of candidates on demand and checks them against their checksums (`sum`). It keeps the last
+    `cache_bytes` bytes and 32 open files."""
 
     def __init__(self, inputs: Inputs, refs: list[FileRef], cache_bytes: int) -> None:
         self._inputs, self._refs, self._cache_bytes = inputs, refs, cache_bytes
@@ -193,7 +194,7 @@ class Verify:
     Writes segments `verdicts` (VERDICT, bucket = number of the group) with one record for every document of every
     cluster. Writes segments `near` (NEAR, the same buckets) for pairs of kept documents that were compared and whose
     similarity is at least RESEMBLING. Each document of a pair gets a record that names the other.
-    Memory: a block of candidates, the largest cluster, and the cache of shingles.
+    Memory holds a block of candidates, the largest cluster, and the cache of shingles.
     """
 
     name = "minhash_verify"
@@ -227,7 +228,7 @@ class Verify:
 
 
 class _Judge:
-    """Decides one cluster after another; documents are numbers of rows of the sorted candidates."""
+    """Decides one cluster after another. Documents are given as row numbers of the sorted candidates."""
 
     def __init__(self, every: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
                  sets: _SetReader, counters: dict[str, int]) -> None:
@@ -261,7 +262,7 @@ class _Judge:
         self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], kept)
 
     def beside(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(number of the group, NEAR) for both of two kept documents that resemble each other."""
+        """(number of the group, NEAR) for both documents of every pair of kept documents that resemble each other."""
         i, j = (np.array([pair[k] for pair in self.near], np.int64) for k in (0, 1))
         one, other = np.r_[i, j], np.r_[j, i]
         records = np.zeros(len(one), NEAR)
@@ -302,7 +303,7 @@ class _Judge:
         return None, 0.0, near
 
     def _near(self, kept: Sequence[int], i: int) -> Iterable[int]:
-        """Of the kept documents under one key, at most about `cap` per priority: those nearest to `i` in length."""
+        """The kept documents under one key that are nearest to `i` in length, about `cap` of each priority at most."""
         if len(kept) <= self.cap:
             return kept
         chosen: dict[int, None] = {}

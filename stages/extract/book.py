@@ -15,14 +15,14 @@ from itertools import pairwise
 from stages.document import Document
 from stages.stage import Stage, StageConfig, signal
 
-#: where a header ends, in all eras since 1993; the projects of Australia, Canada and others have their own wording
+#: where a header ends, in the wordings used since 1993; the projects of Australia, Canada and others have their own
 _START = re.compile(r"^[ *]*\*{3} ?START OF (?:THE |THIS )?PROJECT GUTENBERG[^\n]*(?:\n[^\n]{1,100}\*{3})?[ \t]*$"
                     r"|^\*END\*? ?THE SMALL PRINT![^\n]*$|^[* ]*END OF THE SMALL PRINT[^\n]*$"
                     r"|^To contact Project Gutenberg (?:of )?Australia[^\n]*$", re.IGNORECASE | re.MULTILINE)
 _END = re.compile(r"^[ *]*\*{3} ?END OF (?:THE |THIS )?PROJECT GUTENBERG"
                   r"|^[ *]*(?:The )?(?:End|Ende|Fin|Fine|Fim|Einde|Loppu|Slut)\b[^\n]{0,40}\bProje[ck]t[ -]Gutenberg"
                   r"|^\*{3} ?START: FULL LICENSE", re.IGNORECASE | re.MULTILINE)
-#: the first line of books from before there were headers, and above headers
+#: the first line of books older than the headers; it may also stand above a header
 _FIRST = re.compile(r"\s*\**(?:This is )?the [^\n]{0,30}?Project Gutenberg(?:'s)? (?:e-?text|e-?book)[^\n]*\n",
                     re.IGNORECASE)
 _FACT = re.compile(r"^(Title|Author|Translator|Language|Release date|Posting date): *(\S[^\n]{0,300})$",
@@ -45,9 +45,9 @@ _CUT = re.compile(r"([^\W\d_]+)[-¬\xad]$")
 _BEGINNING = re.compile(r"[^\W\d_]+")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 _FULL_STOPS = (".", "!", "?", '"', "'", "”", "’", "»")
-#: fewest page numbers that cannot be chance
+#: with fewer numbers than this, a regular sequence may be chance
 _PAGES = 8
-#: header and licence are searched in this many characters at either end
+#: header and licence are searched for in this many characters at either end
 _EDGE = 60_000
 #: widths of a typewriter's lines, characters
 _NARROW, _WIDE = 55, 100
@@ -175,7 +175,8 @@ def wrapped_at(text: str) -> int:
 
 
 def _breaks(lines: list[str], width: int) -> tuple[int, int]:
-    """(line breaks inside the paragraphs of a block, those where the next word would have fitted on the line)."""
+    """(line breaks inside the paragraphs of a block, how many of them stand where the next word would have fitted on
+    the line)."""
     breaks = fitting = 0
     base = _indent(lines)
     for line, following in pairwise(lines):
@@ -193,12 +194,13 @@ def _indent(lines: list[str]) -> int:
 
 
 def _begins(before: str, line: str, base: int) -> bool:
-    """Whether a paragraph begins without a blank line: indented, and after a full stop."""
+    """Whether `line` begins a paragraph without a blank line above. It does when it is indented and follows a full
+    stop."""
     return len(line) - len(line.lstrip()) > base + 1 and before.rstrip()[-1:] in _FULL_STOPS
 
 
 def unwrapped(text: str, width: int) -> str:
-    """Blocks whose lines are broken at the width become one line per paragraph; all others stay."""
+    """The text with one line per paragraph in blocks whose lines are broken at the width. Other blocks stay."""
     words = Counter(_WORD.findall(text.lower()))
     out = []
     for block in re.split(r"(\n(?:[ \t]*\n)+)", text):

@@ -60,7 +60,7 @@ def split(url: str) -> tuple[str, str]:
 
 
 def above(host: str) -> list[str]:
-    """A host and the domains above it, except top-level ones. An IP address has no others."""
+    """A host and its parent domains, except top-level domains. An IP address has no parents."""
     labels = host.split(".")
     if len(labels) < 2 or labels[-1].isdigit():
         return [host] if host else []
@@ -68,7 +68,7 @@ def above(host: str) -> list[str]:
 
 
 def folders(host: str, path: str) -> list[str]:
-    """The forms under which `urls` may list a URL or what it lies below: a.com/x/y?z → a.com/x/y?z, a.com/x/y,
+    """The forms under which `urls` may list a URL or a folder that contains it: a.com/x/y?z → a.com/x/y?z, a.com/x/y,
     a.com/x."""
     whole = host.removeprefix("www.") + path
     plain = whole.partition("?")[0]
@@ -93,7 +93,8 @@ def _url(line: bytes) -> bytes:
 
 
 def _members(archive: Path, max_files: int = _MEMBERS, max_bytes: int = _BYTES) -> dict[str, dict[str, str]]:
-    """{category: {kind: name of the archive member}}; links are followed."""
+    """{category: {`domains` or `urls`: name of the archive member}}. A category that is a link has its target's
+    members."""
     try:
         with tarfile.open(archive) as tar:
             files: dict[str, dict[str, str]] = {}

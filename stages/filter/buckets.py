@@ -34,7 +34,7 @@ class Buckets(Stage):
     weight (the vigintiles of Dolma 3 per topic, and of Nemotron-CC, arXiv 2412.02595, by tokens), or cuts at shares
     (CCNet's 30 and 60 %, arXiv 1911.00359, per language). The bucket of a score is the number of edges not above it. A
     document without the score, or of a group (language, topic) without edges, gets no bucket; a later `where` then
-    drops it as `where_no_quality_score_bucket`. Drops nothing itself.
+    drops it as `where_no_quality_score_bucket`. The step itself drops nothing.
     """
 
     name = "buckets"
@@ -127,8 +127,7 @@ def group_name(value: float | None) -> str:
 # -- fitting -----------------------------------------------------------------------------------------------------------
 @dataclass
 class Weights:
-    """The weight of each value of one score in one group. It is exact and does not depend on how the documents are
-    divided.
+    """The weight of each value of one score in one group. Weights are exact, whatever parts the documents are added in.
     """
 
     values: np.ndarray = field(default_factory=lambda: np.empty(0))                    # ascending, float64
@@ -150,10 +149,10 @@ class Weights:
         self.documents = documents
 
     def edges(self, shares: Sequence[Fraction]) -> list[float]:
-        """For every share the smallest value whose rank is at least that share, infinite if there is none.
+        """For every share, the smallest value whose rank is at least that share; infinite if no value reaches it.
 
-        The rank of a value is the share of the weight below it plus half of its own. Documents of equal score thus get
-        one bucket, that of their middle.
+        The rank of a value is the share of the weight below it plus half of the value's own share. Documents of equal
+        score thus share one bucket, into which the middle of their weight falls.
         """
         total = int(self.weights.sum())
         doubled = (2 * np.cumsum(self.weights) - self.weights).tolist() if total else []       # 2 · total · rank

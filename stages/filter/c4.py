@@ -21,12 +21,12 @@ _ANY = ("lorem ipsum", "javascript", *_POLICY)
 class C4(Stage):
     """Cut lines and drop documents as C4 does (arXiv 1910.10683, section 2.2), and edit the text of those it keeps.
 
-    Dialect: datatrove 0.10.1, whose C4 filter has no bad words. Cut are lines that hold a word of more than 1,000
-    characters, do not end a sentence, have fewer than 3 words, or contain "javascript" or a phrase about cookies or
-    policies. Documents are dropped that hold "lorem ipsum" or "{" in a line not yet cut, or fewer than 5 sentences
-    (spaCy's sentencizer) in the lines kept. FineWeb sets `filter_no_terminal_punct` to false, which is also the default
-    here. A limit of null switches its rule off. A dropped document keeps its text as it was; `c4_sentences` is null if
-    a phrase dropped it.
+    Dialect: datatrove 0.10.1, whose C4 filter has no bad words. A line is cut when it holds a word of more than 1,000
+    characters, does not end a sentence, has fewer than 3 words, or contains "javascript" or a phrase about cookies or
+    policies. A document is dropped when a line not yet cut holds "lorem ipsum" or "{", or when the lines kept have
+    fewer than 5 sentences (spaCy's sentencizer). FineWeb sets `filter_no_terminal_punct` to false, which is also the
+    default here. A limit of null switches its rule off. A dropped document keeps its text as it was; `c4_sentences` is
+    null if a phrase dropped it.
     """
 
     name = "c4"
@@ -110,6 +110,6 @@ class C4(Stage):
             yield text[start:end] if plain else data[start:end].decode("utf-8", "surrogatepass"), words, sentences
 
     def verdict(self, doc: Document) -> str | None:
-        """The decision about the number of sentences only; phrases drop a document whatever the threshold."""
+        """Decides by the number of sentences only. Phrases drop a document whatever the threshold is."""
         fewest, found = self.config.min_num_sentences, doc.signals.get("c4_sentences")
         return "too_few_sentences" if fewest is not None and found is not None and found < fewest else None

@@ -29,14 +29,15 @@ class C4BadWords(Stage):
     No word character may stand before or after an entry (except in Japanese, Thai and Chinese). Four entries are left
     out. The reason is `document_removed_with_badwords`.
 
-    Three things differ. datatrove draws the pages kept by `keep_fraction` from one generator in the order documents
-    reach a process; here the draw depends on the document's id, so a sample is the same for any number of workers, and
-    a larger sample contains the smaller. For a language without a list datatrove stops, or keeps the document when told
-    to; here it is kept, and its signals are null. Languages may have any of their names (`en`, `eng_Latn`). The lists
-    are those of `tokenmill fetch badwords`, a later state of LDNOOBW than the commits datatrove downloads.
+    The step differs from datatrove in these points. datatrove draws the pages kept by `keep_fraction` from one
+    generator in the order documents reach a process; here the draw depends on the document's id, so a sample is the
+    same for any number of workers, and a larger sample contains the smaller. For a language without a list datatrove
+    stops, or keeps the document when told to; here it is kept, and its signals are null. Languages may have any of
+    their names (`en`, `eng_Latn`). The lists are those of `tokenmill fetch badwords`, a later state of LDNOOBW than the
+    commits datatrove downloads.
 
-    One word loses pages on medicine, law and minorities (arXiv 2104.08758); `badwords` drops by the share of such words
-    instead.
+    Dropping for a single word loses pages on medicine, law and minorities (arXiv 2104.08758). `badwords` drops by the
+    share of such words instead.
     """
 
     name = "c4_badwords"
@@ -56,7 +57,7 @@ class C4BadWords(Stage):
 
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
         if self.config.lists is None and "resource" in roles:
-            # the content of the default lists counts like that of a named file
+            # the key covers the content of the default lists, as it does for a named file
             return C4BadWords(self.config.model_copy(update={"lists": str(default_lists())})).key(roles)
         return super().key(roles)
 

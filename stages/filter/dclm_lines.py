@@ -35,12 +35,12 @@ class DclmLines(Stage):
     """Cut lines that are not prose, and drop documents that thereby lose too many words (DCLM-baseline, arXiv
     2406.11794, after RefinedWeb, arXiv 2306.01116, G.2).
 
-    Dialect: DCLM at c7ed275 with `dclm_baseline_refinedweb.yaml`. Cut, in this order, are lines mostly in upper case,
-    lines of digits, counters ("3 likes"), and lines of fewer than `min_line_words` words. Then phrases are cut out of
-    lines of up to `short_line` words, in any case: "items in cart" anywhere, "Read more..." at the end (a regular
-    expression, so each dot matches any character), "Sign-in" at the beginning. The text is stripped between the steps;
-    an empty line is kept, a line of white space is cut. Words are counted as by `dclm_quality`'s length rule. A dropped
-    document keeps its text as it was.
+    Dialect: DCLM at c7ed275 with `dclm_baseline_refinedweb.yaml`. The step cuts, in this order, lines mostly in upper
+    case, lines of digits, counters ("3 likes"), and lines of fewer than `min_line_words` words. Then phrases, in upper
+    or lower case, are cut out of lines of up to `short_line` words: "items in cart" anywhere, "Read more..." at the end
+    (a regular expression, so each dot matches any character), "Sign-in" at the beginning. The text is stripped after
+    each of these cuts except the one by words. An empty line is kept, and a line of white space is cut. Words are
+    counted as by `dclm_quality`'s length rule. A dropped document keeps its text as it was.
     """
 
     name = "dclm_lines"
@@ -110,7 +110,7 @@ class DclmLines(Stage):
         return "\n".join(lines)
 
     def _without(self, line: str, phrase: re.Pattern[str]) -> str | None:
-        """A line without a phrase; None if nothing else is left of it."""
+        """A short line with the phrase removed, or a longer line unchanged; None if nothing is left of the line."""
         if not self._fewer(line, self.config.short_line + 1):
             return line
         edited = phrase.sub("", line)

@@ -25,10 +25,10 @@ class DclmLinks(Stage):
     beyond `max_newlines` in a row (DCLM-baseline, arXiv 2406.11794, appendix).
 
     Dialect: DCLM at c7ed275, `url_removal_modifier` and `newline_removal_modifier`. A URL is a dotted name that ends in
-    a top-level domain in lower case, with the path after it. DCLM looks for URLs only in pages *whose very first
-    characters* spell a top-level domain in any case (`The …` does: .th; `A few …` does not): it calls `match` where it
-    means `search`. `everywhere` searches all pages. Top-level domains are those of tldextract's snapshot of the public
-    suffix list, unless `tlds` names a file with one per line, like DCLM's `iana_tlds.txt` (of 2020).
+    a top-level domain in lower case, with the path after it. DCLM calls `match` where it means `search`, so it looks
+    for URLs only in pages *whose very first characters* spell a top-level domain in upper or lower case (`The …` does,
+    by .th; `A few …` does not). `everywhere` searches all pages. Top-level domains are those of tldextract's snapshot
+    of the public suffix list, unless `tlds` names a file with one per line, like DCLM's `iana_tlds.txt` (of 2020).
     """
 
     name = "dclm_links"

@@ -16,7 +16,7 @@ _ELLIPSES = ("...", ". . .", "…")
 
 
 def chunks(doc: Document) -> list[str]:
-    """The runs without white space in a text, shared by the steps of a pass."""
+    """The runs without white space in a text. The steps of a pass share the result."""
     return doc.view("chunks", str.split)
 
 
@@ -38,7 +38,8 @@ class DclmQuality(Stage):
     Dialect: DCLM at c7ed275 with `dclm_baseline_refinedweb.yaml`. Its rules differ from Gopher's: the length counts
     fastText's tokens that begin with a letter or a digit, while all other rules use runs without white space,
     punctuation included; `#` and ellipses are added up; lines are stripped and blank ones ignored; `●`, `•`, `*` and
-    `-` are bullets; stop words count in any case and every time. All rules are measured, whichever drops the document.
+    `-` are bullets; stop words count in upper and lower case and at every occurrence. All rules are measured, whichever
+    drops the document.
     """
 
     name = "dclm_quality"

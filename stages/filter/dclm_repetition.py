@@ -18,11 +18,11 @@ _RULES = ("line", "paragraph", "line_chars", "paragraph_chars", *(f"top_{n}_gram
 class DclmRepetition(Stage):
     """Drop documents that repeat themselves (Gopher, arXiv 2112.11446, table A1, as in DCLM, arXiv 2406.11794).
 
-    Dialect: DCLM at c7ed275, `massive_web_repetition_filters`. *Every* copy counts, including the first; lines and
-    paragraphs are stripped and blank ones left out, a document of one line passes the rules on lines; words are those
-    of UAX #29 without punctuation (`stages.text.segments`); shares are of the characters of lines, or of words, without
-    the separators between them; of equally frequent top n-grams the longest counts, and one that occurs once does not
-    count.
+    Dialect: DCLM at c7ed275, `massive_web_repetition_filters`. *Every* copy counts, including the first. Lines and
+    paragraphs are stripped, and blank ones are left out. A document of one line passes the rules on lines. Words are
+    those of UAX #29 without punctuation (`stages.text.segments`). Shares are of the characters of lines, or of words,
+    without the separators between them. Of equally frequent top n-grams the longest counts; a top n-gram that occurs
+    once does not count.
     """
 
     name = "dclm_repetition"

@@ -33,12 +33,13 @@ class Encoder(Stage):
     Only the beginning of a text is read: its first `max_tokens` tokens, including those the tokenizer adds, as
     FineWeb-Edu does. No more than 40 characters per token are tokenized, so that endless white space costs nothing.
 
-    On a CPU each text goes through the model on its own, with one thread per worker, which measured as fast as batches.
-    Its score then depends only on the text. On a GPU (`gpus` above 0) texts are sorted by length and go through it
-    `batch` at a time, padded to the longest. The other texts of a batch may then change the last digits of a score, far
-    below the grid of 0.001 to which it is rounded before it is compared and stored.
+    On a CPU each text goes through the model on its own, with one thread per worker, which was measured to be as fast
+    as batches. Its score then depends only on the text. On a GPU (`gpus` above 0) texts are sorted by length and go
+    through it `batch` at a time, padded to the longest. The other texts of a batch may then change the last digits of a
+    score, far below the grid of 0.001 to which it is rounded before it is compared and stored.
 
-    The folder is only read: weights from safetensors alone, no code of the model, nothing from the network.
+    The folder is only read. Weights come from safetensors alone, no code of the model is run, and nothing is fetched
+    from the network.
     """
 
     name = "encoder"

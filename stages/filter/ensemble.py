@@ -22,7 +22,7 @@ class Ensemble(Stage):
     Writes `ensemble_bucket` (0 … 19) and `ensemble_tier`, the number of lower bounds in `tiers` that the bucket
     reaches: by default, as in the paper, 0 low (0-6), 1 medium-low (7-11), 2 medium (12-17), 3 medium-high (18), 4 high
     (19). `where: {signals: {ensemble_tier: [4]}}` makes a dataset of a tier, and so a stream for the curriculum. Scores
-    that a document lacks are ignored; a document without any gets neither signal. Drops nothing.
+    that a document lacks are ignored; a document without any score gets neither signal. The step drops nothing.
     """
 
     name = "ensemble"

@@ -41,11 +41,12 @@ class Change(BaseModel):
 class FineWeb2(Stage):
     """Drop documents as FineWeb-2 does, by the rules of the language they are in (arXiv 2506.20920, section 3.4).
 
-    Dialect: `fineweb-2-pipeline.py` at its release, run by datatrove 0.10.1: Gopher's repetition without paragraphs and
-    without characters of lines, FineWeb's lines without short ones and with 0.1 for copied characters, Gopher's quality
-    with 50 to 100,000 words and two stop words. C4's rules are *not* applied. Reasons are those of the steps
-    `gopher_repetition`, `fineweb` and `gopher_quality`, in this order; all signals are computed whichever rule drops
-    the document. Words are datatrove's for the language (`stages.text.languages`).
+    Dialect: `fineweb-2-pipeline.py` at its release, run by datatrove 0.10.1: Gopher's repetition rules without those on
+    paragraphs and on the characters of copied lines; FineWeb's line rules without the one on short lines, and with a
+    limit of 0.1 for copied characters; Gopher's quality rules with 50 to 100,000 words and two stop words. C4's rules
+    are *not* applied. Reasons are those of the steps `gopher_repetition`, `fineweb` and `gopher_quality`, in this
+    order; all signals are computed whichever rule drops the document. Words are datatrove's for the language
+    (`stages.text.languages`).
 
     `doc.language` may name the language in any form (`fr`, `fra_Latn`); put the step `language` before this one. A
     document in a language without thresholds is dropped as `no_thresholds`, never kept unjudged. Forty languages come
@@ -207,7 +208,7 @@ def _split(text: str, name: str) -> Words:
 
 
 def packages(languages: Iterable[str]) -> dict[str, str]:
-    """{language: distribution that finds its words}, for the languages that need one."""
+    """{language: Python distribution that splits its text into words}, for the languages that need one."""
     result = {name: splitter(name) for name in languages}
     return {name: s.needs for name, s in result.items() if s is not None and s.needs}
 

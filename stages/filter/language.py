@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stages.document import Document
 
-#: threshold of languages for which a recipe names none while it does for others
+#: threshold of a language that `min` does not name, when it names others
 DEFAULT = 0.65
 #: signals that exist only with `paragraphs`
 PARAGRAPHS = ("language_paragraphs", "languages", "language_share", "language_cut")
@@ -30,7 +30,7 @@ class Language(Stage):
     Dialect: datatrove 0.10.1 (`LanguageFilter`, ft176 backend): the whole text with line breaks as spaces, score
     strictly above `min`. The score is rounded to 4 digits *before* it is compared and stored, so that machines whose
     last float32 digits differ decide alike. Only the most probable language counts (datatrove also keeps a document
-    whose second language is wanted, which takes a `min` below 0.5).
+    whose second language is wanted, which can happen only with a `min` below 0.5).
 
     `doc.language` is the model's own label: lid.176 says `fr`, GlotLID `fra_Latn`. Settings may name languages in
     either way (`stages.text.language_codes`): `keep: [fr]` and `keep: [fra_Latn]` mean the same with either model. If
@@ -39,10 +39,11 @@ class Language(Stage):
     Signals of every document: `language_score`; `script`, the script of most letters as its ISO 15924 number (215 Latn,
     220 Cyrl, 500 Hani; 0 without letters), so that verdicts about scripts can be replayed; `script_share`, the share of
     letters in it. With `paragraphs`, every line of at least `paragraph_chars` characters is identified on its own, as
-    in Dolma and DCLM. Lines of a probability above `paragraph_min` count: their number (`language_paragraphs`), the
-    number of their languages (`languages`), and the share of their characters in the document's language
-    (`language_share`, null without such lines). `drop_foreign` deletes the lines in other languages from documents that
-    are kept; their characters are `language_cut`. All signals describe the text before the deletion.
+    in Dolma and DCLM. Lines of a probability above `paragraph_min` give three signals: their number
+    (`language_paragraphs`), the number of their languages (`languages`), and the share of their characters in the
+    document's language (`language_share`, null without such lines). `drop_foreign` deletes the lines in other languages
+    from documents that are kept; `language_cut` is the number of characters deleted. All signals describe the text
+    before the deletion.
 
     Reasons: `language` (not wanted), `language_score` (not certain enough), `language_script` (not in a script of its
     language), `script_share`, `language_share`, `languages` (mixed).
@@ -106,7 +107,7 @@ class Language(Stage):
 
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
         if self.config.model is None and "resource" in roles:
-            # the content of the default model counts like that of a named one
+            # the key covers the content of the default model, as it does for a named model
             return Language(self.config.model_copy(update={"model": str(lid176())})).key(roles)
         return super().key(roles)
 
@@ -216,8 +217,8 @@ class Language(Stage):
         return None
 
     def _wanted(self, language: str, script: str) -> tuple[bool, float, bool]:
-        """(whether a label is wanted for text in this script, the score it must exceed, whether the script is one of
-        its language). The last is True if it is unknown or not asked for."""
+        """(whether a label is wanted for text in this script, the score it must exceed, whether its language is written
+        in this script). The last value is True if either script is unknown or the setting `script` is off."""
         config = self.config
         wanted = config.keep is None or any(names(name, language, script) for name in config.keep)
         declared = scripts_of(language) if config.script and script else ()
@@ -235,7 +236,7 @@ class Language(Stage):
 
 
 def _near(name: str, labels: list[str]) -> list[str]:
-    """Labels of the language in other scripts, or else labels spelled like it."""
+    """Labels of the language `name` in other scripts, or else labels spelled like `name`."""
     same = [label for label in labels if names(name.partition("_")[0], label)]
     return same or difflib.get_close_matches(name, labels)
 

@@ -84,7 +84,7 @@ class Madlad400(Stage):
 
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
         if not self.exact and self.config.model is None and "resource" in roles:
-            # the content of the default model counts like that of a named one
+            # the key covers the content of the default model, as it does for a named model
             return Madlad400(self.config.model_copy(update={"model": str(lid176())})).key(roles)
         return super().key(roles)
 
@@ -129,7 +129,7 @@ class Madlad400(Stage):
             self.setup()
         assert self._model is not None
         result = [(self.round(score), label) for label, score in self._model.predict(sentence, k=2)]
-        # labels on the same step of the grid count as equally probable
+        # labels whose probabilities round to the same step of the grid count as equally probable
         return not any(names(label, language) for score, label in result if score == result[0][0])
 
     def _list_case(self, sentence: str, language: str) -> bool:

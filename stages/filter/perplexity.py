@@ -18,10 +18,11 @@ class Perplexity(Stage):
     """Measure the perplexity of documents under an n-gram model of their language, and drop by it (CCNet, arXiv
     1911.00359, section 3.4: lower is closer to the text the model was trained on, Wikipedia there).
 
-    Dialect: that of the model, cc_net's unless it was made otherwise (`stages.text.ccnet`). Models are made by
-    `tokenmill lm train`, or from any ARPA file by `tokenmill lm compile`. The score is stored as `perplexity`, rounded
-    to one digit as in cc_net. CCNet cuts at percentiles of each language: `tokenmill buckets fit --score perplexity
-    --by language --at 30,60` finds them, and the step `buckets` names head, middle and tail 0, 1 and 2.
+    Dialect: that of the model, which is cc_net's unless the model was made with other settings (`stages.text.ccnet`).
+    Models are made by `tokenmill lm train`, or from any ARPA file by `tokenmill lm compile`. The score is stored as
+    `perplexity`, rounded to one digit as in cc_net. CCNet cuts at percentiles of each language: `tokenmill buckets fit
+    --score perplexity --by language --at 30,60` finds them, and the step `buckets` names head, middle and tail 0, 1 and
+    2.
 
     A document in a language without a model, or without text, has no perplexity and is kept (CCNet's bucket `all`).
     Reasons: `low_perplexity` (texts that repeat themselves), `high_perplexity`.

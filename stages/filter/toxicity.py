@@ -31,7 +31,7 @@ class Toxicity(Stage):
     of its characters that were cut. Reasons: the signal's name, and `toxicity_all` when nothing is left.
 
     Such classifiers flag dialects and texts about minorities more often than others (Dodge et al., arXiv 2104.08758):
-    look at the dropped samples before you trust a threshold.
+    inspect the dropped samples before you trust a threshold.
     """
 
     name = "toxicity"

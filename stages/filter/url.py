@@ -37,16 +37,16 @@ class Url(Stage):
     only as a whole word (`banned_words`), and *soft* ones when at least `soft_words` different ones occur
     (`soft_banned_words`).
 
-    Dialect `datatrove`: datatrove 0.10.1 (`URLFilter`). The rules in their order, by their reasons: `domain` and
-    `subdomain`, the registered domain or the whole host is in the list of domains; `url`, the URL is in the list of
-    URLs; `hard_blacklisted`, a hard word occurs (words are runs of letters and digits, with their case);
-    `soft_blacklisted`; `blacklisted_subword`, a strict word occurs in the letters and digits of the URL. Public
-    suffixes are those of tldextract's snapshot, never fetched.
+    Dialect `datatrove`: datatrove 0.10.1 (`URLFilter`). The rules apply in the order of these reasons: `domain` or
+    `subdomain` (the registered domain or the whole host is in the list of domains), `url` (the URL is in the list of
+    URLs), `hard_blacklisted` (a hard word occurs; words are runs of letters and digits, with their case),
+    `soft_blacklisted` (enough soft words occur), `blacklisted_subword` (a strict word occurs in the letters and digits
+    of the URL). Public suffixes are those of tldextract's snapshot, never fetched.
 
-    Dialect `dclm`: DCLM at c7ed275 (`url_substring_filter` in `dclm_baseline_refinedweb.yaml`), in any case. `domain`
-    compares the host with its port and without every "www" (so that `www.bad.com` is looked up as `.bad.com`). Then
-    follow the list of URLs, strict words in the URL without `-` and `.`, hard words between word boundaries, and soft
-    words. Entries keep their hyphens and other marks, which datatrove removes.
+    Dialect `dclm`: DCLM at c7ed275 (`url_substring_filter` in `dclm_baseline_refinedweb.yaml`), which ignores case.
+    `domain` looks up the host with its port and without every "www" (so that `www.bad.com` is looked up as `.bad.com`).
+    Then come the list of URLs, strict words in the URL without `-` and `.`, hard words between word boundaries, and
+    soft words. Entries keep their hyphens and other marks, which datatrove removes.
 
     With `integrated` the lists that datatrove ships are used (4.5 million domains by the University of Toulouse, and
     RefinedWeb's words); the named files add to them (one entry per line, # begins a comment, gzip is unpacked).
@@ -181,7 +181,7 @@ class Url(Stage):
         return self.verdict(doc)
 
     def verdict(self, doc: Document) -> str | None:
-        """The decision about categories and soft words only."""
+        """Decides by categories and soft words only."""
         category = int(doc.signals.get("url_category") or 0)
         if category:
             return f"url_{_NOT_NAME.sub('_', self.config.categories[category - 1].lower())}"
@@ -206,8 +206,8 @@ def _assets() -> Path:
 
 
 def _unpacked(file: Path) -> BinaryIO:
-    """Open a list, unpacked. Its first bytes tell whether it is packed, since keys and caches know contents, not
-    names."""
+    """Open a list, unpacked. Its first bytes tell whether it is packed. The name must not decide, because keys and
+    caches depend on contents and not on names."""
     with open(file, "rb") as f:
         packed = f.read(2) == b"\x1f\x8b"
     return gzip.open(file) if packed else open(file, "rb")          # type: ignore[return-value]
@@ -222,7 +222,8 @@ def _text(file: Path) -> str:
 
 
 def _hashed(file: Path, member: str | None = None, lower: bool = False) -> Path:
-    """Path of a list's hashes, made at first use and cached under the hash of its content."""
+    """Path of the hashes of a list's entries. The file is made at first use and cached under the hash of the list's
+    content."""
 
     def write(path: Path) -> None:
         read = _lower if lower else entry

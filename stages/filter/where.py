@@ -21,7 +21,7 @@ def _listed(value: Any) -> Any:
 
 
 def _condition(value: Any) -> Any:
-    """Let `18` and `[18, 19]` stand for conditions."""
+    """Accepts `18` and `[18, 19]` as short forms of a condition with `any`."""
     if isinstance(value, (list, tuple)):
         return {"any": value}
     return {"any": [value]} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
@@ -68,9 +68,9 @@ class Where(Stage):
     """Keep documents of some languages, of some sources, with signals of earlier steps in some range.
 
     ``where: {language: [de, fr], signals: {quality_score: {min: 0.3, max: 0.6}, ensemble_bucket: [18, 19]}}`` keeps
-    documents that meet all conditions; a range means min <= value < max. It reads only what earlier steps stored, in
-    this dataset or those before, so it routes documents by language or bucket into datasets of their own at no cost. A
-    signal that no earlier step writes is an error of the recipe.
+    documents that meet all conditions; a range means min <= value < max. The step reads only what earlier steps stored,
+    in this dataset or those before, so it routes documents by language or bucket into datasets of their own at no cost.
+    A signal that no earlier step writes is an error of the recipe.
 
     Reasons name the field: `where_language`, `where_source`, `where_SIGNAL`. `where_no_SIGNAL` means that the signal
     was not computed for the document (for example, its language has no model).
@@ -115,8 +115,8 @@ class Where(Stage):
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:
-        """False: it routes documents. Those that one dataset drops are taken by another, so it must stay where the
-        datasets part."""
+        """False, because the step routes documents: another dataset takes those that this one drops. It must therefore
+        stay where the datasets part."""
         return False
 
     def reads(self) -> dict[str, str]:

@@ -89,7 +89,8 @@ class Classifier:
 
 
 def kind_of(labels: Sequence[str]) -> tuple[str, str | None]:
-    """(kind, target) for these labels: ("binary", its good label), ("grades", None) or ("labels", None)."""
+    """(kind, target) of a classifier with these labels: ("binary", its good label), ("grades", None) or ("labels",
+    None)."""
     if sorted(labels) == sorted((GOOD, REST)):
         return "binary", GOOD
     if all(grade_of(label) is not None for label in labels):

@@ -3,8 +3,9 @@
 A *profile* of a corpus (part of a model card) records how its scores, lengths and languages are distributed; `compare`
 compares other texts with it. A distribution gets two numbers: the population stability index over ten bins of equal
 shares, which says how much has moved, and (for scores) the Kolmogorov-Smirnov distance, which says whether that is more
-than chance. By convention an index below 0.1 is no change, and one from 0.25 on means another population. Small samples
-have an index of about (bins - 1)(1/n + 1/m) by chance, so only an index beyond three times that counts.
+than chance. By convention, an index below 0.1 means no change, and an index of 0.25 or more means another population.
+Small samples have an index of about (bins - 1)(1/n + 1/m) by chance, so only an index beyond three times this noise
+counts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 WATCH, DRIFT, NOISE = 0.1, 0.25, 3.0
 #: bins of equal shares, points at which a distribution is stored, names (languages, labels) counted separately
 _BINS, _POINTS, _LANGUAGES = 10, 256, 20
-#: documents below which there is no verdict, and characters of a text used to find its language
+#: fewest documents for a verdict, and characters of a text used to find its language
 LEAST, _LOOKED_AT = 100, 5_000
 
 
@@ -107,7 +108,7 @@ def _moved(was: dict[str, Any], values: NDArray[np.float64], n: int, m: int) -> 
 
 
 def _mix(was: dict[str, int], now: Counter[str]) -> dict[str, Any]:
-    """Compares the shares of names; the names beyond the commonest count as one."""
+    """Compares the shares of names. All names beyond the commonest ones count together as one."""
     common = [name for name, _ in (Counter(was) + now).most_common(_LANGUAGES)]
     n, m = sum(was.values()), sum(now.values())
     a, b = [was.get(name, 0) for name in common], [now[name] for name in common]

@@ -1,9 +1,9 @@
-"""Labelled texts for a classifier: each is kept once, and no text is both trained on and judged.
+"""Labelled texts for a classifier. Each text is kept once, and no text serves both training and evaluation.
 
 Texts are identified by their content: the hash of their words in lower case. A text that occurs twice under one label
-counts once; under two labels it teaches nothing and is left out. Near-duplicates (an article and its reprint) go to the
-same side of the split: MinHash over word 5-grams proposes pairs that share one of 20 bands of 5 hashes, and pairs that
-agree in half of the 100 hashes are one cluster. A cluster's side is a pseudo-random function of the seed and its
+counts once. A text under two labels teaches nothing and is left out. Near-duplicates (an article and its reprint) go to
+the same side of the split: MinHash over word 5-grams proposes pairs that share one of 20 bands of 5 hashes, and pairs
+that agree in half of the 100 hashes are one cluster. A cluster's side is a pseudo-random function of the seed and its
 smallest content hash, so it depends neither on the order of texts nor on the names of files, and adding texts seldom
 moves a cluster.
 """
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 #: sides of the split
 SIDES = ("train", "calibrate", "test")
 _BANDS, _ROWS, _AGREE = 20, 5, 50
-#: characters that fastText takes for white space; words that it takes for labels; a word that ends the text for it,
-#: with everything after it
+#: characters that fastText takes for white space; words that it takes for labels; the word at which fastText stops
+#: reading a text, with everything after it
 _SPACE = " \n\r\t\v\f\0"
 _LABEL = re.compile(rf"(?<![^{_SPACE}])__label__[^{_SPACE}]*")
 _END = re.compile(rf"(?<![^{_SPACE}])</s>(?![^{_SPACE}]).*", re.DOTALL)
@@ -72,9 +72,10 @@ def content_key(text: str) -> str:
 
 
 def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most: int | None = None) -> Examples:
-    """Examples of (label, text) pairs, at most `most` per label, drawn by their content. Near-duplicate texts form
-    clusters. A share `held_out` (0 … 1) of the clusters is held out, half for calibration and half for the test. The
-    result does not depend on the order of the pairs: a text under two labels is drawn under both, and then left out.
+    """Draws at most `most` examples per label from (label, text) pairs, by the content of the texts. Near-duplicate
+    texts form clusters. A share `held_out` (0 … 1) of the clusters is held out, half for calibration and half for the
+    test. The result does not depend on the order of the pairs: a text under two labels is drawn under both, and then
+    left out.
 
     Texts without a word are skipped. Holds up to `most` texts per label in memory.
     """
@@ -140,7 +141,7 @@ def near_duplicates(texts: list[str]) -> NDArray[np.int64]:
     places, signatures, bands = [], [], []
     for place, text in enumerate(texts):
         signature = stage.signature(text)
-        if signature is not None:                     # fewer than 5 words: equal texts were merged before
+        if signature is not None:                     # None: fewer than 5 words; equal texts were merged before
             places.append(place)
             signatures.append((signature >> np.uint64(32)).astype(np.uint32))
             bands.append(band_keys(signature, _BANDS, _ROWS))

@@ -69,8 +69,8 @@ class Ranking:
         return float((precision * good).sum() / total)
 
     def curve(self, points: int = 20) -> list[dict[str, float]]:
-        """The precision-recall curve: for recalls of 1/points, 2/points … 1 the highest threshold that reaches it, with
-        precision, recall, F1 and the share of all documents kept by `score >= threshold`."""
+        """The precision-recall curve: for each recall of 1/points, 2/points … 1 the highest threshold that reaches it,
+        with precision, recall, F1 and the share of all documents kept by `score >= threshold`."""
         good, rest = self.steps()
         total, n = good.sum(), len(self.good)
         if not total:
@@ -92,7 +92,7 @@ def bootstrap(measures: Mapping[str, Callable[[Floats], float]], n: int, seed: i
     """float64[resamples] of each measure. All measures use the same draws, so that differences between two of them are
     paired.
 
-    A measure is called with the number of times that each of the `n` documents was drawn.
+    Each measure is called with an array that says how often each of the `n` documents was drawn.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     result: dict[str, list[float]] = {name: [] for name in measures}
@@ -129,7 +129,8 @@ def brier(probabilities: ArrayLike, good: ArrayLike) -> float:
 def threshold_keeping(scores: ArrayLike, share: float) -> float:
     """The lowest score t such that at most `share` of the documents have `score >= t`.
 
-    Where more documents than that tie for the highest score, no score does: the result is above every score.
+    If more documents than that tie for the highest score, no score meets this condition, and the result is above every
+    score.
     """
     ordered = np.sort(np.asarray(scores, np.float64))[::-1]
     wanted = int(np.floor(share * len(ordered) + 1e-9))
@@ -146,15 +147,15 @@ def threshold_keeping(scores: ArrayLike, share: float) -> float:
 # -- how far two samples are apart -------------------------------------------------------------------------------------
 def stability_index(expected: Sequence[float] | Floats, found: Sequence[float] | Floats) -> float:
     """Population stability index of two histograms of counts: sum of (q - p) ln(q / p), each bin smoothed by half a
-    document. By convention, below 0.1 nothing has changed, and from 0.25 on the population is another (Siddiqi
-    2006)."""
+    document. By convention, an index below 0.1 means no change, and an index of 0.25 or more means another population
+    (Siddiqi 2006)."""
     p, q = np.asarray(expected, np.float64) + 0.5, np.asarray(found, np.float64) + 0.5
     p, q = p / p.sum(), q / q.sum()
     return float(((q - p) * np.log(q / p)).sum())
 
 
 def stability_noise(bins: int, n: int, m: int) -> float:
-    """About what `stability_index` gives on average for two samples of one population: (bins - 1) (1/n + 1/m)."""
+    """The approximate mean of `stability_index` for two samples of one population: (bins - 1) (1/n + 1/m)."""
     return (bins - 1) * (1 / n + 1 / m) if n and m else float("inf")
 
 

@@ -1,4 +1,5 @@
-"""A classifier's card, as JSON and as a page: what it was trained on, how well it does, and which words it goes by.
+"""A classifier's card, as JSON and as a page: what it was trained on, how well it performs, and which words decide its
+scores.
 
 The card holds no text of a document. It shows only single words (pairs of words are hashed and have no names), and only
 words of letters that occur at least ten times in the training texts, so that it shows no address, number or name of one
@@ -25,7 +26,7 @@ def read(path: str | Path) -> dict[str, Any]:
     """The card of a model.
 
     Raises:
-        ValueError: the file is no card; the message says what to do.
+        ValueError: the file is not a card; the message says what to do.
     """
     try:
         card = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -40,7 +41,7 @@ def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
     """For each label the words that speak most for it: [word, strength, times seen], the strongest first.
 
     The strength is what one occurrence adds to the logit of the label, less the mean of the others, times ln(1 + times
-    seen): a word seen only twice is learned by heart and says little about other texts.
+    seen): the model memorises a word seen only twice, so that word says little about other texts.
     """
     words, counts, vectors, outputs, order = model.matrices()
     at = [i for i, (word, n) in enumerate(zip(words, counts)) if n >= SEEN and word.isalpha()]
@@ -60,7 +61,7 @@ def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
 
 
 def decimal(score: float) -> str:
-    """A score with all its digits, as YAML reads a number (it takes 1e-06 for a word)."""
+    """A score with all its digits, written so that YAML reads a number (it reads 1e-06 as a string)."""
     return f"{score:.6f}".rstrip("0").rstrip(".")
 
 

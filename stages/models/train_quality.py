@@ -66,8 +66,9 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
     `intended_use` and `license` go into the card as they are.
 
     Raises:
-        ValueError: fewer than two labels, or fewer than two texts of one to train on; labels fastText cannot have.
-        RuntimeError: fastText failed; holds its error output.
+        ValueError: there are fewer than two labels, a label has fewer than two training texts, or fastText cannot use a
+            label.
+        RuntimeError: fastText failed; the message holds its error output.
     """
     settings = settings or Settings()
     out = Path(out)
@@ -103,8 +104,8 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
             if scores.score is not None and texts:
                 card["threshold"] = counts | _threshold(texts, scores.score, keep)
             profiles["reference"] = drift.profile(texts, scores)
-        # the model is written last: an interruption before it leaves no model without its table, and a table of another
-        # model is refused
+        # the model is written last, so that an interruption leaves no model without its table; a table of another model
+        # is refused
         if found.table is not None:
             _write(beside(out, "calibration.json"), json.dumps(found.table, separators=(",", ":")) + "\n")
         _write(beside(out, "card.md"), model_card.markdown(card))
@@ -144,8 +145,8 @@ def _fit(part: list[Example], settings: Settings, seed: int, model: Path) -> Non
     """Run fastText's training in a process of its own, whose allocator hands out zeroed memory.
 
     With one thread fastText initialises the first tenth of its matrix only (DenseMatrix::uniform fills 10 blocks, one
-    per thread) and leaves the rest as the allocator gave it: recycled memory there makes training random, up to NaN.
-    glibc fills what it allocates with the complement of MALLOC_PERTURB_.
+    per thread) and leaves the rest as the allocator gave it. Recycled memory there makes training random, up to NaN.
+    glibc fills what it allocates with the complement of MALLOC_PERTURB_, so 255 gives zeros.
     """
     lines = model.with_suffix(".txt")
     with open(lines, "w", encoding="utf-8", newline="\n") as f:
@@ -188,9 +189,9 @@ def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Cla
 
 
 def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, Any]:
-    """Measure on labelled texts how well the classifier answers each of its questions. The question is whether a text
-    has the target label. Without a target there is one question for each label, and with grades one for each grade
-    but the lowest: whether a text has at least that grade."""
+    """Measure on labelled texts how well the classifier answers each of its questions. With a target, the only question
+    is whether a text has the target label. Without a target, there is such a question for each label. With grades,
+    there is a question for each grade but the lowest: whether a text has at least that grade."""
     raw = classifier.raw([e.text for e in part])
     scores, truth = classifier.calibrated(raw), [e.label for e in part]
     questions: list[tuple[str, Any, Any, NDArray[np.bool_]]] = []
@@ -215,7 +216,7 @@ def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, A
 
 def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | None, good: NDArray[np.bool_],
               calibrated: bool, seed: int) -> dict[str, Any]:
-    """How well `good` documents are found by `scores`."""
+    """Measures how well `scores` find the `good` documents."""
     at = (scores * Quality.grid).round(10)                         # as the step writes them, for thresholds
     ranking = measure.Ranking(at, good)
     drawn = measure.bootstrap({"roc_auc": ranking.auc, "average_precision": ranking.average_precision}, len(good), seed)
@@ -248,7 +249,7 @@ def _threshold(texts: list[str], scores: NDArray[np.int64], keep: float) -> dict
     least = measure.threshold_keeping(scores, keep)
     kept = scores >= least
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts], np.float64)
-    # above every score: the next step of the grid, which no document of the reference reaches
+    # a threshold above every score is raised to the next step of the grid, which no document of the reference reaches
     step = int(np.ceil(least))
     return {"min": round(step * Quality.grid, 10), "asked": keep, "documents": len(texts),
             "kept": round(float(kept.mean()), 4), "kept_bytes": round(float(sizes[kept].sum() / sizes.sum()), 4)}

@@ -1,8 +1,8 @@
 """Finds source files that nobody wrote in their project: vendored, generated or minified ones, and data.
 
-Rules of The Stack, StarCoder and StarCoder2 (arXiv 2211.15533 §3, 2305.06161 §3.1, 2402.19173 §2.1) and of GitHub
-Linguist (generated.rb, vendor.yml; https://github.com/github-linguist/linguist), made stricter where they would drop
-what people wrote: a comment at the head must say of *this* file that it is generated.
+The rules are those of The Stack, StarCoder and StarCoder2 (arXiv 2211.15533 §3, 2305.06161 §3.1, 2402.19173 §2.1) and
+of GitHub Linguist (generated.rb, vendor.yml; https://github.com/github-linguist/linguist), made stricter where they
+would drop what people wrote. For example, a comment at the head must say of *this* file that it is generated.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def generated(path: str, text: str) -> bool:
 
 def _comments(head: list[str]) -> Iterator[tuple[int, str]]:
     """Yields (lines of code above, paragraph) for each paragraph of the comments at the head of a file, without comment
-    marks and with its line breaks. Text inside a string is no comment: generators hold the header of their output in
-    one."""
+    marks and with its line breaks. Text inside a string is not a comment, because generators keep the header of their
+    output in a string."""
     lines: list[str] = []
     closer = string = ""
     above = 0
@@ -158,8 +158,8 @@ def _comments(head: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _sentences(paragraph: str) -> Iterator[str]:
-    """Yields the text from each place where a sentence of a paragraph may begin, up to four lines long: after a full
-    stop, and at lines that do not continue the one before."""
+    """Yields the text, up to four lines, from each place where a sentence of a paragraph may begin. A sentence may
+    begin after a punctuation mark, and at a line that does not continue the line before."""
     lines = paragraph.split("\n")
     for i, line in enumerate(lines):
         going_on = i > 0 and line[:1].islower() and lines[i - 1][-1:] not in ".:;!?"

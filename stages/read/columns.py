@@ -42,8 +42,8 @@ class ColumnsConfig(StageConfig):
 
 
 class Columns:
-    """Columns of one source. `used` are columns that the reader uses otherwise, `reserved` are names in `meta` that it
-    sets itself. A column with a reserved name is kept as `their_NAME`."""
+    """Columns of one source. `used` are columns that the reader uses otherwise. `reserved` are names in `meta` that the
+    reader sets itself. A column with a reserved name is kept as `their_NAME`."""
 
     def __init__(self, config: ColumnsConfig, used: Iterable[str], reserved: Iterable[str] = ()) -> None:
         self.signals = config.signals
@@ -111,7 +111,7 @@ class Columns:
 
 
 class Lost(Exception):
-    """A value that `meta` cannot hold; its text is the reason."""
+    """A value cannot be held in `meta`. The text of the exception is the reason."""
 
 
 def as_number(value: Any) -> float | None:

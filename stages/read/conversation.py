@@ -71,7 +71,8 @@ class Turn(NamedTuple):
 
 
 class Refused(ValueError):
-    """A record that makes no conversation. The reason is snake_case; the detail names places, never content."""
+    """A record cannot be read as a conversation. The reason is in snake_case. The detail names places, never
+    content."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)
@@ -126,7 +127,7 @@ TEMPLATES: dict[str, Template] = {
 
 
 def render(turns: Sequence[Turn], template: Template) -> tuple[str, list[dict[str, int]]]:
-    """Returns (text, spans that count for the loss). Spans are in UTF-8 bytes, sorted, not empty and apart. Raises
+    """Returns (text, spans that count for the loss). Spans are in UTF-8 bytes, sorted, not empty and disjoint. Raises
     `Refused` for content that spells a marker of the template."""
     markers = template.markers()
     parts: list[str] = []
@@ -252,7 +253,8 @@ def _call(call: Any) -> str:
 
 
 def _json(value: Any, what: str) -> Any:
-    """A value, parsed first if it is JSON in a string. Refused when nested deeper than MAX_DEPTH."""
+    """A value, parsed first if it is a string. Raises Refused if the string is not JSON or the value is nested deeper
+    than MAX_DEPTH."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -288,7 +290,8 @@ def with_system(turns: list[Turn], row: Mapping[str, Any], keys: Any) -> list[Tu
 
 
 def _without_nulls(value: Any) -> Any:
-    """A JSON value without keys whose value is null: in tables every function has the parameters of all others."""
+    """A JSON value without the keys whose value is null. In tables, every function has the parameters of all others, as
+    nulls."""
     if isinstance(value, Mapping):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     return [_without_nulls(v) for v in value] if isinstance(value, list) else value
@@ -355,5 +358,5 @@ def preference(row: Mapping[str, Any], keys: Any, which: str) -> list[Turn]:
             if any(t.role == "system" for t in after):
                 return with_system(after, row, keys)
             return [*(t for t in before if t.role == "system"), *after]
-    # both answers share what the assistant said before: it is context, and does not count for the loss
+    # both answers share the assistant's earlier turns, which are context and do not count for the loss
     return [*(t._replace(learn=False) for t in before), *after]

@@ -1,8 +1,9 @@
-"""HTTP messages as crawlers stored them: head, transfer coding, content coding. Tolerant, and bounded by counts.
+"""Parses HTTP messages as crawlers stored them: head, transfer coding, content coding. It tolerates errors and bounds
+its work by counts.
 
 Real archives hold heads that lie: `Transfer-Encoding: chunked` or `Content-Encoding: gzip` over a body the crawler had
-already decoded, broken chunk sizes, bodies cut in the middle. Whatever can be read is read; nothing here loops over
-more than the message or inflates more than `cap` bytes (RFC 9112 §6–7, RFC 9110 §8.4).
+already decoded, broken chunk sizes, bodies cut in the middle. Whatever can be read is read. No loop runs over more than
+the message, and no body inflates to more than `cap` bytes (RFC 9112 §6–7, RFC 9110 §8.4).
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _BLOCK = 16 << 10
 
 
 class TooLarge(ValueError):
-    """A body that inflates to more than the cap, or has more parts than any server makes."""
+    """A body inflates to more than the cap, or has more gzip members than any server makes."""
 
 
 def parse_response(block: bytes) -> tuple[int, dict[str, str], bytes] | None:
-    """(status, headers by lower-case name, body), or None when it is no HTTP response. Of several headers of one name
-    the first counts. Only those of `x-robots-tag` are joined by newlines, since each may be for other robots."""
+    """(status, headers by lower-case name, body), or None when the data is no HTTP response. Of several headers of one
+    name the first counts. Only `x-robots-tag` headers are joined by newlines, because each may address other robots."""
     first = _STATUS.match(block)
     if first is None:
         return None

@@ -15,7 +15,7 @@ from stages.stage import signal
 
 #: deepest nesting of a line, far below where Python gives up (which depends on the caller's depth)
 MAX_DEPTH = 100
-#: the row of a line that says `null`, as None is that of a blank line
+#: the row of a line that says `null`; None is the row of a blank line
 NULL = ()
 
 
@@ -107,8 +107,8 @@ class Jsonl(Reader):
         return make_document(slice, ordinal, offset, text, lambda key: _at(row, key), self.config, self.columns, kept)
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """A slice needs its own bytes and those that tell how the file is compressed. A compressed file cannot be
-        split, and its first bytes suffice to say so."""
+        """A slice needs its own bytes and the first bytes of the file, which tell how it is compressed. A compressed
+        file cannot be split, and its first bytes suffice to tell that."""
         if slice is None:
             return [(0, BEYOND)] if coding_of(read(0, 10)) else None
         return None if slice.stop is None else [(0, 10), (slice.start, slice.stop)]

@@ -222,7 +222,7 @@ def _inflated(data: bytes, cap: int) -> bytes | None:
 
 
 def _untarred(data: bytes) -> dict[str, bytes]:
-    """Regular files of a tar that may hold macros or text; of several with one name, the last."""
+    """Regular files of a tar that may hold macros or text. Of several files with one name, the last counts."""
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:

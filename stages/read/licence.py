@@ -2,8 +2,8 @@
 
 Identifiers are SPDX's (https://spdx.org/licenses). "" means that the head names no known licence, not that there is
 none. A permissive licence is named only where its text stands unchanged (`licence_texts`), or where a sentence puts the
-file under it and no other terms stand beside it: a licence that is missed costs a file, a wrong one puts a file into a
-corpus that must not have it.
+file under it and no other terms stand beside it. A missed licence costs only a file, whereas a wrong one puts a file
+into a corpus that must not have it.
 """
 
 from __future__ import annotations

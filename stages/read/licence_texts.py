@@ -132,8 +132,8 @@ class Match(NamedTuple):
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in one spelling, without lines of holders, years, bullets and comment marks. A holder's line
-    that speaks of terms is kept."""
+    """The words of a text in a uniform spelling, without lines of holders, years, bullets and comment marks. A holder's
+    line that speaks of terms is kept."""
     return _words(_HOLDER.sub(lambda m: m[0] if _has_terms(*_name_and_rest(m[0])) else " ", text.lower()))
 
 
@@ -174,8 +174,8 @@ def forms() -> tuple[list[Form], dict[int, list[int]]]:
 
 
 def licence_text(text: str) -> str | None:
-    """The licence whose whole text, terms or notice a text holds; "" where its terms differ or others stand beside
-    them; None where there is none."""
+    """The licence whose whole text, terms or notice is in `text`. "" if its terms were changed or other terms stand
+    beside them; None if `text` holds no licence text."""
     words = words_of(text)
     hashes = triples(words)
     near = matches(hashes)
@@ -220,7 +220,7 @@ def _length(runs: list[tuple[int, int]]) -> int:
 
 
 def fits(match: Match, words: list[str]) -> bool:
-    """Whether a match is the licence of its form: enough of it is there, and nothing added speaks of terms."""
+    """Whether a match is the licence of its form: enough of the form is there, and no added words speak of terms."""
     size = match.form.size
     if any(not match.form.required.isdisjoint(range(a, b)) for a, b in match.missing):
         return False
@@ -240,8 +240,8 @@ def alone(match: Match, words: list[str]) -> bool:
 
 
 def _holders_terms(text: str, form: Form) -> bool:
-    """Whether a holder's line, or the lines below it, set terms other than those of the licence, which may stand there,
-    too."""
+    """Whether a holder's line, or the lines below it, set terms other than those of the licence. The licence's own
+    words may stand there."""
     lower = text.lower()
     for line in _HOLDER.finditer(lower):
         below = _BLANK.split(lower[line.end():line.end() + _PARAGRAPH], maxsplit=1)[0]

@@ -1,8 +1,8 @@
 """Jupyter notebooks as text: Markdown as it is, code in fences, and the text of outputs up to a limit.
 
-Left out of outputs are pictures, HTML, widgets and stderr (warnings with local paths, progress bars); of an error only
-the last line is kept. Pasted pictures, styles and scripts are removed from Markdown. Reads nbformat 2 to 5
-(https://nbformat.readthedocs.io/en/latest/format_description.html).
+Pictures, HTML, widgets and stderr are left out of outputs; stderr holds warnings with local paths, and progress bars.
+Only the last line of an error is kept. Pasted pictures, styles and scripts are removed from Markdown. Reads nbformat 2
+to 5 (https://nbformat.readthedocs.io/en/latest/format_description.html).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _MAGICS = {"sh": "bash", "script": "bash", "js": "javascript", "r": "r", "bigque
 class Notebook(Files):
     """Jupyter notebooks as text, cell by cell.
 
-    Quarantined: `bad_json`, `not_a_notebook`. Counted: `too_large`, `empty` (no cell with text), and paths that `code`
-    leaves out, too (`hidden`, `vendored`).
+    Quarantined: `bad_json`, `not_a_notebook`. Counted: `too_large`, `empty` (no cell with text), and the paths that the
+    reader `code` leaves out as well (`hidden`, `vendored`).
     """
 
     name = "notebook"
@@ -139,7 +139,7 @@ def _cells(book: Any) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    """A string, or a list of lines joined; "" for anything else."""
+    """The text of a value that is a string or a list of lines; "" for any other value."""
     if isinstance(value, list):
         return "".join(line for line in value if isinstance(line, str))
     return value if isinstance(value, str) else ""
@@ -158,5 +158,5 @@ def _language(book: dict[str, Any]) -> str:
 
 
 def _fence(text: str) -> str:
-    """A fence of more backticks than the text has in a row."""
+    """A code fence: at least three backticks, and more than the text has in a row."""
     return "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))

@@ -19,12 +19,12 @@ from stages.read.jsonl import columns_of, make_document
 from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, locator, skipped
 from stages.stage import SettingsError, signal
 
-#: most rows turned into documents at a time; most bytes of them if each were the largest entry of a dictionary (one
-#: page of text that a million rows name takes a few bytes in the file), and most bytes by the mean row
+#: Limits on the rows turned into documents at a time: their number; their bytes if each row were the largest entry of a
+#: dictionary, since a text that a million rows share is stored once; their bytes if each row had the mean size.
 _BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
 #: rows whose dictionary entries are counted at a time
 _NAMED = 1 << 16
-#: rows of text, and bytes of another column, converted to Python objects at once; one by one takes three times as long
+#: Rows of text, and bytes of another column, converted to Python objects at once. One by one takes three times as long.
 _LISTED, _LISTED_BYTES = 32, 1 << 20
 #: most bytes of text converted to Python objects at once
 _PLAIN_BYTES = 4 << 20
@@ -36,10 +36,10 @@ class Parquet(Reader):
     """Parquet tables: one document per row.
 
     `offset` of a locator is the row group. A missing column is an error if it is `text` or named by `keep` or
-    `signals`; others are silently absent. For columns that no setting names see `stages.read.columns`; binary ones are
-    not even read. Counted: `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet`, and
-    `bad_value` (an id, url, date or language that Python cannot hold, e.g. a timestamp beyond the year 9999).
-    `pipeline.passes.reading` quarantines what cannot be read.
+    `signals`; any other column may be absent. `stages.read.columns` says what becomes of columns that no setting names;
+    the binary ones among them are not read. Counted: `invalid_utf8`, `missing_text` (null), `empty`, `too_large`,
+    `corrupt_parquet`, and `bad_value` (an id, url, date or language that Python cannot hold, e.g. a timestamp beyond
+    the year 9999). `pipeline.passes.reading` quarantines what cannot be read.
     """
 
     name = "parquet"
@@ -96,9 +96,9 @@ class Parquet(Reader):
             yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0], fatal=True)
 
     def _repeated(self, info: Any, local: str, group: int) -> int:
-        """Number of bytes of the texts of a row group whose text column is mostly a dictionary (a million rows may name
-        one text of 10 MB); 0 for other row groups. The bytes are counted before any text is made, and only until they
-        exceed `max_group`."""
+        """Bytes that the texts of a row group take once a dictionary no longer shares them (a million rows may name one
+        text of 10 MB). 0 if the text column is not mostly a dictionary, or cannot exceed `max_group`. The bytes are
+        counted before any text is made, and only until they exceed `max_group`."""
         chunk = next((c for i in range(info.num_columns) if (c := info.column(i)).path_in_schema == self.config.text),
                      None)
         if chunk is None or not chunk.has_dictionary_page:
@@ -150,7 +150,7 @@ class Parquet(Reader):
             entries = pc.cast(texts.dictionary, pa.large_binary())
             values: Any = (v.as_py() for v in pa.DictionaryArray.from_arrays(texts.indices, entries))
         else:
-            plain = pc.cast(texts, pa.large_binary())           # decoded one by one: one bad row is one bad record
+            plain = pc.cast(texts, pa.large_binary())           # decoded one by one, so one bad row is one bad record
             values = (v for a in range(0, len(plain), _LISTED) for v in plain.slice(a, _LISTED).to_pylist())
         rows = [dict(zip(others, row)) for row in zip(*others.values())] if listed and others else None
         for i, data in enumerate(values):
@@ -224,7 +224,7 @@ class Parquet(Reader):
         return docs
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """The footer, and the columns that are read of the slice's row groups."""
+        """The ranges of the footer and, in the slice's row groups, of the columns that are read."""
         first = max(0, size - _TAIL)
         try:
             tail = read(first, size)
@@ -248,12 +248,12 @@ class Parquet(Reader):
                 if any(chunk.path_in_schema == c or chunk.path_in_schema.startswith(c + ".") for c in columns):
                     starts = [chunk.data_page_offset, *([chunk.dictionary_page_offset] if chunk.has_dictionary_page
                                                         else [])]
-                    # old writers did not count the header of the dictionary page: Arrow reads a little further, too
+                    # old writers did not count the header of the dictionary page, so Arrow reads further, too
                     ranges.append((min(starts), min(starts) + chunk.total_compressed_size + 4096))
         return ranges
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """The row groups of a slice after the one that holds a row."""
+        """The row groups of the slice after the one that holds row `record`."""
         metadata, first = pq.read_metadata(local), slice.ordinal
         stop = metadata.num_row_groups if slice.stop is None else slice.stop
         for group in range(slice.start, stop):
@@ -308,8 +308,8 @@ def _values(column: pa.Array) -> list[Any] | pa.Array:
 
 
 def _nanoseconds(column: pa.Array) -> list[Any]:
-    """Timestamps in nanoseconds as Python's, and as text where they have more digits than Python's. Arrow raises an
-    error for such values, or makes objects of pandas where that is installed."""
+    """Nanosecond timestamps as datetimes, or as text where a datetime cannot hold all their digits. For those Arrow
+    itself raises an error, or makes pandas objects where pandas is installed."""
     whole = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     odd = pc.not_equal(whole.cast(column.type), column).to_pylist()
     return [text if more else time for time, more, text in
@@ -365,8 +365,8 @@ def per_batch(group: Any, columns: list[str], local: str | None = None) -> int:
 
 
 def _dictionary_bytes(chunk: Any, local: str | None) -> int:
-    """Most bytes that an entry in the dictionary of a column chunk can have: the size of the dictionary page, or of the
-    whole chunk.
+    """Upper bound on the bytes of one entry in the dictionary of a column chunk: the size of the dictionary page, or of
+    the whole chunk.
 
     A page begins with a Thrift struct in compact protocol: (1: type, 2: uncompressed size, …), i32 as zigzag varints.
     The decoder refuses a page that inflates to another size, so a file cannot lie about it.

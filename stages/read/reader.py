@@ -39,8 +39,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class Split:
-    """A record-aligned piece of a file: [start, stop) in it, the number of its first record, how many records it has,
-    and their uncompressed bytes."""
+    """A record-aligned piece [start, stop) of a file, with the number of its first record, its number of records, and
+    their uncompressed bytes."""
 
     start: int
     stop: int
@@ -65,8 +65,8 @@ class Reader:
 
     Errors: a file that is missing, is a folder or may not be read raises OSError naming it (`check_file`), since the
     environment is at fault, not a document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted. Any
-    other exception, or a crash, loses the rest of the file (see `beyond`): it is quarantined, and counts against
-    `run.max_bad_files`.
+    other exception, or a crash, loses the rest of the file (see `beyond`). The file is then quarantined, and counts
+    against `run.max_bad_files`.
     """
 
     name: ClassVar[str]
@@ -126,14 +126,15 @@ class Reader:
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
         """Byte ranges [start, stop) of the stored file that `read` needs for this slice, or `splits` if `slice` is
-        None; None for all of it. Only these are fetched of a file in object storage: everywhere else `local` has a
-        hole, which reads as zeros. `size` is that of the file, `read(start, stop)` gives bytes of it.
+        None; None for the whole file. Of a file in object storage only these ranges are fetched; the rest of `local` is
+        a hole, which reads as zeros. `size` is the size of the file, and `read(start, stop)` returns its bytes.
         """
         return None
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """Where reading resumes after record number `record` of the file has killed the process: the part of the slice
-        after the smallest piece of the file (a row group) that holds the record. None if the rest of the slice is lost.
+        """The slice with which reading resumes after record number `record` of the file has killed the process. It is
+        the part of `slice` after the smallest piece of the file (a row group) that holds the record. None if the rest
+        of the slice is lost.
         """
         return None
 
@@ -142,8 +143,8 @@ class Reader:
         return (size if slice.stop is None else slice.stop) - slice.start
 
     def group(self, path: str) -> str:
-        """The group of a file whose files must be read together, or "" for a file on its own. Files of one group follow
-        each other in the order of their paths and come to `read_files` of one partition."""
+        """The group that a file belongs to, or "" for a file on its own. The files of a group must be read together, so
+        `read_files` of one partition gets them all, in the order of their paths."""
         return ""
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
@@ -158,12 +159,12 @@ class Reader:
 
 
 def environment(e: BaseException) -> bool:
-    """Whether the machine, and not the file, is at fault for an error while reading: memory ran out, or the operating
-    system reported the error. Such an error must fail the task; if it were taken for damage, the rest of the file would
-    be committed as lost.
+    """Whether the machine, and not the file, is at fault for an error while reading. The machine is at fault when
+    memory ran out or the operating system reported the error. Such an error must fail the task; if it were taken for
+    damage, the rest of the file would be committed as lost.
 
-    Decoders raise their OSErrors without errno. EINVAL comes from a seek beyond any file, which a damaged archive
-    directory can cause.
+    An OSError without errno comes from a decoder, so the file is at fault. EINVAL counts as the file's fault, too: it
+    comes from a seek to an impossible offset, which a damaged archive directory can cause.
     """
     return isinstance(e, MemoryError) or (isinstance(e, OSError) and e.errno not in (None, errno.EINVAL))
 

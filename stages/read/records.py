@@ -2,7 +2,7 @@
 count for the loss.
 
 There are two readers, `sft` and `preference`. The formats and their rendering are those of `stages.read.conversation`;
-keys that belong to no format are handled by `stages.read.columns`. `loss_spans` of a document give the bytes of its
+keys that belong to no format are handled by `stages.read.columns`. The `loss_spans` of a document mark the bytes of its
 text that the assistant says, so such a set can join an annealing mixture as it is. Records that make no conversation
 are quarantined: `missing_turns` (none of the formats), `bad_turn`, `unknown_role`, `empty_turn`, `no_answer`,
 `starts_with_answer`, `disliked` (`label: false`), `not_text` (images, sound), `too_many_turns`, `marker_in_content`,
@@ -122,7 +122,8 @@ class Records(Reader):
                                       fatal=True)
 
     def _row(self, batch: pa.RecordBatch, i: int, kept: set[str], slice: Slice, group: int, ordinal: int) -> Any:
-        """A row of a batch, or a `BadRecord`. Values of the columns `kept` that Python cannot hold are lost."""
+        """A row of a batch, or a `BadRecord`. If Python cannot hold a value of one of the columns `kept`, only
+        that value is lost."""
         with suppress(ArithmeticError, RecursionError, TypeError, ValueError, pa.ArrowInvalid):
             return batch.slice(i, 1).to_pylist()[0]
         row = {}
@@ -146,7 +147,8 @@ class Records(Reader):
         return {part for name in named for part in (name, name.partition(".")[0])} - {""}
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """The ranges that `Jsonl` needs; all of a table, since only its footer tells which columns it has."""
+        """The ranges that `Jsonl` needs for a file of lines; None (the whole file) for a table, since only its footer
+        tells which columns it has."""
         return None if read(max(0, size - 4), size) == b"PAR1" else self._lines.needs(slice, size, read)
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
@@ -190,8 +192,8 @@ class Records(Reader):
             yield doc
 
     def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
-        """Yields (which answer of the record it has, function that gives its turns) for each document a record
-        makes."""
+        """Yields (answer, function that returns the turns) for each document that a record makes. `answer` says which
+        of the record's answers the document holds."""
         raise NotImplementedError
 
 

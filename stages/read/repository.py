@@ -1,6 +1,6 @@
-"""Joins the files of a repository into one document: in order of their paths, each after `header` (StarCoder2's
-`<file_sep>`, arXiv 2402.19173 §2.9). A longer document is cut between files into pieces of at most `max_repository`
-bytes; a larger file is a piece of its own."""
+"""Joins the files of a repository into one document. The files are in the order of their paths, and a `header` stands
+before each (StarCoder2's `<file_sep>`, arXiv 2402.19173 §2.9). A document of more than `max_repository` bytes is cut
+between files into pieces of at most that size; a file larger than that is a piece of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stages.document import BadRecord, Document, document_id
 from stages.read.reader import Skipped, locator
 from stages.stage import StageConfig, signal
 
-#: bytes of text held while the files of a repository are sorted; files beyond: too_large
+#: most bytes of text held while the files of a repository are sorted; further files are `too_large`
 _HELD = 64 << 20
 _ENDING = re.compile(r"\.(?:zip|tar|tgz|tar\.(?:gz|bz2|xz))$", re.IGNORECASE)
 

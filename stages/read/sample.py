@@ -1,7 +1,8 @@
 """Keeps records of another reader unchanged; a cost forecast is made from them (`tokenmill plan --sample`).
 
-A row holds everything a reader says about a record: a document with its raw bytes or text, or why there is none. So a
-recipe sees a sample exactly as it would see the same records in their files, with the same ids and places.
+A row holds everything that a reader says about a record: the document with its raw bytes or text, or the reason why
+there is no document. A recipe therefore sees the records of a sample exactly as it would see them in their files, with
+the same ids and places.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Reads compressed files as streams, lines or JSON elements, and the members of archives. Sizes are bounded by counts,
-and damage is raised as `Damaged`, so that it can be counted."""
+"""Reads compressed files as streams, lines or JSON elements, and the members of archives. Size limits hold for the
+bytes that were counted, since stated sizes may lie. Damage is raised as `Damaged`, so that it can be counted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def coding_of(magic: bytes) -> str:
 
 
 class Stream:
-    """A file, decompressed as its first bytes say. `read` returns the bytes before damage first, and then raises
+    """A file, decompressed as its first bytes say. `read` returns all bytes that precede damage before it raises
     `Damaged`."""
 
     def __init__(self, local: str) -> None:
@@ -73,7 +73,7 @@ class Stream:
             raise Damaged("truncated" if cut else f"corrupt_{self.coding or 'file'}", str(e)) from None
 
     def read_all(self, cap: int) -> bytes | None:
-        """Everything, or None if it is more than `cap` bytes."""
+        """All bytes of the stream, or None if there are more than `cap`."""
         blocks, size = [], 0
         while block := self.read():
             blocks.append(block)
@@ -101,12 +101,12 @@ class Stream:
 def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[tuple[int, bytes | None]]:
     """(offset in the inflated stream, line without its end) for each line; None for a line longer than `cap` bytes.
 
-    `length` stops after that many bytes. Memory is bounded by `cap` and one block. Raises `Damaged` after the last
-    whole line before the damage; a last line cut by the damage is not given.
+    Reading stops after `length` bytes. Memory is bounded by `cap` and one block. Raises `Damaged` after the last whole
+    line before the damage; a line that the damage cuts is not yielded.
     """
     at = 0                                  # offset of the line that `held` begins
-    held: list[bytes] = []                  # its blocks so far; empty once it is too long
-    size, left = 0, length                  # its bytes so far
+    held: list[bytes] = []                  # the line's blocks so far; empty once the line is too long
+    size, left = 0, length                  # the line's bytes so far; bytes left to read
     while left is None or left > 0:
         block = stream.read(_BLOCK if left is None else min(_BLOCK, left))
         if not block:
@@ -144,9 +144,9 @@ def is_array(local: str) -> bool:
 def read_elements(stream: Stream, cap: int) -> Iterator[tuple[int, bytes]]:
     """(offset in the inflated stream, JSON) for each element of the array that a stream holds.
 
-    Elements are found by brackets, commas and strings alone, so an element that is no JSON spoils no other. Memory is
-    bounded by `cap`, the longest element, and a block. Raises `Damaged` where the array does not end, something follows
-    it, or an element is longer than `cap` bytes.
+    Elements are found by brackets, commas and strings alone, so an element that is not valid JSON does not spoil the
+    others. Memory is bounded by `cap`, the longest element, and a block. Raises `Damaged` where the array does not end,
+    something follows it, or an element is longer than `cap` bytes.
     """
     held, base, scanned, depth, ended = b"", 0, 0, 0, False      # `held` begins with the element, at byte `base`
     while block := stream.read():
@@ -193,10 +193,10 @@ def is_archive(path: str) -> bool:
 
 
 def members(local: str, path: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
-    """Regular files of a zip or tar archive whose names end in one of `suffixes`, in archive order.
+    """Regular files of a zip or tar archive in archive order, with data if their names end in one of `suffixes`.
 
-    A member of more than `cap` bytes comes without data and with the reason `too_large`, one with another ending with
-    `other_type`. Raises `Damaged` where the archive cannot be read any further.
+    A member of more than `cap` bytes comes without data and with the reason `too_large`. So does a member with another
+    ending, with the reason `other_type`. Raises `Damaged` where the archive cannot be read any further.
     """
     yield from (_zip(local, suffixes, cap) if path.lower().endswith(".zip") else _tar(local, suffixes, cap))
 

@@ -161,8 +161,8 @@ class Warc(Reader):
         return doc
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """A slice needs its own bytes and the beginning of what follows; for a file that cannot be split, the magic is
-        enough."""
+        """A slice needs its own bytes and the beginning of what follows. `splits` needs the whole file, but only the
+        beginning of one that cannot be split (lz4, zstd)."""
         if slice is None:
             return [(0, BEYOND)] if _coding(read(0, 16)) in ("lz4", "zstd") else None
         return None if slice.stop is None else [(slice.start, slice.stop + BEYOND)]
@@ -172,9 +172,9 @@ class Warc(Reader):
         """Pieces along the gzip members (or records, if the file is not compressed).
 
         Members are found by inflating, never by their magic, since a record that contains a WARC holds false ones. A
-        member counts as a boundary while every member before it held exactly one record. The record's length proves
-        that: head + Content-Length + line ends = the length in the gzip trailer. From the first member that fails this
-        test, the rest of the file is one piece.
+        member counts as a boundary while every member before it held exactly one record. This is proven where head +
+        Content-Length + line ends equal the length in the gzip trailer. From the first member that fails this test, the
+        rest of the file is one piece.
         """
         size = check_file(local, path)
         with open(local, "rb") as file:
@@ -251,7 +251,8 @@ def _coding(magic: bytes) -> str:
 
 
 def _open(stream: io.RawIOBase, magic: bytes) -> tuple[Any, Any]:
-    """(stream for fastwarc, function that gives the offset of a record: that of the frame in which it begins)."""
+    """Returns (stream for fastwarc, function that gives the offset of a record). In a compressed file that is the
+    offset of the frame in which the record begins."""
     coding = _coding(magic)
     if not coding:
         return stream, lambda record: record.stream_pos
@@ -272,8 +273,7 @@ def _head(file: BinaryIO, offset: int, size: int = _HEAD) -> bytes:
 
 
 def _record_starts(file: BinaryIO, gzip: bool) -> Iterator[tuple[int, int]]:
-    """Yields (offset, uncompressed bytes before it) for the records from the first on, as long as each provably begins
-    there."""
+    """Yields (offset, uncompressed bytes before it) for each record, up to the last that provably begins there."""
     file.seek(0, os.SEEK_END)
     whole = _Range(file, 0, file.tell())
     stream: Any = GzipReader(whole) if gzip else whole
@@ -305,7 +305,8 @@ def _record_starts(file: BinaryIO, gzip: bool) -> Iterator[tuple[int, int]]:
 
 
 def _member_end(file: BinaryIO, offset: int, stop: int) -> tuple[int | None, str]:
-    """(end of the gzip member at `offset`, ""), or (None, what is wrong), "" if the member is cut off."""
+    """Returns (end of the gzip member at `offset`, ""). For a faulty member it returns (None, what is wrong), and
+    (None, "") for one that is cut off."""
     engine, at = zlib.decompressobj(31), offset
     try:
         while not engine.eof:

@@ -1,12 +1,12 @@
 """MediaWiki XML dumps (pages-articles; .xml, .xml.bz2, .xml.gz, .xml.zst): one document per article.
 
-Dumps are streamed, and hostile XML is harmless: a document type or an entity ends the file (`xml_doctype`), nothing is
-fetched, and a page beyond the cap is counted and skipped while it is read. Pages of other namespaces (`namespace`),
-redirects (`redirect`), other content models than wikitext (`content_model`) and pages without text (`empty`) are
-counted.
+Dumps are streamed, and hostile XML is harmless. A document type or an entity ends the reading of the file
+(`xml_doctype`), and nothing is fetched. A page beyond `max_bytes` is counted and skipped while it is read. Pages of
+other namespaces (`namespace`), redirects (`redirect`), other content models than wikitext (`content_model`) and pages
+without text (`empty`) are counted.
 
-Plain dumps are split between pages, and so are multistream ones (.bz2), between their streams of a hundred pages:
-https://dumps.wikimedia.org/. Other compressed dumps are read in one piece.
+Plain dumps are split between pages. Multistream dumps (.bz2, https://dumps.wikimedia.org/) are split between their
+streams of a hundred pages. Other compressed dumps are read in one piece.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Wiki(Reader):
             yield bad(reason, slice, 0, ordinal, detail=str(e), fatal=True)
 
     def _head(self, local: str) -> _Pages:
-        """A parser that has read the head of the dump, before its first page: what the wiki says of itself."""
+        """A parser that has read the head of the dump, in which the wiki describes itself before the first page."""
         pages = _Pages(self.config.max_bytes)
         for block in _blocks(local, Slice("", "")):
             pages.feed(block, False)
@@ -91,8 +91,8 @@ class Wiki(Reader):
         return None if slice is None or slice.stop is None else [(0, min(size, BEYOND)), (slice.start, slice.stop)]
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Pieces between pages; of .bz2, between streams that begin with a page. Costs one reading of the file by an
-        XML parser. A dump that is damaged is not split, so that it is read up to the damage."""
+        """Pieces cut between pages or, for .bz2, between streams that begin with a page. An XML parser reads the whole
+        file once. A dump that is damaged is not split, so that it is read up to the damage."""
         check_file(local, path)
         with Stream(local) as stream:
             coding = stream.coding
@@ -137,8 +137,8 @@ class _Hostile(Exception):
 
 
 class _Xml:
-    """An XML parser that refuses doctypes and entities, which no dump has, and tags without end, which it would scan
-    again and again."""
+    """An XML parser that refuses doctypes and entities, which no dump has, and tags that do not end, which it would
+    otherwise scan again and again."""
 
     def __init__(self) -> None:
         self.fed = 0

@@ -2,8 +2,8 @@
 
 Kept: running text, headings, lists, labels of links, formulas ($TeX$), code (fenced), tables of data (class
 `wikitable`), the text of inline templates. Removed: references, other templates and tables, files and categories,
-galleries, comments, magic words. (WikiExtractor's rules, and what FineWiki keeps beyond them;
-https://www.mediawiki.org/wiki/Help:Formatting)
+galleries, comments, magic words. The rules are WikiExtractor's, plus what FineWiki keeps beyond them
+(https://www.mediawiki.org/wiki/Help:Formatting).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _REDIRECT = re.compile(r"\s*#\s{0,9}[^\W\d]{2,30}\s{0,9}:?\s{0,9}\[\[[^\[\]\n]{1
                        r"(?:(?:\{\{[^{}]{0,300}\}\}|\[\[[^\[\]\n]{1,300}\]\])\s*){0,20}\Z")
 #: language variants (Chinese, Serbian), of which each reader sees one: -{zh-hans:甲; zh-hant:乙}-, -{kept as it is}-
 _VARIANTS = re.compile(r"-\{(?:([A-Za-z+;-]{0,20})\|)?([^{}]{0,2000})\}-")
-#: only one blank before the label, which may begin with more: two runs that both match blanks would try every way to
-#: share them
+#: One blank is matched before the label, which may itself begin with blanks: if two runs matched blanks, the search
+#: would try every way to share them.
 _EXTERNAL = re.compile(r"\[(?:https?:|ftp:|mailto:|//)[^\s\[\]]{1,2048}(?:[ \t]([^\[\]\n]*))?\]")
 #: a character reference of this many digits names no character, and Python refuses to read thousands of digits
 _LONG_NUMBER = re.compile(r"&#([0-9]{20,});?")

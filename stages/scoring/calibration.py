@@ -2,11 +2,13 @@
 
 fastText is overconfident: of the documents to which it gives 0.999, perhaps two in three are good. A calibration is a
 monotone, piecewise linear map between scores on the grid of the stage (integers 0 … 10⁶ for 0 … 1), so that applying it
-is integer arithmetic, equal on every machine. It never reverses the order of two documents, but neighbours may tie.
+is integer arithmetic with the same result on every machine. It never reverses the order of two documents, but
+neighbours may tie.
 
-Two ways to fit it: *isotonic* regression (pool adjacent violators; the centres of the blocks joined by lines, Oron and
-Flournoy 2017) where there are enough documents, else *Platt*'s sigmoid on the log-odds with his smoothed targets (Platt
-1999, by the Newton steps of Lin, Lin and Weng 2007), written down at 257 points. The file is JSON::
+There are two ways to fit it. Where there are enough documents, it is *isotonic* regression: adjacent violators are
+pooled, and lines join the centres of the blocks (Oron and Flournoy 2017). Otherwise it is *Platt*'s sigmoid on the
+log-odds with his smoothed targets (Platt 1999, by the Newton steps of Lin, Lin and Weng 2007), tabulated at 257 points.
+The file is JSON::
 
     {"format": "tokenmill-calibration/1", "model_sha256": …, "grid": 1e-06, "method": "isotonic", "documents": 5120,
      "labels": {"hq": [[0, 310], [17, 620], …, [1000000, 998000]]}, "grade": null}
@@ -35,7 +37,7 @@ Knots = list[list[int]]
 
 
 class CalibrationError(ValueError):
-    """A file that is no calibration, or one of another model; the message says which and what to do."""
+    """The file is no calibration, or it is that of another model. The message names the problem and the remedy."""
 
     permanent = True
 
@@ -84,7 +86,7 @@ def _isotonic(x: NDArray[np.int64], y: NDArray[np.float64], low: int, high: int)
         while len(blocks) > 1 and blocks[-2][2] * blocks[-1][0] >= blocks[-1][2] * blocks[-2][0]:
             last = blocks.pop()
             blocks[-1] = [a + b for a, b in zip(blocks[-1], last)]
-    # nothing is certain: half a document of doubt at either end
+    # no score is certain, so values stay half a document away from low and high
     doubt = (high - low) / (2 * len(x))
     knots = [[round(b[1] / b[0]), round(min(max(b[2] / b[0], low + doubt), high - doubt))] for b in blocks]
     # beyond the outer blocks the map goes on rising, half-way to the end, so that documents there keep their order
@@ -134,7 +136,7 @@ def _log_odds(x: NDArray[np.int64], top: int) -> NDArray[np.float64]:
 
 
 def _ascending(knots: Knots) -> Knots:
-    """The knots with one per score, never descending."""
+    """The knots with one value for each score, raised where they would descend."""
     out: Knots = []
     for x, y in knots:
         if out and x <= out[-1][0]:

@@ -70,8 +70,8 @@ def _labels(path: str, *_file: int) -> frozenset[str]:
 
 
 def load(path: str | Path) -> WordSums | FastText:
-    """A fastText classifier for the most probable label alone: `WordSums`, or the library's where `WordSums` cannot
-    read it."""
+    """A fastText classifier for callers that need only the most probable label. It is a `WordSums`, or the library's
+    where `WordSums` cannot read the model."""
     from stages.scoring.word_sums import UnknownFormat, WordSums
 
     try:
@@ -95,8 +95,9 @@ class FastText:
         return [label.removeprefix("__label__") for label in self._model.getLabels("strict")[0]]
 
     def matrices(self) -> tuple[list[str], list[int], Any, Any, list[str]]:
-        """(words, times each was seen, float32[words, dim] of the words, float32[labels, dim] of the labels, the labels
-        in the order of that matrix) of a model that is not quantised. Copies the whole matrix of words and buckets."""
+        """Returns (words, count of each word, float32[words, dim] vectors of the words, float32[labels, dim] vectors of
+        the labels, the labels in the order of these vectors) of a model that is not quantised. Copies the whole matrix
+        of words and buckets."""
         import numpy as np
 
         words, counts = self._model.getVocab("strict")

@@ -62,8 +62,8 @@ class WordSums:
             raise UnknownFormat(f"{path}: no fastText model, or one cut short ({e})") from e
         dim = self._rows.shape[1]
         most = max(min(kept // (4 * dim), WORDS), 1)
-        #: sums of words, and how many rows each is the sum of; their hashes and indices (`_find`), and how many are
-        #: kept
+        #: the kept words: the sum of each, the number of rows in each sum, their hashes and indices (a table for
+        #: `_find`), and how many words are kept
         self._kept = (np.zeros((most, dim), np.float32), np.zeros(most, np.int64), *_table(most), np.zeros(1, np.int64))
         self._lock = threading.Lock()
 
@@ -127,7 +127,7 @@ class WordSums:
 
 
 def _matrix(data: mmap.mmap, at: int, path: str | Path) -> tuple[np.ndarray, int]:
-    """(the matrix at an offset of the file, float32 (rows, dim); the offset after it)."""
+    """Returns (the matrix at an offset of the file, float32 (rows, dim); the offset after the matrix)."""
     if not data[at]:
         rows, dim = struct.unpack_from("<2q", data, at + 1)
         return np.memmap(path, np.float32, "r", at + 17, (rows, dim)), at + 17 + 4 * rows * dim
@@ -145,8 +145,8 @@ def _matrix(data: mmap.mmap, at: int, path: str | Path) -> tuple[np.ndarray, int
 
 
 def _centroids(data: mmap.mmap, at: int, codes: np.ndarray) -> tuple[np.ndarray, int]:
-    """(vectors that the codes of a product quantizer, uint8 (rows, parts), stand for, float32 (rows, dim); the offset
-    after it)."""
+    """Returns (float32 (rows, dim), the vectors that the codes of a product quantizer, uint8 (rows, parts), stand for;
+    the offset after the quantizer)."""
     dim, parts, width, last = struct.unpack_from("<4i", data, at)
     end = at + 16 + 4 * dim * 256
     values = np.frombuffer(data[at + 16:end], np.float32)
@@ -217,8 +217,8 @@ def _enter(words: Any, seed: int, hashes: Any, values: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, rows: Any, total: Any) -> int:
-    """Add the row of a word, if it has one, and the rows of its n-grams, with < before and > after it, to `total`.
-    Returns the number of rows."""
+    """Add to `total` the row of a word, if it has one, and the rows of the n-grams of the word written as <word>.
+    Returns the number of rows added."""
     shortest, longest, bucket, first = grams
     count = 0
     if row >= 0:

@@ -1,11 +1,11 @@
 """Finds the stretches of a text that may hold personal data: runs of digits, and long runs without white space.
 
-Every value except e-mail and IP addresses lies in such a stretch, and most texts have few of them. They are found once
-for all finders, which then search only them. A finder misses nothing by this: its values lie whole in one stretch, and
-its conditions may read the text around.
+Every value except e-mail and IP addresses lies in such a stretch, and most texts have few of them. The stretches are
+found once for all finders, which then search nothing else. A finder misses nothing, because each of its values lies
+whole in one stretch. Its conditions may read the text around a stretch.
 
-Texts of medium length are searched as arrays of one byte per character. Characters outside ASCII count as `?`, which
-may stand between the digits of a number because one of them (U+00A0) may.
+Texts of medium length are searched as arrays of one byte per character. Characters outside ASCII count as `?`. A `?`
+may stand between the digits of a number, because U+00A0 may.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Finds personal data in a text by the finders of all kinds, one after the other.
 
 A finder gets a text in which everything found before is replaced by NULs, which no finder takes for part of a value. It
-searches only the stretches that can hold its values (`stages.scrub.clues`). E-mail and IP addresses come first and once
-(datatrove's dialect). The other finders are repeated as long as they find something, since removing one value may leave
-another standing alone. A scrubbed text therefore holds nothing more to find.
+searches only the stretches that can hold its values (`stages.scrub.clues`). The finders of e-mail and IP addresses come
+first and run once (datatrove's dialect). The other finders are repeated as long as they find something, since removing
+one value may leave another standing alone. A scrubbed text therefore holds nothing more to find.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Match(NamedTuple):
 
 
 def find(text: str, once: Iterable[tuple[str, Finder]], others: Iterable[tuple[str, Finder]]) -> list[Match]:
-    """The values found in `text`, in order, without overlaps. `once` are asked once, `others` repeatedly."""
+    """The values found in `text`, in order, without overlaps. The finders `once` run once; `others` are repeated as
+    long as they find something."""
     result: list[Match] = []
     clues = Clues(text)
     for kind, finder in once:

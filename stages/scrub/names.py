@@ -184,7 +184,8 @@ def _transformer(folder: Path) -> Entities:
             yield begun
 
     def tokens(text: str) -> Iterator[tuple[int, int, str]]:
-        """Each token once, with its label from the window in which it is farther from a border."""
+        """Each token once, although windows overlap. Its label is that of the window in which it is farther from a
+        border."""
         windows = tokenizer(text, truncation=True, max_length=longest, stride=2 * _BORDER, verbose=False,
                             return_overflowing_tokens=True, return_offsets_mapping=True,
                             return_special_tokens_mask=True)

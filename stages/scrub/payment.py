@@ -67,9 +67,9 @@ def _cards(text: str, place: int, last: int) -> Iterator[tuple[int, int, str]]:
 
 
 def _number(digits: str) -> bool:
-    """Whether a card may have this number. It begins with 2 to 6 (others are airlines and so on, ISO/IEC 7812) or lies
-    in an issuer's range, its check digit is right, it has more than two different digits, and it is no published test
-    number."""
+    """Whether a card may have this number. It must begin with 2 to 6 (other digits are for airlines and so on, ISO/IEC
+    7812) or lie in an issuer's range. Its check digit must be right, it must have more than two different digits, and
+    it must not be a published test number."""
     return (digits[0] in "23456" or _issued(digits)) and luhn(digits) and digits not in _TEST_CARDS and \
         len(set(digits)) > 2
 

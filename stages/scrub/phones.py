@@ -141,8 +141,9 @@ _LOCAL = re.compile(rf"[0-9](?:{_SEPARATOR}{{0,2}}[0-9]){{6,13}}")
 
 
 def local(clues: Clues, region: str) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "") of numbers as they are written inside `region` (two letters, ISO 3166). They are in groups,
-    begin with the trunk prefix 0 or follow a word for telephone; those of fewer than 8 characters always follow one."""
+    """(start, end, "") of numbers as they are written inside `region` (two letters, ISO 3166). A number counts if it is
+    in groups, begins with the trunk prefix 0 or follows a word for telephone. A number of fewer than 8 characters must
+    follow such a word."""
     text, place = clues.text, 0
     while found := _LOCAL.search(text, place):
         start, end = found.span()

@@ -1,8 +1,8 @@
 """Replaces personal data in text by placeholders or pseudonyms, or drops the documents that hold it.
 
 `scrub_text` and `scrub_value` are for everything that is shown or sampled (reports, quarantine, dropped documents) and
-cover all kinds that need no model; `Pii` is the step of a recipe. All take time proportional to the text, so a hostile
-page cannot exceed a time limit by what it holds. docs/pii.md says how to choose.
+cover all kinds that need no model; `Pii` is the step of a recipe. All take time proportional to the text, so no hostile
+page can make them exceed a time limit. docs/pii.md says how to choose.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Pii(Stage):
     """Replace personal data (FineWeb, arXiv 2406.17557, section 3.8, for e-mail and IP addresses: the default).
 
-    Dialect: datatrove 0.10.1 (`PIIFormatter`) for e-mail and IP addresses. The text is byte for byte that of a
-    formatter that sees the document first. datatrove cycles through several replacements across all documents of a
-    process, so its text depends on the documents before; here the cycle starts anew with each document. A domain ends
-    after 319 characters. The other kinds are off by default; the modules beside this one say what they find and why.
-    Names and postal addresses are found by a model (`stages.scrub.names`), which makes the step numeric.
+    Dialect: datatrove 0.10.1 (`PIIFormatter`) for e-mail and IP addresses. The text is byte for byte what a new
+    formatter makes of the document. datatrove cycles through several replacements across all documents of a process, so
+    its text depends on the documents before; here the cycle starts anew with each document. A domain ends after 319
+    characters. The other kinds are off by default; the modules beside this one say what they find and why. Names and
+    postal addresses are found by a model (`stages.scrub.names`), which makes the step numeric.
 
     Signal `pii_KIND`, for each kind that is on: how many values the text held. A document with a kind named in `drop`
     is dropped; the reason is the signal's name. With `audit`, `meta.pii` says where the replacements stand in the text
-    this step leaves: [{kind, rule, start, end}] in UTF-8 bytes, never the values themselves.
+    that this step returns: [{kind, rule, start, end}] in UTF-8 bytes, never the values themselves.
 
     The strings of `meta` (title, canonical address …) are treated like the text but not counted. `url` stays as it is,
     since it identifies the page for deduplication. `loss_spans` move with the text, and the cycle of replacements also
@@ -294,8 +294,8 @@ def _placeholder(match: Match, _text: str, turns: dict[str, int]) -> str:
 
 def _pieces(text: str, found: Sequence[Match], replacement: Callable[[Match, str, dict[str, int]], str], start: int,
             end: int) -> list[str]:
-    """`text[start:end]` in pieces: what stands before, between and after the matches, and their replacements. The
-    cycle of placeholders starts anew."""
+    """`text[start:end]` in pieces: the text before, between and after the matches, and the replacement of each match.
+    The cycle of placeholders starts anew."""
     pieces: list[str] = []
     turns: dict[str, int] = {}
     for match in found:
@@ -321,7 +321,7 @@ def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text, *, keys: b
     """A JSON value with every string in it scrubbed, however deep. Keys of objects are scrubbed only with `keys`; when
     two keys become equal, the later value stays."""
     result = [value]
-    todo: list[list[Any] | dict[Any, Any]] = [result]    # no recursion: records may be nested deeper than Python allows
+    todo: list[list[Any] | dict[Any, Any]] = [result]    # no recursion, as records may nest deeper than Python allows
     while todo:
         inside = todo.pop()
         for key, item in list(inside.items() if isinstance(inside, dict) else enumerate(inside)):

@@ -1,8 +1,8 @@
 """Consistent pseudonyms: the same value gets the same fake throughout a corpus. Without the key nobody can tell which
-value that was, not even by trying all of them.
+value a fake stands for, not even by trying all values.
 
-A fake is a keyed hash (BLAKE2b, RFC 7693) in the form of its kind, but one that nobody owns and that is not found
-again: mail at example.com (RFC 2606), documentation addresses (RFC 5737, RFC 3849; only 762 for IPv4, so values share
+A fake is a keyed hash (BLAKE2b, RFC 7693) in the form of its kind. Nobody owns it, and it is not replaced again. Fakes
+are mail at example.com (RFC 2606), documentation addresses (RFC 5737, RFC 3849; only 762 for IPv4, so values share
 them), cards that begin with 411111 and fail Luhn, IBANs with check digits 00, 555-01xx numbers (NANPA), ids that begin
 with zeros or X and fit no country, keys and wallets with EXAMPLE in them, Person-0123456789. Layout (blanks, hyphens)
 and prefixes of countries or services are kept where they tell a reader what kind of value was replaced.
@@ -84,7 +84,8 @@ def _hex(draws: Iterator[int], digits: int) -> str:
 
 
 def _dressed(value: str, draws: Iterator[int], start: str = "") -> str:
-    """`value` with its digits and letters exchanged, the first ones for the characters of `start`."""
+    """`value` with its digits and letters replaced: the first ones by the characters of `start`, the rest by random
+    ones."""
     fixed, out = iter(start), []
     for c in value:
         if not (c.isascii() and c.isalnum()):

@@ -18,7 +18,8 @@ become one; Russian ё becomes е. What is then found depends on the language:
   the last syllable another.
 - Hindi: the list (LDNOOBW's) is written in Latin letters, so it finds nothing in Devanagari.
 
-`EVERYDAY` lists entries of LDNOOBW that mostly mean something else, as C4 does; C4's own are among them.
+`EVERYDAY` lists the entries of LDNOOBW that are left out because they mostly mean something else. C4 leaves out some as
+well, which are among them.
 """
 
 from __future__ import annotations

@@ -67,8 +67,9 @@ def _export(paths: dict[str, Path]) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold the lock file beside `path`, in a folder that is made. Where it cannot be had (a file system without locks,
-    another user's file, a read-only folder) nothing is held: the last writer wins, or writing raises the error."""
+    """Hold a lock on the lock file beside `path`; the folder is made if it is missing. Where no lock is possible (a
+    file system without locks, another user's file, a read-only folder), nothing is held. Then the last writer wins, or
+    writing raises the error."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

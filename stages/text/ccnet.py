@@ -43,7 +43,8 @@ PIECES_CHARS, PIECES_LINE = 20_000_000, 4000
 
 
 class _Table(dict[int, Any]):
-    """A table for str.translate. Characters it lacks stay, and are added so that the next look-up is quick."""
+    """A table for str.translate. A character that it lacks stays as it is, and is added so that the next look-up is
+    quick."""
 
     def __missing__(self, code: int) -> int:
         self[code] = code
@@ -149,8 +150,8 @@ def train_pieces(texts: Iterable[str], vocab: int, normalize: str) -> bytes:
     """A SentencePiece model with cc_net's settings (unigram, coverage 0.9995), learned from the first `PIECES_CHARS`
     characters.
 
-    It is learned in one thread, so that equal texts give equal bytes. The vocabulary comes out smaller where the texts
-    are too few for it. Raises ValueError when they are too few for any.
+    It is learned in one thread, so that equal texts give equal bytes. The vocabulary is smaller than asked for where
+    there are too few texts. Raises ValueError when there are too few for any vocabulary.
     """
     from sentencepiece import SentencePieceTrainer
 

@@ -16,15 +16,15 @@ import numpy as np
 
 from stages.text.compiled import njit
 
-#: a chunk's record, half a cache line: its hash; its first eight bytes; offset and size in blob; first place and count
-#: of its words in parts; whether a neighbour may change its words
+#: The record of a chunk, half a cache line: its hash, its first eight bytes, its offset and size in `blob`, the first
+#: place and the count of its words in `parts`, and whether a neighbour may change its words (`unsure`).
 CHUNK = np.dtype([("hash", np.int64), ("head", np.uint64), ("offset", np.uint32), ("size", np.int32),
                   ("first", np.int32), ("count", np.int16), ("unsure", np.uint8)], align=True)
-#: how a chunk changes the count of sentences: sentences it begins and whether it ends in an end mark (open), first for
-#: a chunk inside a sentence, then for one after an end mark
+#: How a chunk changes the count of sentences. `begun` is how many sentences it begins, and `open` whether it ends in an
+#: end mark, both for a chunk inside a sentence; `begun_after` and `open_after` are the same after an end mark.
 STEP = np.dtype([("begun", np.int16), ("begun_after", np.int16), ("open", np.uint8), ("open_after", np.uint8)])
-#: columns of the table of lines: first byte and the one after the last, chunks, sentences (-1: the rules must count
-#: them)
+#: Columns of the table of lines: first byte, the byte after the last, number of chunks, and number of sentences, which
+#: is -1 where the rules must count them.
 LINE_START, LINE_END, LINE_CHUNKS, LINE_SENTENCES = range(4)
 
 #: classes of bytes: 0 part of a chunk, 1 white space, 2 white space that ends a line, 3 the first byte of a longer
@@ -91,13 +91,13 @@ class Chunks:
         return int(self.parts[row["first"] + (row["count"] - 1 if side else 0)])
 
     def scan(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """(chunk numbers int32, -1 for unknown ones; the places of chunks in `data`, int32[n, 2]; number of unknown
-        ones)."""
+        """Returns (chunk numbers int32[n], -1 for chunks that the table lacks; int32[n, 2], the places of the chunks in
+        `data`; number of chunks that the table lacks)."""
         return scan(data, _CLASSES, self.slots, self.rows, self.blob, self.seed)
 
     def fold(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """(word numbers int32; lines that hold a chunk int32[m, 4], without the white space at their ends; number of
-        unsure chunks)."""
+        """Returns (word numbers int32; int32[m, 4], the lines that hold a chunk, without the white space at their
+        ends; number of chunks whose words a neighbour may change)."""
         return fold(data, _CLASSES, chunks, spans, self.rows, self.steps, self.parts)
 
     def sentences(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> int:
@@ -167,7 +167,7 @@ def insert(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
 
 @njit(cache=True, nogil=True)
 def remove(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
-    """Free the slots of the latest chunks: no later chunk was placed behind them, so no search breaks."""
+    """Free the slots of the latest chunks. No search breaks, because no later chunk was placed behind them."""
     mask = slots.shape[0] - 1
     for i in range(last - 1, first - 1, -1):
         slot = rows[i].hash & mask

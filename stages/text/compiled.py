@@ -79,7 +79,7 @@ def keep_in(folder: str) -> None:
 
 
 def _shipped(kernel: Any) -> Any:
-    """The kernel, which loads its variants from the folder of SHIPPED where they are there."""
+    """The kernel, which now loads its variants from the folder that SHIPPED names, if they are in it."""
     own: Any = getattr(kernel, "_cache", None)
     folder = os.environ.get(SHIPPED)
     if not folder or not hasattr(own, "_cache_file"):
@@ -105,9 +105,9 @@ def _apart(kernel: Any) -> Any:
     """The kernel, each of whose variants is now kept in a file with a unique name.
 
     numba numbers the files of a kernel's variants (one for every combination of argument types) without a lock. Two
-    processes that compile two variants at the same time both write the first file, and the index of one may stay with
-    the code of the other, which is then run on arguments it was not made for. With unique names no file is written
-    twice; files of changed sources stay in their __pycache__ until that is emptied.
+    processes that compile two variants at the same time may both write the first file. The index of one may then stay
+    with the code of the other, and that code runs on arguments it was not made for. With unique names no file is
+    written twice. Files of changed sources stay in their __pycache__ until it is emptied.
     """
     files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # there is none without `cache=True`
     if files is not None:

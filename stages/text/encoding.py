@@ -49,13 +49,13 @@ _LATIN = frozenset(("cp1250", "cp1252", "cp1254", "cp1257", "cp1258", "mac-roman
 _LATIN_RUN, _OTHER_RUN = 2.5, 1.5
 #: characters that windows-1252 and ISO-8859-1 make of the bytes from 0x80 on → those bytes
 _BYTE_OF = {bytes([b]).decode(name, "replace"): b for name in ("cp1252", "latin-1") for b in range(0x80, 0x100)}
-#: UTF-8 decoded as one of these: the first byte of a character and those that follow; with a control character it can
-#: be nothing else
+#: UTF-8 decoded as windows-1252 or ISO-8859-1: the first byte of a character and the bytes that follow. A piece with a
+#: control character can be nothing else.
 _FOLLOWING = "".join(c for c, b in _BYTE_OF.items() if b < 0xc0 and c != "\ufffd")
 _AGAIN = re.compile(f"[\u00c2-\u00f4][{_FOLLOWING}]{{1,3}}")
 #: the beginning of such a piece in UTF-8, to pass over pages that have none
 _AGAIN_BYTES = re.compile(rb"\xc3[\x82-\xb4](?:\xc2|\xe2\x80|\xe2\x82\xac|\xc5|\xc6|\xcb)")
-#: a page was written so throughout if more than twice this many characters are in such pieces, and more than this share
+#: all of a page is doubly encoded if such pieces hold more than twice this many characters, and more than this share
 #: of all characters beyond ASCII
 _AGAIN_MOST, _AGAIN_PART = 3, 0.6
 _CONTROL = re.compile("[\x80-\x9f]")
@@ -111,16 +111,16 @@ def decode(data: bytes, charset: str = "") -> tuple[str, str]:
 
 
 def _run(data: bytes) -> float:
-    """Mean bytes of the runs of bytes beyond ASCII; `_LATIN_RUN` without any."""
+    """Mean length of the runs of bytes beyond ASCII; `_LATIN_RUN` if there are none."""
     runs = _RUN.findall(data, 0, _SAMPLE)
     return sum(map(len, runs)) / len(runs) if runs else _LATIN_RUN
 
 
 def once(text: str, data: bytes) -> str:
     """A page with double encoding undone; `data` is the same text in UTF-8. Double encoding is UTF-8 that was read as
-    windows-1252 and written as UTF-8 again, `â€™` for `’`, as in one of fifty real pages. All of it is undone where
-    most of a page is like that, otherwise only the pieces that can be nothing else. For prose only: a program may mean
-    it."""
+    windows-1252 and written as UTF-8 again, `â€™` for `’`. One real page in fifty has some. If most of a page is doubly
+    encoded, all of it is undone, otherwise only the pieces that can be nothing else. The function is for prose only,
+    since a program may hold such text on purpose."""
     if text.isascii() or _AGAIN_BYTES.search(data) is None:
         return text
     found = 0
@@ -142,8 +142,8 @@ def once(text: str, data: bytes) -> str:
 
 
 def _utf16(data: bytes) -> str:
-    """The byte order of UTF-16 without a mark, or "". In its markup every other byte is NUL, as in no other
-    encoding."""
+    """The codec of UTF-16 without a byte-order mark, or "" for other encodings. Every other byte of markup is NUL in
+    UTF-16, and in no other encoding."""
     even, odd = data[:128:2].count(0), data[1:128:2].count(0)
     return "utf-16-le" if odd >= 8 and not even else "utf-16-be" if even >= 8 and not odd else ""
 
@@ -155,8 +155,8 @@ def _said(data: bytes) -> str:
 
 
 def _detected(data: bytes) -> str:
-    """The encoding by byte statistics. They take some Korean and Japanese pages for broken UTF-8 or Western ones, so
-    the letters of such pages are checked as well."""
+    """The encoding by byte statistics. The statistics take some Korean and Japanese pages for broken UTF-8 or Western
+    pages, so the letters of such pages are checked as well."""
     sample = data[:_SAMPLE]
     name = canonical(detect_encoding(sample) or "")
     foreign = len(sample) - len(sample.translate(None, _FOREIGN))

@@ -1,7 +1,7 @@
 """Big lists of strings (4.5 million blocked domains) as sorted 64-bit hashes on disk, memory-mapped.
 
-A Python set of them costs 2 s and 1 GB in every worker; the mapped file costs nothing and its 36 MB are shared. Two
-different strings share an xxh3_64 with probability 2**-64: one wrong answer in 4 * 10**12 questions to such a list.
+A Python set of that size costs 2 s and 1 GB in every worker; the mapped file costs nothing and its 36 MB are shared.
+Two different strings share an xxh3_64 with probability 2**-64: one wrong answer in 4 * 10**12 questions to such a list.
 
 A list may carry labels, a number from 1 to 255 for each string, in the lowest byte of the hash. Two different strings
 then share the other 56 bits with probability 2**-56.
@@ -61,8 +61,8 @@ def entry(line: bytes) -> bytes:
 
 
 def write_hashes(lines: Iterable[bytes], path: Path, read: Callable[[bytes], bytes] = entry) -> None:
-    """Write sorted hashes of the entries that `read` finds in the lines (UTF-8) to `path`, atomically. Empty ones are
-    skipped."""
+    """Write sorted hashes of the entries that `read` finds in the lines (UTF-8) to `path`, atomically. Empty entries
+    are skipped."""
     values = _hashes(lines, read)
     values.sort()
     _save(path, values[_firsts(values)])

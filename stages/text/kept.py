@@ -1,7 +1,7 @@
 """Puts formulas, code and tables aside while the rest of a text is worked on, and puts them back at the end.
 
 A private-use character and a number stand for each piece meanwhile. The text is cleared of such characters first, so
-that nobody can spell a stand-in.
+that no text can forge a stand-in.
 """
 
 from __future__ import annotations

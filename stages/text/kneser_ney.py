@@ -61,7 +61,7 @@ class WordIds:
         self.index: dict[str, int] = {UNK: 0, BOS: 1, EOS: 2}
 
     def ids(self, words: Sequence[str]) -> list[int]:
-        """Ids of the words of a text. A word that is spelt like one of these three counts as unknown."""
+        """Ids of the words of a text. A word that is spelt like <unk>, <s> or </s> counts as unknown."""
         index = self.index
         return [i if (i := index.setdefault(w, len(index))) > 2 else 0 for w in words]
 
@@ -101,7 +101,7 @@ def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[NgramOrd
     begins = ids == 1
     rank = stream.astype(np.int32)
     for n in range(2, order + 1):
-        # it is extended by a word unless the shorter n-gram was cut, or ends with the text
+        # an n-gram is extended by a word unless the text ends inside it or with it
         starts = np.flatnonzero((rank[:-1] >= 0) & (rank[1:] >= 0) & (stream[n - 2:n - 2 + len(rank) - 1] != 2))
         keys = rank[starts].astype(np.int64) << _WORD_BITS | stream[starts + n - 1]
         found, first, inverse, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)

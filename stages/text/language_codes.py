@@ -103,7 +103,7 @@ def names(wanted: str, label: str, script: str = "") -> bool:
 
 
 def meet(one: str, other: str) -> bool:
-    """Whether a text may have both names; False only if none can."""
+    """Whether one text may have both names; False only if no text can."""
     if one == other:
         return True
     a, b = tag(one), tag(other)

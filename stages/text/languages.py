@@ -4,7 +4,7 @@ languages).
 Languages are named as models and data sets name them: `fra_Latn` (GlotLID, FineWeb-2), `fra`, or `fr` (lid.176). The
 table comes with datatrove and is read without importing it. A name without script means the language in its usual
 script. For such a name datatrove 0.10.1 may choose another script, because it reads "FALSE" in the table as true: its
-`ar` is in Latin script. Full names are safe.
+`ar` is in Latin script. Names with a script are safe.
 
 Most languages are split by rules of spaCy, often those of a relative, and need no package (`stages.text.words`).
 Korean, Thai, Chinese, Japanese, Vietnamese, the languages of India and some more have tokenizers of other packages,

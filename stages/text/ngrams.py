@@ -17,8 +17,8 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 # -- Gopher: repeated n-grams ------------------------------------------------------------------------------------------
 @njit(cache=True, nogil=True)
 def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.ndarray:
-    """For n from `low` to `high`: characters of the most frequent word n-gram (words joined by one space) times its
-    count, int64; -1 if there are fewer than n words.
+    """For each n from `low` to `high`, return the length of the most frequent word n-gram times its count, int64. The
+    length is in characters, with words joined by one space. The value is -1 if there are fewer than n words.
 
     Of n-grams with equal counts the first one in the text is taken (as `Counter.most_common` does).
     """
@@ -31,7 +31,7 @@ def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.
     table = np.empty(size, np.int32)
     counts = np.empty(words, np.int32)
     hashes = np.empty(words, np.uint64)
-    # an n-gram can occur twice only where the shorter one at its place does; others are not looked up
+    # an n-gram can occur twice only if the (n-1)-gram at its place does; other n-grams are not looked up
     again = np.ones(words, np.bool_)
     firsts = np.empty(words, np.int32)
     for i in range(words):
@@ -118,7 +118,7 @@ def _same_characters(ids: np.ndarray, i: int, j: int, n: int, offsets: np.ndarra
 @njit(cache=True, nogil=True)
 def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray,
                      sizes: np.ndarray, blob: np.ndarray, ns: np.ndarray) -> np.ndarray:
-    """For each n of `ns`: characters covered by later copies of word n-grams, no character counted twice.
+    """For each n of `ns`, count the characters covered by later copies of word n-grams, each character once.
 
     As in datatrove, an n-gram is its words joined *without* spaces ("ab c" equals "a bc"), and the search goes on after
     a copy. `hashes` and `powers` are the words' polynomial hashes and base**length, so an n-gram's hash is a difference
@@ -198,7 +198,7 @@ def hash_words(hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray, size
 
 @njit(cache=True, nogil=True)
 def distinct_words(ids: np.ndarray, wanted: np.ndarray) -> int:
-    """How many of the numbers in `wanted`, all different, occur in `ids`."""
+    """Count the numbers in `wanted` that occur in `ids`. The numbers in `wanted` must be distinct."""
     found = 0
     for k in range(wanted.shape[0]):
         for i in range(ids.shape[0]):
@@ -210,7 +210,7 @@ def distinct_words(ids: np.ndarray, wanted: np.ndarray) -> int:
 
 @njit(cache=True, nogil=True)
 def word_counts(ids: np.ndarray, lengths: np.ndarray, kinds: np.ndarray) -> tuple[int, int, int]:
-    """(words not made of symbols, their characters, words with a letter); see `Vocabulary.kinds`."""
+    """Return (number of words not made of symbols alone, their characters, number of words with a letter)."""
     plain = 0
     characters = 0
     letters = 0

@@ -17,11 +17,11 @@ from stages.text.characters import PUNCTUATION, nonspacing_marks
 # regex, not re: the decimal digits of all scripts, in the Unicode version datatrove uses
 _NUMBER = regex.compile(r"\p{Nd}+([.,،٫⎖⎗⎘]{1}\p{Nd}+)?", regex.VERBOSE | regex.UNICODE)
 _NUMBER_ASCII = re.compile(r"[0-9]+(?:[.,][0-9]+)?")
-# turning punctuation into spaces and collapsing white space is the same as joining the runs of everything else
+# joining the runs of all other characters equals turning punctuation into spaces and collapsing white space
 _RUN = re.compile(rf"[^\s{re.escape(PUNCTUATION)}]+")
 
 
-# the first nonspacing mark is U+0300: a scan over one range finds the few stretches that can hold any
+# the first nonspacing mark is U+0300, so a scan for one range finds the few stretches that can hold marks
 _HIGH = re.compile("[\u0300-\U0010ffff]+")
 
 

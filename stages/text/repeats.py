@@ -1,7 +1,8 @@
-"""Repeated word n-grams where every copy counts, as in DCLM and RedPajama-v2 (`ngrams` has datatrove's kind).
+"""Counts repeated word n-grams as DCLM and RedPajama-v2 do: every copy counts, the first one included.
 
-Words are compared, not only their hashes, so results are equal on every machine. The search is written out here and in
-`ngrams`, since as a shared function it took 3 to 5 times as long, inlined or not (numba 0.68, web pages).
+datatrove's count, which leaves out the first copy, is in `ngrams`. Words are compared, not only their hashes, so
+results are equal on every machine. The search is written out both here and in `ngrams`, because a shared function takes
+3 to 5 times as long, inlined or not (numba 0.68, web pages).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from stages.text.compiled import njit
 
 
 def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(word ids int32 in order, lengths int32 in characters by id); ids count from 0 in the order words first occur."""
+    """Return (ids of the words in order, int32; length of each id's word in characters, int32). Ids count from 0 in
+    the order in which words first occur."""
     known = {word: i for i, word in enumerate(dict.fromkeys(words))}
     ids = np.fromiter(map(known.__getitem__, words), np.int32, len(words))
     return ids, np.fromiter(map(len, known), np.int32, len(known))
@@ -22,9 +24,9 @@ def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 @njit(cache=True, nogil=True)
 def repeated(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.ndarray:
-    """For every n from `low` to `high` a row of four int64: the count of the most frequent word n-gram; characters of
-    the first n-gram with that count; characters of the longest one with that count; and characters of all words that
-    stand in an n-gram which occurs twice or more, each word once. Spaces do not count as characters.
+    """Return a row of four int64 for every n from `low` to `high`: the count of the most frequent word n-gram;
+    characters of the first n-gram with that count; characters of the longest n-gram with that count; and characters of
+    all words inside an n-gram that occurs at least twice, each word once. Spaces do not count as characters.
     """
     words = ids.shape[0]
     out = np.zeros((high - low + 1, 4), np.int64)

@@ -1,4 +1,4 @@
-"""Reads which uses publishers forbid to robots: directives of `<meta name="robots">` and `X-Robots-Tag`."""
+"""Reads the directives of `<meta name="robots">` and `X-Robots-Tag`, by which publishers forbid uses to robots."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LONGEST = 4000
 
 
 def directives(said: str) -> tuple[str, ...]:
-    """The directives of FORBIDDING that are given to all robots, in the order of FORBIDDING.
+    """Return the directives of FORBIDDING that address all robots, in the order of FORBIDDING.
 
-    `X-Robots-Tag: noindex, somebot: noai, nosnippet` gives the last two to somebot alone. Several such headers are
-    lines, each of which begins with all robots again. `none` means `noindex, nofollow`.
+    In `X-Robots-Tag: noindex, somebot: noai, nosnippet` the last two directives address somebot alone. Several headers
+    are given as lines; each line addresses all robots until it names one. `none` means `noindex, nofollow`.
     """
     result = set()
     for line in said[:_LONGEST].lower().split("\n"):

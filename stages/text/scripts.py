@@ -1,8 +1,8 @@
 """Finds the script (writing system) of a text by its letters.
 
-A script has the names of ISO 15924: four letters (`Latn`, `Cyrl`, `Hani`) and a number (215, 220, 500), which is the
-value of its signal, a float. The table is Unicode's property `Script` for the letters (general category L) that belong
-to one script; letters of none (Common, Inherited), digits, marks and signs do not count. The table is part of the
+ISO 15924 gives each script a code of four letters (`Latn`, `Cyrl`, `Hani`) and a number (215, 220, 500). The signal
+holds the number, as a float. The table is Unicode's property `Script` for the letters (general category L) that belong
+to one script. Letters of no script (Common, Inherited), digits, marks and signs do not count. The table is part of the
 project, so that neither Python's nor a library's version of Unicode decides about a document.
 """
 
@@ -104,7 +104,8 @@ _PLACES = sorted(set(NUMBERS) - {"Jpan"})
 
 @lru_cache(maxsize=1)
 def _table() -> np.ndarray:
-    """uint8 (0x110000,): 1 + index in `_PLACES` of the script of a letter, 0 for everything else."""
+    """Return an array by code point, uint8 (0x110000,): for a letter 1 + the index in `_PLACES` of its script, else
+    0."""
     table = np.zeros(0x110000, np.uint8)
     places = {code: 1 + i for i, code in enumerate(_PLACES)}
     runs = [(entry[:-4], entry[-4:]) if entry[-1] != "." else (entry[:-1], ".") for entry in _RUNS.split()]
@@ -116,7 +117,7 @@ def _table() -> np.ndarray:
 
 
 def letters_by_script(text: str) -> dict[str, int]:
-    """Number of letters of each script that occurs in a text, {ISO 15924 code: letters}."""
+    """Count the letters of each script that occurs in a text: {ISO 15924 code: number of letters}."""
     if text.isascii():
         latin = len(text.encode().translate(None, _NO_LETTERS))
         return {"Latn": latin} if latin else {}
@@ -126,10 +127,10 @@ def letters_by_script(text: str) -> dict[str, int]:
 
 
 def main_script(text: str) -> tuple[str, float]:
-    """The script of most letters of a text, and the share of its letters in that script; ("", 0.0) without letters.
+    """Return the script of most letters of a text, and its share of the letters; ("", 0.0) for a text without letters.
 
-    Kana and Han count as one script, Jpan, where at least a tenth of them are kana; otherwise Han is a script of its
-    own. Of scripts with equally many letters the one with the lower ISO 15924 number is taken.
+    Kana and Han count as one script, Jpan, if at least a tenth of them are kana; otherwise Han is a script of its own.
+    Of scripts with equally many letters the one with the lower ISO 15924 number is taken.
     """
     letters = letters_by_script(text)
     kana = letters.get("Hira", 0) + letters.get("Kana", 0)
@@ -147,5 +148,5 @@ def same_script(a: str, b: str) -> bool:
 
 
 def fits(script: str, declared: str) -> bool:
-    """Whether a text mainly in `script` can be in the writing `declared`. Japanese may consist of Han alone, too."""
+    """Whether a text mainly in `script` may be declared as `declared`. A Japanese text may consist of Han alone."""
     return same_script(script, declared) or (script == "Hani" and _FOLDED.get(declared, declared) == "Jpan")

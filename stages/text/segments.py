@@ -1,11 +1,11 @@
-"""Words by Unicode's default word boundaries (UAX #29), without punctuation, as DCLM's repetition rules count them.
+"""Splits a text at Unicode's default word boundaries (UAX #29), without punctuation, for DCLM's repetition rules.
 
-Dialect: DCLM's `split_words(text, model="uniseg", ignore_punctuation=True)`: the segments of uniseg 0.10.1 whose first
-character is a letter, a digit or another number. "can't", "3.14", "a.b" and "x_1" are one word each, an ideograph is a
-word of its own. Properties of characters are those of the `regex` package (uniseg's tables are of Unicode 16).
+The dialect is DCLM's `split_words(text, model="uniseg", ignore_punctuation=True)`. A word is a segment of uniseg 0.10.1
+whose first character is a letter, a digit or another number. "can't", "3.14", "a.b" and "x_1" are one word each, and
+each ideograph is a word. Properties of characters are those of the `regex` package (uniseg's tables are of Unicode 16).
 
-White space is always a boundary, so a text is cut there first, and a bounded cache chunk → words serves the chunks that
-real text repeats. Its content never changes a result.
+White space is always a boundary, so a text is first cut into chunks there. Real text repeats its chunks, so a bounded
+cache holds the words of chunks. The content of the cache never changes a result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _cache: dict[str, tuple[str, ...]] = {}
 
 @cache
 def _segment() -> Any:
-    """Pattern of one segment, by rules WB3 to WB13b; `findall` gives all segments."""
+    """Build the pattern of one segment, by rules WB3 to WB13b. Its `findall` returns all segments."""
     import regex
 
     joined = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"

@@ -1,10 +1,10 @@
-"""spaCy's tokenizer rules as data, so that no worker ever imports spaCy (1 s of CPU and up to 290 MB each).
+"""Exports spaCy's tokenizer rules as data, so that no worker imports spaCy (1 s of CPU and up to 290 MB each).
 
-`cache.rules_path(language)` gives a JSON file, made at first use by `python -m stages.text.spacy_export LANGUAGE FILE
-[LANGUAGE FILE …]` in a process of its own and kept in the cache folder under the versions it depends on. Environment:
-TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill). The export checks `stages.text.spacy_rules` against spaCy
-on some thousands of awkward strings before it writes anything: rules of a future spaCy that need another algorithm are
-refused here, instead of giving wrong words later.
+`cache.rules_path(language)` returns a JSON file. At its first use, `python -m stages.text.spacy_export LANGUAGE FILE
+[LANGUAGE FILE …]` writes that file in a separate process. The file stays in the cache folder, under the versions it
+depends on. The environment variable TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill). Before the export
+writes anything, it compares `stages.text.spacy_rules` with spaCy on some thousands of awkward strings. Rules of a
+future spaCy that need another algorithm are therefore refused here, instead of giving wrong words later.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def export(language: str, path: Path) -> None:
 
 
 def _pattern(method: Any) -> str | None:
-    """The pattern of a compiled regular expression, given a bound method of it; None for None."""
+    """Return the pattern of a compiled regular expression, given one of its bound methods; None for None."""
     if method is None:
         return None
     compiled = method.__self__
@@ -76,10 +76,10 @@ def _pattern(method: Any) -> str | None:
 
 
 def suffix_window(pattern: str) -> int | None:
-    """Most characters before the end at which a suffix can begin, not counting a run of full stops.
+    """Return how many characters before the end a suffix can begin at most, not counting a run of full stops.
 
-    spaCy searches for suffixes from the first character on; starting near the end finds the same ones. None when an
-    alternative other than `\\.\\.+$` has no bound, so that the whole string must be searched.
+    spaCy searches for suffixes from the first character on. A search that starts near the end finds the same suffixes.
+    The result is None when an alternative other than `\\.\\.+$` has no bound: the whole string must then be searched.
     """
     from re import _parser  # type: ignore[attr-defined]
 
@@ -116,8 +116,8 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 
 def samples(rules: dict[str, Any]) -> Iterator[str]:
-    """Awkward strings: at most `CHECKED` special cases inside brackets, quotes, numbers and next to each other, and
-    words and signs of many kinds."""
+    """Yield awkward strings: words and signs of many kinds, and at most `CHECKED` special cases inside brackets, quotes
+    and numbers and next to each other."""
     specials = sorted(rules["specials"])
     specials = specials[::1 + len(specials) // CHECKED]
     for chunk in specials:

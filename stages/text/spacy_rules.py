@@ -1,12 +1,13 @@
-"""spaCy's tokenizer (https://spacy.io/usage/linguistic-features#how-tokenizer-works), exactly, without spaCy.
+"""Tokenizes exactly as spaCy (https://spacy.io/usage/linguistic-features#how-tokenizer-works), without importing it.
 
-The rules of a language are data exported once per install (`stages.text.spacy_export`); the algorithm below is
-`spacy.Tokenizer`'s: white-space chunks, prefixes and suffixes peeled off from both sides, special cases, tokens that
-match a pattern as they are, URLs, infixes, and at last a pass that looks for special cases in the sequence of tokens.
-Nothing is cached here; `stages.text.words` does that.
+The rules of a language are data, exported once per install (`stages.text.spacy_export`). The algorithm is that of
+`spacy.Tokenizer`: a text is cut into chunks at white space; prefixes and suffixes are peeled off a chunk from both
+sides; special cases, tokens that match a whole pattern, URLs and infixes follow; a last pass looks for special cases in
+the sequence of tokens. Nothing is cached here; `stages.text.words` does that.
 
-One difference: a chunk of more than LONGEST characters is one token. Peeling affixes and looking for a URL take time
-that grows with the square of a chunk, minutes for 200,000 characters, and a time limit must not decide about a text.
+The one difference is that a chunk of more than LONGEST characters is one token. The time for peeling affixes and
+finding a URL grows with the square of the chunk's length, to minutes for 200,000 characters. A time limit must not
+decide about a text.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class SpacyRules:
         #: matches chunks that stay one token whatever they look like (French, Hungarian and Turkish have such a
         #: pattern)
         self._token = re.compile(rules["token"]).match if rules["token"] else None
-        #: True if no letter is an affix and full stops after ASCII letters are; the export proves it, for English alone
+        #: True if no letter is an affix and a full stop after an ASCII letter is one; the export proves it, for English
+        #: alone
         self.plain_letters: bool = rules["plain_letters"]
         self._window: int | None = rules["suffix_window"]
-        # special cases that affix rules may split: they are searched for in the sequence of tokens (spaCy's
-        # PhraseMatcher)
+        # special cases that affix rules may split; `merge` finds them in the sequence of tokens (spaCy's PhraseMatcher)
         self._sequences: dict[str, list[tuple[str, ...]]] = {}
-        #: pairs of tokens that stand next to each other in one of them
+        #: pairs of tokens that stand next to each other in one of these special cases
         self.pairs: set[tuple[str, str]] = set()
         #: special cases of several chunks ("EE. UU." in Spanish)
         self.spaced: list[str] = sorted(chunk for chunk in self.specials if " " in chunk.strip())
@@ -55,14 +56,13 @@ class SpacyRules:
                 self.pairs.update(itertools.pairwise(sequence))
 
     def quiet(self, letter: str) -> bool:
-        """Whether no affix rule applies to `letter` when letters stand around it. Words of such letters are single
-        tokens."""
+        """Whether no affix rule applies to `letter` among other letters. A word of such letters is a single token."""
         return not (self._prefix(letter) or self._suffix(letter) or self._suffix("a" + letter)
                     or next(self._infixes(f"a{letter}a"), None))
 
     # -- one chunk -----------------------------------------------------------------------------------------------
     def affixes(self, chunk: str, special: bool = True) -> list[str]:
-        """Tokens of a chunk before the last pass (spaCy's `_tokenize`); a chunk over LONGEST is one."""
+        """Return a chunk's tokens before the last pass (spaCy's `_tokenize`). A chunk over LONGEST is one token."""
         if len(chunk) > LONGEST:
             return [chunk]
         specials: dict[str, tuple[str, ...]] = self.specials if special else {}
@@ -123,11 +123,11 @@ class SpacyRules:
         return tokens
 
     def merge(self, tokens: Sequence[str], breaks: Sequence[bool]) -> list[str]:
-        """The last pass: special cases found in the token sequence (spaCy's `_apply_special_cases`).
+        """Apply the special cases found in the token sequence: the last pass (spaCy's `_apply_special_cases`).
 
-        `breaks[i]` says that a space stands before token i. A sequence may match across spaces. Where no special case
-        is spelt like such a span, the match changes nothing, but it still keeps shorter ones that overlap it from being
-        applied.
+        `breaks[i]` says that a space stands before token i. A special case may match tokens on both sides of a space.
+        If no special case is spelt like the matched text with its spaces, the match changes nothing. It still keeps
+        shorter matches that overlap it from being applied.
         """
         found = [(i, i + len(sequence)) for i, token in enumerate(tokens) for sequence in self._sequences.get(token, ())
                  if tuple(tokens[i:i + len(sequence)]) == sequence]
@@ -154,7 +154,7 @@ class SpacyRules:
 
     # -- whole texts ---------------------------------------------------------------------------------------------
     def tokens(self, text: str) -> list[str]:
-        """All tokens of a text, white-space tokens included: what spaCy's `[t.text for t in tokenizer(text)]` gives."""
+        """Return all tokens of a text, white space included, like spaCy's `[t.text for t in tokenizer(text)]`."""
         return self.merge(*self._split(text))
 
     def _split(self, text: str, special: bool = True) -> tuple[list[str], list[bool]]:
@@ -180,18 +180,18 @@ class SpacyRules:
         return tokens, breaks
 
     def words(self, text: str) -> list[str]:
-        """datatrove's `split_into_words`: the tokens that are not white space."""
+        """Return the tokens that are not white space, as datatrove's `split_into_words` does."""
         return [word for token in self.tokens(text) if (word := token.strip())]
 
 
 def is_punctuation(token: str) -> bool:
-    """spaCy's `is_punct`: every character is of a category P*."""
+    """Whether every character is of a category P* (spaCy's `is_punct`)."""
     return all(unicodedata.category(c).startswith("P") for c in token)
 
 
 @cache
 def spacy_rules(language: str = "en") -> SpacyRules:
-    """The tokenizer of a language (by spaCy's code), made once per process."""
+    """Return the tokenizer of a language, given as spaCy's code. It is made once per process."""
     from stages.text.cache import rules_path
 
     return SpacyRules(json.loads(rules_path(language).read_bytes()))

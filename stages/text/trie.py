@@ -1,5 +1,5 @@
-"""Regular expressions for one of many strings, built as a trie, since `re` tries the branches of an alternation one by
-one."""
+"""Builds a regular expression that matches any of many strings, as a trie: `re` would try the branches of a plain
+alternation one by one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def trie_pattern(strings: Iterable[str]) -> str:
-    """A pattern that matches what the alternation of the strings, longest first, would match.
+    """Return a pattern that matches what an alternation of the strings, longest first, would match.
 
     Raises:
-        ValueError: there is no string, or an empty one.
+        ValueError: there is no string, or a string is empty.
     """
     tree: dict[str, Any] = {}
     for string in strings:
@@ -28,8 +28,8 @@ def trie_pattern(strings: Iterable[str]) -> str:
 
 
 def _pattern(root: dict[str, Any]) -> str:
-    """The regular expression of a trie. A loop builds it from the leaves up. Recursion would fail on a string with more
-    characters than Python allows nested calls."""
+    """Return the regular expression of a trie. A loop builds it from the leaves up, because recursion would fail on a
+    string with more characters than Python allows nested calls."""
     order, stack = [], [root]
     while stack:
         node = stack.pop()

@@ -1,10 +1,10 @@
-"""Reads lists of words by language from one file, so that its sha256 is all a recipe's key needs.
+"""Reads word lists by language from one file, so that a key needs only the sha256 of that file.
 
-An archive (`.tgz`, `.tar.gz`, `.zip`) holds one file per language, named after it: `de.json`, an array of strings, or
-`de` or `de.txt`, one entry per line. LDNOOBW, "List of Dirty, Naughty, Obscene, and Otherwise Bad Words" (28 languages,
-CC-BY-4.0), is published like that: npm's package naughty-words (`tokenmill fetch badwords`), and its repository. A
-`.json` file holds {language: [entry, …]}, or an array that counts for every language. Any other file is text with one
-entry per line for every language, # beginning a comment.
+An archive (`.tgz`, `.tar.gz`, `.zip`) holds one file per language, named after the language: `de.json` is an array of
+strings, `de` and `de.txt` have one entry per line. The npm package naughty-words (`tokenmill fetch badwords`) and the
+repository of LDNOOBW, "List of Dirty, Naughty, Obscene, and Otherwise Bad Words" (28 languages, CC-BY-4.0), have this
+form. A `.json` file holds {language: [entry, …]}, or an array for all languages. Any other file is text for all
+languages, with one entry per line; a line that starts with # is a comment.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _MEMBERS, _BYTES = 10_000, 256 << 20
 
 def read_lists(path: str | Path, *, max_files: int = _MEMBERS,
                max_bytes: int = _BYTES) -> dict[str, tuple[str, ...]]:
-    """{language as the file calls it: its entries, in the order of the file, each once}.
+    """Return {language as the file calls it: its entries, in the order of the file, each once}.
 
     Raises:
-        ValueError: the file holds no list, or a member of it is no list; names file and member.
+        ValueError: the file, or a member of the archive, holds no list. The message names file and member.
     """
     path = Path(path)
     name = path.name.lower()
@@ -91,7 +91,7 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _other(data: bytes) -> str | None:
-    """The suffix that fits a file which is not text with one entry per line; None if it is such text."""
+    """Guess from its content which suffix a file should have: tar.gz, zip or json; None if it is lines of text."""
     if data.startswith(b"\x1f\x8b"):
         return "tar.gz"
     if data.startswith(b"PK\3\4"):

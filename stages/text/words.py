@@ -1,10 +1,10 @@
 """The words of a text, tokenised once and shared by all stages of a pass.
 
-Words are datatrove's: spaCy's tokens without white space, English ones unless a language is named. Tokenisation works
-chunk by chunk (a chunk is a run without white space). Real text repeats its chunks, so a bounded table chunk → word
-numbers (`stages.text.chunks`) answers most of them at the speed of memory; only chunks never seen before are split by
-rules. The content of the table never changes a result, since a word's number is only a name for it. A chunk of more
-than 2,000 characters is one word (`stages.text.spacy_rules`).
+Words are datatrove's: spaCy's tokens without white space, by the English rules unless a language is named. Tokenisation
+works chunk by chunk (a chunk is a run without white space). Real text repeats its chunks, so a bounded table
+(`stages.text.chunks`) holds the word numbers of known chunks. Only chunks that it lacks are split by rules. The content
+of the table never changes a result, since a word's number is only a name for it. A chunk of more than 2,000 characters
+is one word (`stages.text.spacy_rules`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _END_MARKS = frozenset(",;:!?)")
 
 
 class Vocabulary:
-    """Words by number, with the properties that stages need as columns.
+    """Numbered words, with the properties that stages need as columns, indexed by word number.
 
-    lengths int32 characters; kinds uint8 bits: 1 holds more than symbols, 2 holds a letter; hashes, powers uint64: the
-    polynomial hash of its bytes and base**size; offsets int64 and sizes int32: its UTF-8 bytes in blob.
+    `lengths` (int32) is in characters. `kinds` (uint8) has flag 1 if the word holds more than symbols, and flag 2 if it
+    holds a letter. `hashes` and `powers` (uint64) are the polynomial hash of the word's bytes and base**size. `offsets`
+    (int64) and `sizes` (int32) locate the word's UTF-8 bytes in `blob`.
     """
 
     def __init__(self, language: SpacyRules | None = None) -> None:
@@ -39,8 +40,8 @@ class Vocabulary:
         self.words: list[str] = []
         self.numbers: dict[str, int] = {}
         self.chunks = Chunks()
-        #: number of a chunk whose tokens hold a special case → its first and last token without that case: a neighbour
-        #: may forbid it
+        #: number of a chunk whose tokens hold a special case → its first and last token before the case is applied; a
+        #: neighbouring chunk may prevent the case
         self.unsure: dict[int, tuple[str, str]] = {}
         size = 1 << 12
         self.lengths = np.zeros(size, np.int32)
@@ -55,7 +56,7 @@ class Vocabulary:
 
     @property
     def bytes(self) -> int:
-        """Number of bytes of all words and chunks; a chunk counts eight more, and so does each of its words."""
+        """Number of bytes of all words and chunks, plus eight for each chunk and for each word of a chunk."""
         return self._filled + self.chunks.bytes + 8 * (self.chunks.count + self.chunks.words)
 
     def number(self, word: str) -> int:
@@ -128,8 +129,8 @@ class Vocabulary:
         self.chunks.extend(data, words, counts, steps, unsure)
 
     def _sentence_step(self, tokens: list[str], ended: int) -> tuple[int, int]:
-        """spaCy's sentencizer over `tokens`: (sentences begun, whether an end mark came last). `ended` says whether one
-        came before."""
+        """Run spaCy's sentencizer over `tokens`. `ended` is 1 if an end mark precedes them after which no sentence has
+        begun yet. Returns (number of sentences begun, `ended` for the tokens that follow)."""
         begun = 0
         for token in tokens:
             mark = token in self.language.sentence_ends
@@ -168,7 +169,7 @@ class Vocabulary:
                 and (self._edge(chunks[i - 1], 1), self._edge(chunks[i], 0)) in self.language.pairs)
 
     def _merged(self, data: np.ndarray, spans: np.ndarray) -> list[str]:
-        """The words of chunks separated only by single spaces."""
+        """Return the words of chunks that are separated by single spaces only."""
         tokens: list[str] = []
         breaks: list[bool] = []
         for start, stop in spans.tolist():
@@ -185,8 +186,8 @@ class Vocabulary:
         return self.words[self.chunks.edge(chunk, side)]
 
     def _looked_up(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int] | None]:
-        """(chunk numbers, places in `data`, size to which the table must be cut back, or None). Unknown chunks are
-        learned now; only long ones must be removed again."""
+        """Find the chunks of a text, and learn those that the table lacks. Returns (chunk numbers, their places in
+        `data`, sizes for `_forget`). The sizes are None unless long chunks were learned, which `_forget` removes."""
         chunks, spans, unknown = self.chunks.scan(data)
         if not unknown:
             return chunks, spans, None
@@ -209,7 +210,7 @@ class Vocabulary:
             self.chunks.forget(*before)
 
     def encode(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """(word numbers int32, lines int32[n, 4] as in `Chunks.fold`) of a text."""
+        """Return the word numbers of a text, int32, and its lines, int32[n, 4] as in `Chunks.fold`."""
         data = utf8(text)
         chunks, spans, before = self._looked_up(data)
         ids, lines, unsure = self.chunks.fold(data, chunks, spans)
@@ -231,8 +232,8 @@ class Vocabulary:
         return ids, lines
 
     def count_sentences(self, line: str) -> int:
-        """Number of sentences of a line, as spaCy's sentencizer splits it. An empty line is one. After an end mark,
-        white space other than a single space begins one, too."""
+        """Count the sentences of a line, as spaCy's sentencizer splits it. An empty line is one sentence. After an end
+        mark, white space other than a single space also begins a sentence."""
         data = utf8(line)
         chunks, spans, before = self._looked_up(data)
         if (any(special in line for special in self.language.spaced)
@@ -251,9 +252,9 @@ def _chunk(data: np.ndarray, start: int, stop: int) -> str:
 class Words:
     """The words of one text, as numbers of a vocabulary in order, and facts about its lines.
 
-    `lines` int32[n, 4] has a row for every line (of `str.splitlines`) that is not blank: its first byte and the one
-    after its last, without the white space at its ends, number of chunks (`str.split`), and sentences (-1: ask
-    `count_sentences`).
+    `lines` int32[n, 4] has a row for every line (of `str.splitlines`) that is not blank. Its columns are the line's
+    first byte and the byte after its last, both without white space at the ends, the number of chunks (`str.split`),
+    and the number of sentences (-1: unknown, call `count_sentences`).
     """
 
     __slots__ = ("_counts", "ids", "lines", "vocabulary")
@@ -264,7 +265,7 @@ class Words:
 
     @classmethod
     def of(cls, words: Iterable[str]) -> Words:
-        """Words that are already split."""
+        """Make a `Words` of words that are already split."""
         vocabulary = VOCABULARIES.of()
         ids = np.array([vocabulary.number(word) for word in words], np.int32)
         vocabulary.describe()
@@ -288,7 +289,7 @@ class Words:
 
     @property
     def mean_length(self) -> float:
-        """Mean characters of the words that `plain` counts; nan if there are none."""
+        """Mean length in characters of the words that `plain` counts; nan if there are none."""
         plain, characters, _ = self._count()
         return characters / plain if plain else float("nan")
 
@@ -298,14 +299,14 @@ class Words:
         return self._count()[2]
 
     def distinct(self, words: Iterable[str]) -> int:
-        """How many of the given words, all different, occur."""
+        """Count the given words that occur in the text. They must be distinct."""
         numbers = [number for word in words if (number := self.vocabulary.numbers.get(word)) is not None]
         return int(distinct_words(self.ids, np.array(numbers, np.int32))) if numbers else 0
 
 
 class Vocabularies:
-    """The vocabularies of all languages. All are dropped when together they hold more than `capacity` chunks and words,
-    or `capacity_bytes`; existing `Words` keep their old vocabulary."""
+    """The vocabularies of all languages. When together they hold more than `capacity` chunks and words, or more than
+    `capacity_bytes`, all are dropped and begin anew. Existing `Words` keep their old vocabulary."""
 
     def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.capacity, self.capacity_bytes = capacity, capacity_bytes
@@ -327,7 +328,7 @@ VOCABULARIES = Vocabularies()
 
 
 def warm() -> None:
-    """Load the rules and the compiled kernels now, so that no document is charged for it. Stages call it in `setup`."""
+    """Load the rules and the compiled kernels, so that no document is charged for them. Stages call this in `setup`."""
     words = words_of("It (and all of this) is said. a b c d e f g h")
     words.plain  # noqa: B018
     words.distinct(["it"])
@@ -335,8 +336,8 @@ def warm() -> None:
 
 
 def words_of(text: str, language: str = "en", vocabularies: Vocabularies = VOCABULARIES) -> Words:
-    """The words of a text, in time proportional to its chunks. They equal datatrove's `split_into_words` for the
-    languages that it splits by the rules of spaCy's `language` (`stages.text.languages`)."""
+    """Return the words of a text, in time proportional to its chunks. They equal those of datatrove's
+    `split_into_words` for the languages that it splits by spaCy's rules for `language` (`stages.text.languages`)."""
     vocabulary = vocabularies.of(language)
     ids, lines = vocabulary.encode(text)
     return Words(ids, vocabulary, lines)

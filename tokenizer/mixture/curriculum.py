@@ -1,9 +1,10 @@
 """The resolved curriculum: the contents of `curriculum.json`.
 
-The pipeline writes it once (`resolve.resolve`). The trainer reads only this file, never the recipe's curriculum. It
-holds everything that determines the order of samples: the seed, streams with token counts and hashes, phases with
-integer weights. A sample is one window: `sequence` tokens of its phase, plus one as the last target. Samples are
-numbered from 0 over all phases; a step is `batch` consecutive samples; a phase is a whole number of steps.
+The pipeline writes the file once (`resolve.resolve`). The trainer reads only this file, never the recipe's curriculum.
+The file holds everything that determines the order of samples: the seed, the streams with token counts and hashes, and
+the phases with integer weights. A sample is one window: `sequence` tokens, as set by its phase, plus one more as the
+last target. Samples are numbered from 0 over all phases. A step is `batch` consecutive samples. A phase is a whole
+number of steps.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ VERSION = 1
 #: words for the learning rate of a phase: hold it ("stable", or its synonym "constant") or let it fall ("decay"). A
 #: phase may instead give a mapping, a curve of its own
 RATES = ("stable", "constant", "decay")
-#: keys of such a mapping, and the shapes in which the rate falls from its peak after the warm-up
+#: keys of that mapping, and the shapes in which the rate falls from its peak after the warm-up
 RATE_KEYS = ("peak", "warmup", "shape", "floor")
 RATE_SHAPES = ("constant", "linear", "1-sqrt", "cosine", "exp")
 
@@ -82,7 +83,7 @@ class Curriculum:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str = "curriculum") -> Curriculum:
-        """Build and validate a curriculum. Raises CurriculumError that names the key."""
+        """Build and validate a curriculum. Raises a CurriculumError that names the key."""
         if not isinstance(doc, Mapping):
             raise CurriculumError(f"{where}: no curriculum, which is a JSON object")
         if doc.get("version") != VERSION:
@@ -117,7 +118,8 @@ class Curriculum:
                                   f"repeat the edit") from None
 
     def dumps(self) -> str:
-        """The text of `curriculum.json`: equal curricula give equal bytes. Its last key is the sha256 of the others."""
+        """Return the text of `curriculum.json`. Equal curricula give equal bytes. The last key is the sha256 of the
+        others."""
         doc = self.to_json()
         return json.dumps({**doc, "sha256": _digest(doc)}, indent=1, ensure_ascii=False) + "\n"
 
@@ -202,7 +204,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
-    """Check the resolved learning rate of a phase that has its own. Raises CurriculumError that names the key."""
+    """Check the resolved learning rate of a phase that has its own. Raises a CurriculumError that names the key."""
     unknown = sorted(set(rate) - set(RATE_KEYS))
     if unknown:
         near = difflib.get_close_matches(unknown[0], RATE_KEYS, n=1)
@@ -224,8 +226,8 @@ def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequenc
     there on.
 
     The samples before `sample` stay the same, bit for bit. Windows that a cut phase had reserved but not drawn go to
-    the next phase of the same length. The `start` of each of `phases` is overwritten here. `streams` are additional
-    ones (added data is a new stream).
+    the next phase of the same length. The `start` of each of `phases` is overwritten. `streams` are streams to add:
+    new data always forms a new stream.
     """
     kept = cut(old, sample)
     start = kept[-1].stop

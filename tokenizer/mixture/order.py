@@ -2,16 +2,17 @@
 
 It rests on three ideas and needs memory proportional to the number of streams (docs/contracts.md: Shards and order):
 
-* **Which stream** sample n is from follows from Webster (Sainte-Laguë) apportionment. Draw k of stream i (from 0) is
-  due at time (2k + 1) / w_i, samples are numbered in order of due time, ties go to the lowest stream index. A divisor
-  method is house-monotone (Balinski & Young, *Fair Representation*, 1982): cursors never go back. Every prefix
-  and every batch therefore has each stream's share to about one sample (`realised` says how closely), whatever the
-  batch size and the number of ranks or workers.
+* **Which stream** sample n is from follows from Webster (Sainte-Laguë) apportionment. Draw k (from 0) of stream i is
+  due at time (2k + 1) / w_i. Samples are numbered in order of due time; ties go to the lowest stream index. A divisor
+  method is house-monotone (Balinski & Young, *Fair Representation*, 1982), so a stream's cursor never goes back. In
+  every prefix and every batch each stream therefore has its share to about one sample (`realised` says how closely),
+  whatever the batch size and the number of ranks or workers.
 * **Which window** a stream's draw j reads follows from a keyed permutation: a balanced Feistel network of 6 rounds with
-  cycle walking (Black & Rogaway, CT-RSA 2002), key = blake2b("v1/seed/stream/epoch/reservation"), read little-endian.
+  cycle walking (Black & Rogaway, CT-RSA 2002). The key is blake2b("v1/seed/stream/epoch/reservation"), read
+  little-endian.
 * **The sequence length may change** between phases without reading a token twice. An epoch of a stream is a permuted
-  row of super-windows of `longest` tokens. A phase reserves the next super-windows it needs and permutes windows of its
-  own length inside its reservation.
+  sequence of super-windows of `longest` tokens. A phase reserves the next super-windows it needs, and permutes windows
+  of its own length inside its reservation.
 
 It needs only the standard library and numpy: the trainer imports it on nodes that have nothing else.
 """
@@ -96,8 +97,8 @@ def unpermute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
 
 
 def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
-    """Text of a permutation's key. `reservation` is the index of the phase that made the reservation, or "super" for
-    the permutation of an epoch's super-windows."""
+    """Return the text of a permutation's key. `reservation` is the index of the phase that made the reservation, or
+    "super" for the permutation of an epoch's super-windows."""
     return f"v1/{seed}/{stream}/{epoch}/{reservation}"
 
 
@@ -111,7 +112,8 @@ def check_weights(weights: Sequence[int], n: int) -> None:
 
 
 def counts(n: int, weights: Sequence[int]) -> list[int]:
-    """How many of the first n samples come from each stream. Exact integers, O(K log K) for K streams, any n."""
+    """Count how many of the first n samples come from each stream. The counts are exact for any n and take O(K log K)
+    time for K streams."""
     check_weights(weights, n)
     total = sum(weights)
     # after `total` samples every stream has given exactly its weight, and the sequence repeats
@@ -132,7 +134,7 @@ def counts(n: int, weights: Sequence[int]) -> list[int]:
 
 
 def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.ndarray:
-    """Number of the sample that is draw j (from 0) of the stream, int64 array.
+    """Return the number of the sample that is draw j (from 0) of the stream, as an int64 array.
 
     Draw j is due at T = (2j+1)/w. It is preceded by j draws of its own stream and, for another stream with weight v, by
     one draw for each odd number below T·v. A draw of another stream due at the same time precedes it only if that
@@ -267,7 +269,7 @@ class Order:
             self.used.append(list(used))
 
     def _windows(self, piece: Piece, index: np.ndarray) -> np.ndarray:
-        """Numbers of the windows (of the piece's length) at positions `index` of the permuted piece."""
+        """Return the numbers of the windows at positions `index` of the permuted piece. The windows have its length."""
         seed, name = self.curriculum.seed, self.names[piece.stream]
         ratio = self.longest // piece.length
         q = permute(index, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
@@ -342,7 +344,8 @@ class Order:
         return out
 
     def hash(self) -> str:
-        """Hash of the order: blake2b over (stream, epoch, window) of the first 10⁶ samples as little-endian u64."""
+        """Return a hash of the order: blake2b over (stream, epoch, window) of the first 10⁶ samples, as little-endian
+        u64."""
         h = hashlib.blake2b(digest_size=16)
         for a in range(0, min(HASHED, self.samples), 1 << 16):
             at = self.locate(a, min(a + (1 << 16), HASHED, self.samples))

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Stream:
-    """The unit of a mixture: the tokens of one source, language or quality bucket as one virtual concatenation."""
+    """The unit of a mixture: the tokens of one source, language or quality bucket, virtually concatenated."""
 
     name: str
     train: str                    # folder (or manifest) of the split=train shard set, relative to the store
@@ -24,10 +24,10 @@ class Stream:
 class Phase:
     """One stretch of the run with its own mixture.
 
-    `lr` is one of `curriculum.RATES` (how the schedule of the whole run behaves in this phase), or a mapping {peak: the
-    highest rate, warmup: tokens, shape: one of `curriculum.RATE_SHAPES`, floor: share of the peak at the end}. With a
-    mapping the rate follows that curve over the tokens of the phase, and the run's schedule does not apply.
-    `rope_theta` and `rope_scaling` replace the model's keys in this phase (None: those of `train.model` hold). A field
+    `lr` is one of `curriculum.RATES`, which says how the schedule of the whole run behaves in this phase, or a mapping
+    {peak: the highest rate, warmup: tokens, shape: one of `curriculum.RATE_SHAPES`, floor: share of the peak at the
+    end}. With a mapping the rate follows that curve over the tokens of the phase, and the run's schedule does not
+    apply. `rope_theta` and `rope_scaling` replace those of `train.model` in this phase, unless they are None. A field
     with a default may be left out of the file.
     """
 
@@ -53,8 +53,8 @@ class Phase:
 
     @property
     def stretches(self) -> list[tuple[int, int, int]]:
-        """Return (first, stop, batch): ranges of the phase's samples, counted from 0, that are read in steps of
-        `batch`. There are several when the batch grows, otherwise one."""
+        """Ranges of the phase's samples as (first, stop, batch), counted from 0. Each is read in steps of `batch`
+        samples. There are several ranges when the batch grows, otherwise one."""
         stretches, first = [], 0
         for stop, batch in [*(self.ramp or ()), (self.samples, self.batch)]:
             stop = min(stop, self.samples)           # an edit may have cut the phase before this stop
@@ -78,5 +78,5 @@ class Phase:
 
     @property
     def tokens(self) -> int:
-        """Number of targets of the phase: samples × L."""
+        """Number of targets of the phase: its samples times its sequence length."""
         return self.samples * self.sequence

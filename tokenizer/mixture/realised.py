@@ -9,7 +9,7 @@ from tokenizer.mixture.order import Order, counts, sample_of
 
 
 def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
-    """What a run will read: one row for each (phase, stream) with a weight, in order.
+    """Return what a run will read: one row for each (phase, stream) with a weight, in order.
 
     The keys: phase, stream, weight, share, windows, tokens (targets), epochs (of the stream, from the start of the run
     to the end of the phase), reserved (super-windows), unread (windows of the phase's reservations that no phase
@@ -36,7 +36,7 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
 
 
 def _unread(order: Order) -> dict[tuple[int, int], int]:
-    """(phase that reserved, stream) → windows of its pieces that no phase draws."""
+    """Return {(phase that made the reservation, stream): number of reserved windows that no phase draws}."""
     drawn: dict[Any, int] = {}
     for row in order.extents:
         for extents in row:
@@ -63,11 +63,11 @@ def plan_text(curriculum: Curriculum) -> str:
 
 
 def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
-    """Planned and realised windows after the first `samples` samples: one row for each (phase, stream) with a weight.
+    """Return planned and realised windows after `samples` samples: one row for each (phase, stream) with a weight.
 
     `planned` is the stream's share of the phase's samples so far, and may be fractional. `realised` is the number of
-    windows in the order. The two differ by less than one window for up to three streams (Webster apportionment keeps
-    the quota there), and by little more for more streams.
+    windows that the order gives the stream. With up to three streams the two differ by less than one window, because
+    Webster apportionment then keeps the quota. With more streams they differ by little more.
     """
     rows = []
     for phase in curriculum.phases:

@@ -1,5 +1,5 @@
-"""Resolves a recipe into its curriculum: shares, counts with suffixes and inherited keys become samples and integer
-weights."""
+"""Resolves a recipe into its curriculum, where shares, counts with suffixes and inherited keys have become numbers of
+samples and integer weights."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
 
 def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warnings: list[str],
           before: Sequence[Phase] = (), where: str = "curriculum.phases") -> list[Phase]:
-    """Make phases of a recipe's entries and place them after the existing ones (`before`). `until` counts from the
-    start of the run; percentages are of `total`.
+    """Make phases of a recipe's entries, and place them after the existing phases `before`. `until` counts from the
+    start of the run. Percentages are of `total`.
 
     An entry inherits the keys it leaves out from the entry before it, except `name`, `until`, `extra` and
     `reset_optimizer`.
@@ -164,10 +164,11 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
 
 def _batches(value: Any, sequence: int, tokens: int, key: str,
              warnings: list[str]) -> tuple[list[list[int]] | None, int]:
-    """Convert the recipe's `batch` of a phase of `tokens` tokens into (ramp, batch) as `Phase` holds them. `value` is
-    '0.5M', or {0: 64k, 100M: 128k, 1B: 0.5M}, where each key is the token of the phase from which that batch holds.
-    If a batch size divides the next one, the larger starts at a multiple of itself, so that no sample is left over. The
-    phase then has as many samples as without growth, in the same order."""
+    """Convert the recipe's `batch` of a phase of `tokens` tokens into (ramp, batch) as `Phase` holds them.
+
+    `value` is like '0.5M', or like {0: 64k, 100M: 128k, 1B: 0.5M}, where each key is the token of the phase at which
+    its batch begins. If a batch size divides the next one, the larger starts at a multiple of itself, so that no sample
+    is left over. The phase then has as many samples as without growth, in the same order."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
         rows = sorted((quantities.parse_count(at, least=0), at) for at in table)
@@ -196,7 +197,7 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
 
 
 def _epochs(value: Any, key: str) -> dict[str, float]:
-    """Parse `max_epochs` of a phase: stream → how often it may be read."""
+    """Parse `max_epochs` of a phase. Returns {stream: how often it may be read}."""
     epochs = {k: _float(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
     if not isinstance(value, Mapping) or not all(is_number(v) and v >= 0 for v in epochs.values()):
         raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")

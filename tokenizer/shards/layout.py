@@ -7,9 +7,9 @@ A shard set is one split of one stream, an immutable list of shards::
                                  bytes through hard links
     00000.9be1d3307a52.ends      u64 little-endian: exclusive end of each document in this shard, in tokens
     00000.c06e44f81b9d.parquet   document table: end u64, id, part u32, row u32, n_bytes u32
-    00000.7c41d20b9e55.crc32     u32 little-endian: one sum per block (`tokenizer.shards.sums`) of body, ends, loss, in
-                                 this order
-    00000.51d0aa7e02c4.loss      u8 per token, 0 where it is not a target; written only when there is such a token
+    00000.7c41d20b9e55.crc32     u32 little-endian: one sum per block (`tokenizer.shards.sums`) of body, ends and loss,
+                                 in this order
+    00000.51d0aa7e02c4.loss      u8 per token, 0 where the token is not a target; written only if there is such a token
     shards-<sha256[:16]>.json    manifest of one set: magic, version, dtype, tokenizer, vocabulary, EOS, counts, sums
     shards.json                  the manifest of the set published last
 
@@ -55,14 +55,14 @@ class ShardError(TokenmillError, ValueError):
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return u16 if every id of the vocabulary fits, else u32. The data has no influence."""
+    """Return u16 if every id of the vocabulary fits into it, else u32. The data has no influence."""
     if not 0 < vocab_size <= 1 << 32:
         raise ShardError(f"a vocabulary of {vocab_size} does not fit into u32 tokens")
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
 def file_name(index: int, kind: str, sha256: str) -> str:
-    """Name of a shard's file; `kind` is body, ends, table, blocks or loss."""
+    """Return the name of a shard's file. `kind` is body, ends, table, blocks or loss."""
     return f"{index:05d}.{sha256[:12]}.{SUFFIXES[kind]}"
 
 
@@ -87,7 +87,7 @@ class Shard:
     loss_sha256: str = ""
 
     def sums(self) -> dict[str, str]:
-        """sha256 of each of the shard's files, by kind."""
+        """The sha256 of each of the shard's files, by kind."""
         sums = {"body": self.sha256, "ends": self.ends_sha256, "table": self.table_sha256, "blocks": self.blocks_sha256}
         return sums | {"loss": self.loss_sha256} if self.loss or self.loss_sha256 else sums
 
@@ -113,7 +113,8 @@ class Manifest:
     source: dict[str, Any] = field(default_factory=dict)      # for human readers: dataset and `where` of the recipe
 
     def identity(self) -> str:
-        """sha256 that pins the set: the tokens, boundaries and ids of its documents, and how to read them."""
+        """The sha256 that pins the set. It covers the tokens, boundaries and ids of the documents, and how to read
+        them."""
         doc = {"magic": self.magic, "version": self.version, "stream": self.stream, "split": self.split,
                "dtype": self.dtype, "tokenizer": self.tokenizer, "vocab_size": self.vocab_size, "eos": self.eos,
                "shards": [[s.index, s.tokens, s.documents, s.sha256, s.ends_sha256, s.ids_sha256,
@@ -129,7 +130,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str) -> Manifest:
-        """Parse and check a manifest. Raises ShardError that says what is wrong with the file `where`."""
+        """Parse and check a manifest. Raises a ShardError that says what is wrong with the file `where`."""
         if not isinstance(doc, Mapping) or doc.get("magic") != MAGIC:
             raise ShardError(f"{where}: not a shard set of Tokenmill (magic {MAGIC!r} is missing)")
         if doc.get("version") != VERSION:

@@ -1,7 +1,7 @@
 """Reads a shard set: several memory-mapped shards as one virtual concatenation of tokens.
 
-Memory does not grow with the number of documents: bodies and end offsets are memory maps (their pages belong to the
-page cache and are shared by all ranks of a node), the document table is read a row group at a time.
+Memory does not grow with the number of documents. Bodies and end offsets are memory maps, whose pages belong to the
+page cache and are shared by all ranks of a node. The document table is read a row group at a time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
 
 def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
-    """Which of a window's targets count, bool (L,). Target i is token i + 1; the target predicted from an EOS does not
-    count."""
+    """Return which of a window's targets count, bool (L,). Target i is token i + 1. A target predicted from an EOS does
+    not count."""
     mask = np.ones(length, bool)
     mask[np.asarray(bounds, np.int64) - 1] = False
     return mask
@@ -108,9 +108,10 @@ class ShardSet:
         return self.read(w * length, w * length + length + 1)
 
     def bounds(self, w: int, length: int) -> np.ndarray:
-        """Where documents begin inside window w, int64, increasing: positions p in [1, L] such that a document ends at
-        p (p - 1 holds its EOS). They come from the end offsets, not from EOS tokens. Under document masking attention
-        does not cross p, and the target at p (predicted from the EOS at p - 1) is ignored."""
+        """Return where documents begin inside window w: positions p in [1, L] at which a document ends, int64,
+        increasing. Position p - 1 holds the EOS. Positions come from the end offsets, not from EOS tokens. Under
+        document masking attention does not cross p, and the target at p, predicted from the EOS at p - 1, is
+        ignored."""
         start = w * length
         return self.ends(start + 1, start + length + 1) - start
 
@@ -126,8 +127,8 @@ class ShardSet:
         return out
 
     def counts(self, start: int, stop: int) -> np.ndarray | None:
-        """Which of tokens [start, stop) are targets, bool; None when every token of the set is one. Document masking
-        (`loss_mask`) excludes further targets."""
+        """Return which of tokens [start, stop) are targets, bool; None when every token of the set is a target.
+        Document masking (`loss_mask`) excludes further targets."""
         if not self._masked:
             return None
         if not 0 <= start <= stop <= self.tokens:
@@ -145,12 +146,13 @@ class ShardSet:
         return out
 
     def targets(self) -> int:
-        """Number of tokens of the set that count for the loss. Reads all its masks."""
+        """Count the tokens of the set that count for the loss. This reads all masks of the set."""
         return sum(int(np.count_nonzero(self._mask(a, b))) if info.loss else info.tokens
                    for info, a, b in zip(self.manifest.shards, self.offsets, self.offsets[1:]))
 
     def ends(self, start: int, stop: int) -> np.ndarray:
-        """Exclusive document ends e with start <= e < stop, int64, as offsets in the virtual concatenation."""
+        """Return the exclusive document ends e with start <= e < stop, int64, as offsets in the virtual
+        concatenation."""
         blocks = []
         # an end equal to a shard's first token belongs to the shard before it
         first = max(0, bisect.bisect_left(self.offsets, start) - 1)
@@ -164,7 +166,7 @@ class ShardSet:
         return np.concatenate(blocks) if blocks else np.empty(0, np.int64)
 
     def documents(self, start: int, stop: int) -> list[DocumentSpan]:
-        """The documents that have tokens in [start, stop), in order."""
+        """Return the documents that have tokens in [start, stop), in order."""
         if not 0 <= start < stop <= self.tokens:
             return []
         documents: list[DocumentSpan] = []
@@ -188,8 +190,8 @@ class ShardSet:
         return documents
 
     def spans(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(first token, exclusive end, UTF-8 bytes), each int64, of the documents that have tokens in [start, stop). It
-        reads one column of the table, where `documents` reads all of them for ids and parts."""
+        """Return (first tokens, exclusive ends, sizes in UTF-8 bytes) of the documents that have tokens in
+        [start, stop), each int64. This reads one column of the table, whereas `documents` reads all columns."""
         blocks = []
         for shard, a, b, _ in self._pieces(max(0, start), min(stop, self.tokens)):
             ends = self._shard_ends(shard)
@@ -221,10 +223,10 @@ class ShardSet:
         return self._map(info.body, self.dtype, info.tokens)[0]
 
     def ahead(self, start: int, stop: int) -> None:
-        """Ask the system to read tokens [start, stop) from the disk, without waiting for it.
+        """Ask the system to read tokens [start, stop) from the disk, and do not wait.
 
-        A loader calls it for all windows of a batch before it reads the first one: the system then fetches exactly
-        those, in parallel. Page faults would fetch them one after the other, each with megabytes of unneeded
+        A loader calls this for all windows of a batch before it reads the first window. The system then fetches exactly
+        these windows, in parallel. Page faults would fetch them one after the other, each with megabytes of unneeded
         read-ahead.
         """
         for shard, a, b, _ in self._pieces(start, stop):
@@ -239,9 +241,10 @@ class ShardSet:
         return self._map(info.ends, ENDS, info.documents)[0]
 
     def _place(self, shard: int, low: int, high: int) -> tuple[int, int]:
-        """Find the index range [a, b) of the ends e of a shard with low <= e < high. Checks the blocks of these ends
-        and of their neighbours: ends increase, so intact neighbours prove the range right even if the binary search
-        read damaged ends."""
+        """Find the index range [a, b) of the ends e of a shard with low <= e < high.
+
+        The blocks of these ends and of their neighbours are checked. Ends increase, so intact neighbours prove the
+        range right even if the binary search read damaged ends."""
         ends = self._shard_ends(shard)
         a, b = np.searchsorted(ends, np.array([low, high], ENDS)).tolist()
         self._check(shard, "ends", max(0, a - 1) * ENDS.itemsize, min(b + 1, len(ends)) * ENDS.itemsize)
@@ -267,7 +270,8 @@ class ShardSet:
             raise ShardError(f"{self.folder / getattr(info, kind)}: damaged at byte {bad * BLOCK:,}: {REMEDY}")
 
     def _sums(self, shard: int) -> np.ndarray:
-        """Block sums of a shard's body, ends and loss; checked against the manifest at their first use."""
+        """Return the block sums of a shard's body, ends and loss. At their first use they are checked against the
+        manifest."""
         info = self.manifest.shards[shard]
         known = info.blocks in self._maps
         blocks = sum(map(blocks_of, (info.tokens * self.dtype.itemsize, info.documents * ENDS.itemsize,
@@ -318,9 +322,11 @@ class ShardSet:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """Map a file read-only. Python below 3.13 keeps a mapped file open, and a corpus may have more shards than the
-    default limit of open files (1,024 on most systems). The soft limit is therefore raised to the hard one, so that
-    maps leave descriptors for checkpoints and connections."""
+    """Map a file read-only.
+
+    Python below 3.13 keeps a mapped file open, and a corpus may have more shards than the default limit of open files
+    (1,024 on most systems). The soft limit is therefore raised to the hard limit, so that maps leave descriptors for
+    checkpoints and connections."""
     with open(path, "rb") as f:
         if sys.version_info >= (3, 13):
             return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)

@@ -1,20 +1,21 @@
 """Materialised rows: windows written out in the order of training, for sequential reading.
 
-Row n of a set is sample n of its curriculum. A set is a folder with `rows.json` and files of consecutive rows of one
-phase; a row has the L + 1 tokens of its window. Format `bytes`, three or four plain files for each run of rows::
+Row n of a set is sample n of its curriculum. A set is a folder with `rows.json` and row files. Each run of consecutive
+rows of one phase has its own files. A row has the L + 1 tokens of its window. In the format `bytes` a run of rows is
+three or four plain files::
 
     p0-00000.SHA.tokens   (rows, L + 1) u16 or u32, little-endian
     p0-00000.SHA.bounds   (rows, ceil(L / 8)) u8: bit p - 1 is set where a document ends at position p in [1, L], LSB
                           first
     p0-00000.SHA.loss     (rows, ceil(L / 8)) u8: bit p - 1 is set where the token at position p in [1, L] counts for
                           the loss; written only when some token of the file does not count
-    p0-00000.SHA.origin   (rows,) ORIGIN: stream, epoch and window of the row
+    p0-00000.SHA.origin   (rows,) ORIGIN: stream, epoch and window of each row
 
 SHA is the first 12 hex characters of the file's sha256, so that an older set's files are never taken for new ones.
-Format `parquet` has one file for each run of rows, with the columns `sample u64, stream string, epoch u32, window u64,
+In the format `parquet` a run of rows is one file with the columns `sample u64, stream string, epoch u32, window u64,
 input_ids list<u16|u32>, ends list<u32>`. If the set reads a stream with `loss_spans`, all its files also have the
-column `loss list<bool>`: whether the tokens at positions 1 to L count, null for a row in which all do. The target after
-the end of a document (`bounds`, `ends`) never counts.
+column `loss list<bool>`. It says whether the tokens at positions 1 to L count, and is null for a row in which all
+count. The target after the end of a document (`bounds`, `ends`) never counts.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFile:
-    """A run of consecutive rows of one phase. `files` maps kind to file name. The kinds are tokens, bounds, origin and
-    optionally loss, or only parquet."""
+    """A run of consecutive rows of one phase. `files` maps the kind of a file to its name. The kinds are tokens,
+    bounds, origin and optionally loss, or only parquet."""
 
     phase: int
     first: int                    # sample number of its first row
@@ -79,7 +80,7 @@ class RowManifest:
 
 
 def parquet_schema(dtype: np.dtype, masked: bool = False) -> pa.Schema:
-    """Columns of a file in the format `parquet`."""
+    """Return the columns of a file in the format `parquet`."""
     return pa.schema([("sample", pa.uint64()), ("stream", pa.string()), ("epoch", pa.uint32()), ("window", pa.uint64()),
                       ("input_ids", pa.list_(pa.from_numpy_dtype(dtype))), ("ends", pa.list_(pa.uint32())),
                       *([("loss", pa.list_(pa.bool_()))] if masked else [])])
@@ -91,18 +92,18 @@ def pack_bits(flags: np.ndarray) -> np.ndarray:
 
 
 def unpack_bounds(bits: np.ndarray, length: int) -> np.ndarray:
-    """Positions p in [1, L] whose bit is set in one row's `bits`, int64."""
+    """Return the positions p in [1, L] whose bit is set in one row's `bits`, int64."""
     return np.flatnonzero(np.unpackbits(bits, count=length, bitorder="little")) + 1
 
 
 def unpack_loss(bits: np.ndarray, length: int) -> np.ndarray:
-    """Which of positions 1 to L count, from one row's `bits`; bool (L,)."""
+    """Return which of positions 1 to L count according to one row's `bits`, bool (L,)."""
     return np.unpackbits(bits, count=length, bitorder="little").view(bool)
 
 
 class RowSet:
-    """Reads a materialised set. It holds one row (bytes) or one row group (parquet) in memory. Opening a file compares
-    it with its hash and raises ShardError when they differ."""
+    """Reads a materialised set. It holds one row (`bytes`) or one row group (`parquet`) in memory. A file is compared
+    with its hash when it is opened; ShardError is raised when they differ."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -1,9 +1,8 @@
-"""Block sums verify the parts of a file that are read, where a file is read a few kilobytes at a time, at random
-places.
+"""Block sums: they verify the parts of a file that are read a few kilobytes at a time, at random places.
 
 There is one CRC-32 (u32, little-endian) for every BLOCK bytes of a file; the last block may be shorter. A block is a
-page of memory, so checking a range reads no page that the range itself does not touch. The sums are a thousandth of the
-data. The file of sums itself is pinned by its sha256.
+page of memory, so checking a range reads no page that the range itself does not touch. The sums take a thousandth of
+the data's size. The file of sums itself is pinned by its sha256.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ def blocks_of(size: int) -> int:
 
 
 def damaged_block(data: memoryview, first: int, sums: Sequence[int]) -> int | None:
-    """Number of the first block whose bytes do not match its sum; None when all match. `data` begins with block
-    `first`; `sums` are those of the blocks in `data`."""
+    """Return the number of the first block whose bytes do not match its sum; None when all match. `data` begins with
+    block `first`. `sums` are the sums of the blocks in `data`."""
     for i, expected in enumerate(sums):
         if zlib.crc32(data[i * BLOCK:(i + 1) * BLOCK]) != expected:
             return first + i

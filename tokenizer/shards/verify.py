@@ -1,4 +1,4 @@
-"""Checks a shard set against its manifest: checksums, counts, EOS at every end, the document table against the ends."""
+"""Checks a shard set: checksums and counts of the manifest, EOS at every end, document tables against the ends."""
 
 from __future__ import annotations
 

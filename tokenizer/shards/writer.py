@@ -15,8 +15,8 @@ from tokenizer.shards.sums import BlockSummer
 
 
 class MaskWriter:
-    """Writes which tokens are targets, u8 per token, to the file `path()`. The file is created at the first token that
-    is not a target, so that its existence depends on the tokens alone."""
+    """Writes which tokens are targets, one u8 per token, to the file `path()`. The file is created at the first token
+    that is not a target, so that its existence depends on the tokens alone."""
 
     def __init__(self, path: Callable[[], str]) -> None:
         self.tokens = 0
@@ -24,7 +24,7 @@ class MaskWriter:
         self._file: BinaryIO | None = None
 
     def add(self, counts: np.ndarray | None, tokens: int) -> None:
-        """Append the next `tokens` tokens. `counts` says which are targets; None: all are."""
+        """Append the next `tokens` tokens. `counts` says which are targets; None means all."""
         if self._file is None and counts is not None and not counts.all():
             self._file = open(self._path(), "wb")  # noqa: SIM115  closed by `close`
             self._ones(self.tokens)
@@ -54,8 +54,8 @@ class MaskWriter:
 
 
 class ShardWriter:
-    """Writes the files of a shard to the given paths; `loss()` is called for a path at the first token that is not a
-    target.
+    """Writes the files of a shard to the given paths. `loss()` returns the mask's path; it is called at the first token
+    that is not a target.
 
     `add` takes blocks of documents that already end in EOS. The sizes of the blocks do not change the bytes written.
     """
@@ -75,8 +75,8 @@ class ShardWriter:
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray, ids: list[str], part: int, rows: np.ndarray,
             n_bytes: np.ndarray, counts: np.ndarray | None = None) -> None:
-        """Append n documents: `tokens` (sum of lengths,), `lengths` in tokens (n,), `ids`, `rows` and `n_bytes` (n,),
-        and in `counts` which tokens are targets, u8 (sum of lengths,), or None when all are."""
+        """Append n documents: `tokens` (sum of lengths,), `lengths` in tokens (n,), `ids`, `rows` and `n_bytes` (n,).
+        `counts` says which tokens are targets, u8 (sum of lengths,); None means all."""
         lengths = np.asarray(lengths, np.int64)
         if not len(lengths):
             return

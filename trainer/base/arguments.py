@@ -1,4 +1,4 @@
-"""What the command lines of `python -m trainer` share. Imports no torch."""
+"""Arguments and output that the commands of `python -m trainer` share. Imports no torch."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def positive(text: str, least: int = 1) -> int:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print at once (default: stdout), also into a pipe. A closed pipe or terminal must not end a training, so the
-    stream then goes to /dev/null: the Ctrl-C that asks for a checkpoint also ends `| tee`, and a terminal may be
-    closed."""
+    """Print and flush (default: stdout), so that a pipe gets the line at once.
+
+    A closed pipe or terminal must not end a training: the Ctrl-C that asks for a checkpoint also ends `| tee`, and a
+    terminal may be closed. The stream is then redirected to /dev/null."""
     stream = stream or sys.stdout
     try:
         print(visible(text), file=stream, flush=True)

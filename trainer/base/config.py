@@ -1,4 +1,4 @@
-"""Turns a YAML mapping into frozen dataclasses; an error for a mistyped key suggests the right one.
+"""Turns a YAML mapping into frozen dataclasses. The error for a mistyped key suggests the right key.
 
 The dataclasses live beside the classes they configure, in modules that import no torch (`trainer/model/config.py`,
 `trainer/optim/config.py`, …); `trainer.loop.config.TrainConfig` combines them. Only `build` turns mappings into them,
@@ -45,8 +45,8 @@ def build(cls: type[T], value: Any, where: str) -> T:
     """Make a frozen dataclass `cls` from a mapping. `where` names file and key for errors ('recipe.yaml: train.model').
 
     Unknown keys and values of the wrong type are errors. A class with `PRESETS` accepts `preset: NAME`, whose values
-    the other keys override. If a class has `check()`, it is called, and a ValueError from it is reported. For a key
-    that is a word of Python (`for`), the field's name has an underscore after it.
+    the other keys override. If a class has `check()`, it is called, and a ValueError from it becomes a ConfigError. If
+    a key is a keyword of Python (`for`), its field has an underscore appended (`for_`).
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with keys {', '.join(names(cls))}, got {value!r}")
@@ -81,7 +81,7 @@ def build(cls: type[T], value: Any, where: str) -> T:
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """Convert `value` to the type `hint` of a config field. Raises ConfigError that names the key."""
+    """Convert `value` to the type `hint` of a config field. Raises a ConfigError that names the key."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
@@ -129,7 +129,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
 
 class Variants(Protocol):
-    """A config class that stands for several variants. `kind` chooses one, which is loaded only then."""
+    """A config class that stands for several variants. `kind` chooses a variant, whose class is loaded only then."""
 
     DEFAULT: ClassVar[str]
 
@@ -138,7 +138,7 @@ class Variants(Protocol):
 
 
 class Variant(Protocol):
-    """A variant of a config class; its keys are known before its class is loaded."""
+    """A variant of a config class. Its keys are known before its class is loaded."""
 
     @property
     def keys(self) -> tuple[str, ...]: ...
@@ -192,7 +192,7 @@ def meant(word: str, known: Any) -> str:
 
 
 def names(cls: type) -> list[str]:
-    """A config's keys as written in a recipe: `async` for the field `async_`."""
+    """List a config's keys as written in a recipe, for instance `async` for the field `async_`."""
     return [f.name.removesuffix("_") for f in dataclasses.fields(cls)]
 
 

@@ -1,5 +1,5 @@
-"""Writes text files beside a training's checkpoints so that a kill or a full disk cannot spoil them: whole, or line by
-line."""
+"""Writes text files beside a training's checkpoints, whole or line by line, so that neither a kill nor a full disk can
+spoil them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ EXITING = 0x4
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a derived file, whose folder is made. Readers see the old or the new content, and a full disk leaves the
-    old one. Not synced: a training must not wait for a busy disk at every line of metrics."""
+    """Write a derived file, and make its folder if it is missing. Readers see either the old or the new content; a full
+    disk leaves the old content. The file is not synced, since a training must not wait for a busy disk at every line of
+    metrics."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, durable=False) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def appending(path: Path) -> TextIO:
-    """Open a file of lines for appending. If a kill cut off its last line, that line is ended first, so that the next
-    one starts on a line of its own."""
+    """Open a file of lines for appending. If a kill cut off its last line, a line feed is written first, so that the
+    next line does not continue it."""
     file = open(path, "ab+")  # noqa: SIM115  closed with what is returned
     torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
     if torn:
@@ -37,10 +38,12 @@ def appending(path: Path) -> TextIO:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Within the context, `folder`/trainer.pid names this process as the one that trains there. Raises ConfigError
-    while another process of this machine does: both would write the same metrics, and the slower one would fail at its
-    next checkpoint. (A process of another machine is not noticed here; the slower of the two then fails at its next
-    checkpoint.) This is not a file lock, since on a shared disk the lock of a dead node would block the next start."""
+    """Name this process in `folder`/trainer.pid, within the context, as the process that trains in the folder.
+
+    Raises ConfigError while another process of this machine trains there: both would write the same metrics, and the
+    slower process would fail at its next checkpoint. A process of another machine is not noticed; the slower of the two
+    then fails at its next checkpoint. The file is not a file lock, since on a shared disk the lock of a dead node would
+    block the next start."""
     path, mine = folder / "trainer.pid", _process(os.getpid())
     held = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
     pid = held.partition(" ")[0]
@@ -59,9 +62,12 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _process(pid: int) -> str:
-    """Identity of a process, which no other process ever shares: its number, its start (in ticks since boot) and the
-    boot id. Empty for a process that does not run or is ending: it frees its memory, or it is a zombie whose parent
-    never waits for it (in some containers no process does). Also empty where there is no /proc."""
+    """Return an identity that no other process ever shares: the process's number, its start (in ticks since boot) and
+    the boot id.
+
+    The identity is empty for a process that does not run or is ending. An ending process is freeing its memory, or is a
+    zombie whose parent never waits for it (in some containers no process does). It is also empty where there is no
+    /proc."""
     with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         if stat[0] not in "ZX" and not int(stat[6]) & EXITING:

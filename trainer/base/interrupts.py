@@ -1,4 +1,4 @@
-"""Signals that ask a training to stop, and a request to stop where no signal can be sent."""
+"""Signals that ask a training to stop, and a function to ask for it where no signal can be sent."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ _caught: list[int] = []
 
 
 def stopping() -> list[signal.Signals]:
-    """The signals that ask for an orderly end: SIGINT (Ctrl-C), SIGTERM, SIGUSR1 (Slurm's warning) and SIGHUP (the
-    terminal was closed). SIGHUP is left out when it is ignored, as under nohup."""
+    """Return the signals that ask for an orderly end: SIGINT (Ctrl-C), SIGTERM, SIGUSR1 (Slurm's warning) and SIGHUP
+    (the terminal was closed). SIGHUP is left out when it is ignored, as under nohup."""
     hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *hangup]
 
 
 def request_stop(number: int) -> None:
-    """Ask the training in this process to end as if signal `number` had arrived; for launchers that cannot send one."""
+    """Ask the training in this process to end as if signal `number` had arrived. Launchers that cannot send a signal
+    call this."""
     _caught.append(number)
 
 
 @contextmanager
 def interruptions() -> Iterator[Callable[[], int]]:
-    """Within the context, the signals of `stopping` ask for a checkpoint and an orderly end; a SIGINT after the first
-    of them raises KeyboardInterrupt at once. Yields a function that returns the first signal's number, or 0. Outside
-    the main thread only `request_stop` counts."""
+    """Let the signals of `stopping` ask for a checkpoint and an orderly end, within the context. A SIGINT that follows
+    another signal raises KeyboardInterrupt at once. Yields a function that returns the first signal's number, or 0.
+    Outside the main thread only `request_stop` has an effect."""
     def note(number: int, _frame: Any) -> None:
         if _caught and number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""Checkpoints: torch's distributed format (any number of ranks may read them), committed by put-if-absent.
+"""Writes and reads checkpoints in torch's distributed format (DCP), which any number of ranks may read.
 
-    checkpoints/step_00000120/<nonce>/…    what one attempt wrote, never overwritten; DCP files and meta.json
-    checkpoints/step_00000120/COMPLETE     created only if absent, when everything is on disk; names the attempt
+    checkpoints/step_00000120/<nonce>/…    the DCP files and meta.json that one attempt wrote, never overwritten
+    checkpoints/step_00000120/COMPLETE     names the attempt; created only if absent, once everything is on disk
 
 A reader ignores a folder without COMPLETE, so a kill at any point leaves the previous checkpoint in force. If two
 trainers use one folder, the second one to complete a step is refused. COMPLETE names every file with its size and
@@ -9,9 +9,9 @@ sha256; `trainer.checkpoint.damage` compares them before anything is loaded.
 
 With `async`, the state is first copied to the CPU (pinned, on CUDA). A thread of each rank then writes the copy while
 training goes on. Copy, files and commit are the same as for a synchronous checkpoint. At most one checkpoint is in
-flight: the next one waits for it, and the wait is reported. It waits instead of being left out, so that the set of
-checkpoints does not depend on the speed of a disk. When one fails, training ends with its error at the next step at
-which ranks communicate anyway.
+flight: the next checkpoint waits for it, and the wait is reported. No checkpoint is left out instead, so that the set
+of checkpoints does not depend on the speed of a disk. When a checkpoint fails, training ends with its error at the next
+step at which ranks communicate anyway.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Damaged:
 
 
 def put_absent(path: Path, data: bytes) -> bool:
-    """Create `path` with `data` if and only if it does not exist. Returns whether this call created it. Durable on
-    return (POSIX)."""
+    """Create `path` with `data` if and only if it does not exist. Returns whether this call created it. The file is
+    durable on return (POSIX)."""
     part = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
         write_synced(part, data)
@@ -90,8 +90,8 @@ def put_absent(path: Path, data: bytes) -> bool:
 
 
 def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
-    """Return the committed checkpoints of a run, oldest first, and the damaged ones, as far as COMPLETE, meta.json and
-    file sizes show damage. (`trainer.checkpoint.damage` reads the bytes.)"""
+    """Return the committed checkpoints of a run, oldest first, and the damaged ones. Damage is judged by COMPLETE,
+    meta.json and file sizes only; `trainer.checkpoint.damage` reads the bytes."""
     sound, damaged = [], []
     for marker in sorted(folder.glob(f"{STEP}/COMPLETE")):
         try:
@@ -104,7 +104,8 @@ def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
 
 
 def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
-    """Read a COMPLETE: (attempt, {file: bytes}, {file: sha256}). Raises CheckpointError when it is damaged."""
+    """Read a COMPLETE file. Returns (attempt, {file: size in bytes}, {file: sha256}). Raises CheckpointError when it is
+    damaged."""
     try:
         said = json.loads(marker.read_bytes())
         attempt, files, sums = marker.parent / said["attempt"], said["files"], said["sha256"]
@@ -116,8 +117,8 @@ def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
 
 
 def _committed(marker: Path) -> Checkpoint:
-    """Read the checkpoint that a COMPLETE commits. Raises CheckpointError when it is damaged, FileNotFoundError when it
-    was deleted meanwhile."""
+    """Read the checkpoint that a COMPLETE file commits. Raises CheckpointError when the checkpoint is damaged, and
+    FileNotFoundError when it was deleted meanwhile."""
     attempt, files, sums = commit(marker)
     for name, size in files.items():
         if not (attempt / name).is_file() or (attempt / name).stat().st_size != size:
@@ -131,7 +132,7 @@ def _committed(marker: Path) -> Checkpoint:
 
 
 def complete(folder: Path) -> list[Checkpoint]:
-    """The committed checkpoints of a run, oldest first. Raises CheckpointError when one is damaged."""
+    """Return the committed checkpoints of a run, oldest first. Raises CheckpointError when one is damaged."""
     sound, damaged = survey(folder)
     if damaged:
         raise CheckpointError(f"{damaged[0].why}; restore it from a copy, or delete "
@@ -140,7 +141,7 @@ def complete(folder: Path) -> list[Checkpoint]:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The last committed checkpoint in which `survey` sees no damage, or None."""
+    """Return the last committed checkpoint in which `survey` sees no damage, or None."""
     sound, _ = survey(folder)
     return sound[-1] if sound else None
 
@@ -161,8 +162,8 @@ def at(folder: Path, step: int) -> Checkpoint | None:
 
 
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "fp32") -> dict[str, torch.Tensor]:
-    """All tensors that a checkpoint stores: parameters and optimiser state by parameter name. Only tensors, so no
-    pickles; hyperparameters follow from the configuration."""
+    """Return all tensors that a checkpoint stores: parameters and optimiser state, by parameter name. Only tensors are
+    stored, so nothing is pickled. Hyperparameters follow from the configuration."""
     reshard(model)
     state = {}
     for name, parameter in model.named_parameters():
@@ -182,7 +183,7 @@ def reset(optimizer: torch.optim.Optimizer) -> None:
 
 
 def materialise_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimiser allocate its state by a step that changes nothing (zero gradient, zero learning rate)."""
+    """Make the optimiser allocate its state, by a step that changes nothing (zero gradient, zero learning rate)."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -216,14 +217,15 @@ class Writing:
 
 
 class Saver:
-    """Writes the checkpoints of a run. Every rank has one and calls it at the same steps. `report` is called with each
-    committed checkpoint. It is a context manager: leaving it, also by an error, waits for the checkpoint in flight."""
+    """Writes the checkpoints of a run. Every rank has a Saver and calls it at the same steps. `report` is called with
+    each committed checkpoint. A Saver is a context manager: leaving the context, also by an error, waits for the
+    checkpoint in flight."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, world: World,
                  report: Callable[[Writing], None] = lambda _written: None) -> None:
         self.folder, self.config, self.world, self.report = folder, config, world, report
-        # a group of its own: collectives of a background thread must not mix with those of a step. gloo takes no GPU
-        # memory
+        # a separate group, since collectives of a background thread must not mix with those of a step; gloo takes no
+        # GPU memory
         self.group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
         cuda = world.device.type == "cuda"
         self.stager = DefaultStager(StagingOptions(
@@ -241,9 +243,9 @@ class Saver:
             self.stager.close()
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]) -> None:
-        """Write and commit the checkpoint of step `meta['step']`. With `async` only start it, once the one in flight
-        is on disk. Raises CheckpointError when the one in flight, or a synchronous one, could not be written or
-        committed."""
+        """Write and commit the checkpoint of step `meta['step']`. With `async`, only start it, once the checkpoint in
+        flight is on disk. Raises CheckpointError when the checkpoint in flight, or a synchronous checkpoint, could not
+        be written or committed."""
         self.wait()
         began = time.perf_counter()
         step = self.folder / f"step_{meta['step']:08d}"
@@ -289,7 +291,7 @@ class Saver:
                               f"checkpoint before it is sound") from job.failed
 
     def wait(self) -> None:
-        """Wait for the checkpoint in flight, then do as `poll`."""
+        """Wait for the checkpoint in flight, then check it like `poll`."""
         if self.writing is not None and self.writing.thread is not None:
             since = time.perf_counter()
             self.writing.thread.join()
@@ -297,7 +299,7 @@ class Saver:
         self.poll()
 
     def _write(self, job: Writing, state: dict[str, torch.Tensor]) -> None:
-        """Write the files, then their sums, then COMPLETE. An error is left in `job.failed`."""
+        """Write the files, then their sums, then COMPLETE. An error is stored in `job.failed`."""
         if self.world.device.type == "cuda":         # a new thread would otherwise open a context on device 0
             torch.cuda.set_device(self.world.device)
         try:
@@ -345,7 +347,7 @@ class Saver:
 
 
 def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
-    """Return the steps of the checkpoints in `found` (oldest first) that are kept."""
+    """Choose which of the checkpoints `found` (oldest first) to keep. Returns their steps."""
     stay = {c.step for c in found[-config.keep:]} | {c.step for c in found if c.meta.get("pinned")}
     if config.keep_every:
         first: dict[int, int] = {}
@@ -357,7 +359,7 @@ def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
 
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
-    """Delete checkpoints that are not kept, and older attempts that were not committed. Damaged checkpoints stay."""
+    """Delete checkpoints that are not to be kept, and older attempts that were not committed. Damaged ones stay."""
     found, damaged = survey(folder)
     stay = kept(found, config)
     for old in found:

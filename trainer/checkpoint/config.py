@@ -12,12 +12,13 @@ NEVER = Count(0)
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """`every`: steps between two checkpoints; each phase also ends with one. `async`: write in the background.
+    """`every` is the number of steps between two checkpoints; each phase also ends with a checkpoint. `async` writes in
+    the background.
 
-    Kept are the latest `keep`, the first after every `keep_every` tokens ('1B'; 0: none), the `keep_best` ones with the
-    lowest held-out loss, and the ends of phases. `moments: bf16` stores the optimiser's moments in half the bytes
-    (AdamW: 8 instead of 12 bytes a parameter); a resume then starts from moments rounded to 3 digits, so it follows the
-    uninterrupted training closely but not bit for bit.
+    The checkpoints kept are the latest `keep`, the first after every `keep_every` tokens ('1B'; 0: none), the
+    `keep_best` with the lowest held-out loss, and those at the ends of phases. `moments: bf16` stores the optimiser's
+    moments in half the bytes (AdamW: 8 instead of 12 bytes a parameter). A resume then starts from moments rounded to 3
+    digits, so it follows the uninterrupted training closely but not bit for bit.
     """
 
     every: int = 200

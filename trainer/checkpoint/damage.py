@@ -1,10 +1,9 @@
-"""Checks whether a checkpoint's bytes are those that were committed, and chooses which checkpoint to use when they are
-not.
+"""Checks whether a checkpoint's bytes are those that were committed, and chooses another checkpoint if they are not.
 
 Every file is read once and compared with the sha256 in COMPLETE, by the rank that wrote it (modulo the number of
 ranks). When that rank loads the checkpoint, it reads most of the file again, from the page cache. The verdicts of all
-ranks are reduced to one, so that no rank loads a checkpoint that another rank found damaged. A rank whose storage fails
-contributes the error's number: otherwise the others would wait for it in the reduction.
+ranks are reduced to a single verdict, so that no rank loads a checkpoint that another rank found damaged. A rank whose
+storage fails contributes the errno; otherwise the other ranks would wait for it in the reduction.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ READERS = 4
 
 def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
     """Return the files of a checkpoint that differ from what COMPLETE says, one line each; [] when all agree. With
-    `world` every rank calls it, reads its share, and gets the same lines. Raises CheckpointError, on every rank, when
-    the storage of one rank fails."""
+    `world`, every rank calls this, reads its share of the files, and gets the same lines. Raises CheckpointError, on
+    every rank, when the storage of one rank fails."""
     names = sorted(checkpoint.files)
     share = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
     with ThreadPoolExecutor(READERS) as pool:
@@ -54,13 +53,13 @@ def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
 
 
 def unreadable(path: Path, number: int) -> CheckpointError:
-    """The CheckpointError for a storage error with errno `number`."""
+    """Return the CheckpointError for a storage error with errno `number`."""
     return CheckpointError(f"{path}: cannot be read ({os.strerror(number)}); the checkpoint may be sound: see that "
                            f"every rank reaches its storage, then give the same command again")
 
 
 def writer(name: str) -> int:
-    """The rank that wrote a file of a checkpoint: 3 for '__3_0.distcp', and 0 for a file that is not a shard."""
+    """Return the rank that wrote a file of a checkpoint: 3 for '__3_0.distcp', 0 for a file that is not a shard."""
     number = name.removeprefix("__").partition("_")[0]
     return int(number) if name.startswith("__") and number.isdecimal() else 0
 
@@ -81,13 +80,13 @@ def fault(checkpoint: Checkpoint, name: str) -> int:
 def choose(folder: Path, world: World, say: Callable[[str], None],
            wanted: Callable[[Sequence[Checkpoint]], Checkpoint | None],
            loaded: Callable[[Checkpoint | None], bool] = lambda _found: True) -> Checkpoint | None:
-    """Choose a checkpoint: `wanted`, called on the first rank, picks one of the sound ones (oldest first) or None for
-    the start. Every rank gets the same result. If `loaded` returns False for it, it will not be loaded, and its bytes
-    are not read.
+    """Choose a checkpoint, the same on every rank. `wanted`, called on the first rank, picks one of the sound
+    checkpoints (oldest first), or None for the start. `loaded` says whether the chosen checkpoint will be loaded; if
+    not, its bytes are not read.
 
-    A damaged checkpoint is reported and left out, and `wanted` picks again. Once a sound one is found that will be
-    loaded, the later damaged ones are set aside: the training will write those steps again. Raises CheckpointError when
-    all are damaged.
+    A damaged checkpoint is reported and left out, and `wanted` picks again. Once a sound checkpoint that will be loaded
+    is found, the later damaged checkpoints are set aside, because the training will write their steps again. Raises
+    CheckpointError when all checkpoints are damaged.
     """
     wrong: dict[int, str] = {}                   # step → its damage; only the first rank knows all
     while True:
@@ -146,9 +145,9 @@ def _storage(folder: Path) -> Iterator[None]:
 
 def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
             wanted: Callable[[Sequence[Checkpoint]], Checkpoint | None]) -> int:
-    """Step of the checkpoint that `wanted` picks, 0 for the start. Raises CheckpointError when all are damaged
-    instead of returning the start: their files may be restored from a copy, and a training that began anew would
-    delete them."""
+    """Return the step of the checkpoint that `wanted` picks, 0 for the start. Raises CheckpointError when all
+    checkpoints are damaged: their files may be restored from a copy, and a training that began anew would delete
+    them."""
     if wrong and not sound:
         last = max(wrong)
         raise CheckpointError(f"{wrong[last]}; there is no sound checkpoint before it: restore the file from a copy, "
@@ -158,8 +157,8 @@ def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
 
 
 def set_aside(folder: Path, steps: Sequence[int]) -> None:
-    """Rename the COMPLETE of damaged checkpoints, so that readers ignore them and their steps can be committed again.
-    Their files are deleted only then."""
+    """Rename the COMPLETE files of damaged checkpoints, so that readers ignore these checkpoints and their steps can be
+    committed again. Their files are deleted only after a checkpoint of the same or a later step is committed."""
     for step in steps:
         place = folder / f"step_{step:08d}"
         if (place / "COMPLETE").exists():

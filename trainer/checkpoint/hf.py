@@ -36,7 +36,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def safetensors() -> Any:
-    """Import the package, which only export and import need. Raises ConfigError when it is not installed."""
+    """Import safetensors, which only export and import need. Raises ConfigError when it is not installed."""
     try:
         import safetensors
         import safetensors.torch
@@ -48,7 +48,8 @@ def safetensors() -> Any:
 
 # -- the tensors ---------------------------------------------------------------------------------------------------
 def layout(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Map each tensor of theirs to ours: several of ours are stacked by rows (Phi-3 fuses q, k, v and gate, up)."""
+    """Map each tensor of transformers to our parameters. A tensor may stack several of ours by rows: Phi-3 fuses q, k,
+    v and gate, up."""
     fused = config.rotary < 1
     result: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("embed.weight",)}
 
@@ -83,11 +84,11 @@ def shapes(config: ModelConfig, vocab: int) -> dict[str, torch.Size]:
 
 
 def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
-    """Express the same function without muP: (configuration, {ending of our parameter's name: factor for its values}).
+    """Express the same function without muP. Returns (configuration, {ending of our parameter's name: factor}).
 
-    The output's factor 1/m goes into the gain of the norm before it. Attention scaled by 8/D instead of 1/√D goes into
-    the queries: into their norm's gain, or into the weights and bias that make them (RoPE, a rotation, keeps the
-    factor).
+    The output's factor 1/m goes into the gain of the norm before it. The change of the attention's scale from 1/√D to
+    8/D goes into the queries: into their norm's gain, or into the weights and bias that make them (RoPE, a rotation,
+    keeps the factor).
     """
     if not config.mup:
         return config, {}
@@ -97,18 +98,18 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
 
 
 def factor(name: str, factors: Mapping[str, float]) -> float:
-    """Factor for the parameter `name`. The endings apply to the parameters of every block; 'norm.weight' is the last
-    norm only."""
+    """Return the factor for the parameter `name`. An ending applies to the parameters of every block, except that
+    'norm.weight' stands for the last norm only."""
     return factors.get(name.split(".", 2)[2] if name.startswith("blocks.") else name, 1.0)
 
 
 # -- out ---------------------------------------------------------------------------------------------------------------
 def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None, shard: int = SHARD) -> list[str]:
-    """Write the model of `checkpoint` into the new folder `out`. Returns lines to print about it.
+    """Write the model of `checkpoint` into the new folder `out`. Returns lines to print about the export.
 
-    Every byte of the checkpoint is first compared with its sum; the optimiser's state is not used. Rotary positions are
-    those of the checkpoint's phase. `tokenizer` (the file the shards were encoded with) is copied if it exists.
-    config.json is written last: without it `out` is not a model.
+    Every file of the checkpoint is first compared with its sha256. The optimiser's state is not exported. Rotary
+    positions are those of the checkpoint's phase. `tokenizer` (the file the shards were encoded with) is copied if it
+    exists. config.json is written last, because a folder without it is not a model.
     """
     save_file = safetensors().torch.save_file
     if out.exists() and any(out.iterdir()):
@@ -167,7 +168,7 @@ def write(path: Path, document: Any) -> None:
 
 
 def copy_tokenizer(path: Path | None, out: Path, eos: int) -> str:
-    """Copy the tokenizer and write the settings that transformers' AutoTokenizer needs. Returns a line that says what
+    """Copy the tokenizer, and write the settings that transformers' AutoTokenizer needs. Returns a line that says what
     was done."""
     if path is None or not path.is_file():
         return f"no tokenizer: {path} is not there" if path else "no tokenizer"
@@ -192,7 +193,7 @@ def words(path: Path) -> dict[int, str]:
 
 # -- in ----------------------------------------------------------------------------------------------------------------
 def files_of(folder: Path) -> dict[str, Path]:
-    """Return {their tensor: the safetensors file that holds it}."""
+    """Return {name of a tensor in `folder`: the safetensors file that holds it}."""
     package = safetensors()
     index = folder / INDEX
     if index.is_file():
@@ -232,9 +233,11 @@ def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
 
 
 def differing(config: ModelConfig, folder: Path) -> list[str]:
-    """How `config` differs from the model in `folder`, one line each. Not compared are rotary positions, which may be
-    stretched, `init_std`, which plays no part once weights are loaded, and `masking`, which config.json does not state.
-    Of `head_dim` the resolved value is compared."""
+    """List how `config` differs from the model in `folder`, one line for each key.
+
+    Three things are not compared: rotary positions, which may be stretched; `init_std`, which plays no part once
+    weights are loaded; and `masking`, which config.json does not state. For `head_dim` the resolved values are
+    compared."""
     there, _ = read_config(folder)
     free = {"rope_theta", "rope_scaling", "init_std", "masking", "head_dim"}
     lines = [f"train.model.{f.name}: {getattr(config, f.name)!r}, there {getattr(there, f.name)!r}"
@@ -244,9 +247,11 @@ def differing(config: ModelConfig, folder: Path) -> list[str]:
 
 @torch.no_grad()
 def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokenizer: Path | None = None) -> None:
-    """Fill all parameters of `model`, sharded or not, with the weights in `folder`. Each rank reads them one by one.
-    Rows of the embedding beyond `vocab` are left out. Raises ConfigError when `folder` holds another model, or when its
-    tokenizer.json and the shards' (`tokenizer`) both exist and have different vocabularies."""
+    """Fill all parameters of `model`, sharded or not, with the weights in `folder`.
+
+    Each rank reads the weights one by one. Rows of the embedding beyond `vocab` are left out. Raises ConfigError when
+    `folder` holds another model, or when its tokenizer.json and the tokenizer.json of the shards (`tokenizer`) both
+    exist and have different vocabularies."""
     wrong = differing(config, folder)
     if wrong:
         raise ConfigError(f"train.init.from {folder}: is another model than train.model:\n  " + "\n  ".join(wrong)

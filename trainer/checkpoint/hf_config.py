@@ -1,7 +1,7 @@
 """Turns a model's configuration into transformers' config.json, and back.
 
-A model's features determine its transformers architecture (`ARCHITECTURES`). A model with features that no architecture
-has is refused; no feature is dropped silently.
+A model's features determine its transformers architecture (`ARCHITECTURES`). A model is refused if no architecture has
+all its features; no feature is dropped silently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def features(config: ModelConfig) -> frozenset[str]:
-    """Features of a model beyond Llama's, by their configuration keys."""
+    """Return the features that a model has beyond Llama's, as configuration keys."""
     used = {"qk_norm": config.qk_norm, "qkv_bias": config.qkv_bias, "nope_every": config.nope_every > 0,
             "activation: relu2": config.activation == "relu2", "rotary": config.rotary < 1,
             "softcap": config.softcap > 0}
@@ -37,8 +37,8 @@ def features(config: ModelConfig) -> frozenset[str]:
 
 
 def to_json(config: ModelConfig, vocab: int, longest: int, eos: int, dtype: str) -> dict[str, Any]:
-    """Return config.json of the model. `longest` is the longest sequence it was trained on, in tokens. Raises
-    ConfigError when no architecture of transformers has its features."""
+    """Return the config.json of a model. `longest` is the longest sequence it was trained on, in tokens. Raises
+    ConfigError when no architecture of transformers has the model's features."""
     found = features(config)
     if found not in ARCHITECTURES:
         one = "; ".join(f"{', '.join(sorted(k)) or 'none of them'}: {name}" for k, (name, _) in ARCHITECTURES.items())
@@ -69,7 +69,7 @@ def to_json(config: ModelConfig, vocab: int, longest: int, eos: int, dtype: str)
 
 
 def rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
-    """Return the scaling under transformers' keys."""
+    """Return the scaling of rotary positions under transformers' keys."""
     result: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind != "linear":
         result["original_max_position_embeddings"] = scaling.original
@@ -83,8 +83,8 @@ def rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> tuple[ModelConfig, int]:
-    """Read (configuration, rows of the embedding) of the model in `folder`. Raises ConfigError that names a feature
-    this trainer does not have."""
+    """Read the model in `folder`. Returns (configuration, rows of the embedding). Raises a ConfigError that names any
+    feature this trainer lacks."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give a folder with config.json and safetensors")
@@ -130,7 +130,8 @@ def read_config(folder: Path) -> tuple[ModelConfig, int]:
 
 
 def read_rope(given: Mapping[str, Any], path: Path) -> tuple[float, float, dict[str, Any] | None]:
-    """Read (θ, rotated share of a head, our mapping of the scaling) from a config.json of transformers 4 or 5."""
+    """Read the rotary positions of a config.json of transformers 4 or 5. Returns (θ, rotated share of a head, scaling
+    under our keys)."""
     told = dict(given.get("rope_parameters") or given.get("rope_scaling") or {})
     theta = told.get("rope_theta", given.get("rope_theta"))
     if theta is None:

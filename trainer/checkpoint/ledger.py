@@ -1,23 +1,23 @@
 """Records which steps of the curriculum are skipped, and why: OUT/ledger.jsonl, append-only, fsynced line by line.
 
 A skip is a range of steps [first, stop), numbered from 1 as printed, that are not performed. It does not move the
-position in the data: step numbers, samples, tokens and the learning rate go on as in the curriculum. Which steps have
-been performed is a pure function of the curriculum and of two kinds of lines:
+position in the data: step numbers, samples, tokens and the learning rate go on as in the curriculum. Which steps are
+performed is a pure function of the curriculum and of two kinds of lines:
 
     {"v": 1, "event": "manual", "step": 1100, "steps": [[1200, 1400]], "why": "train.skip"}
-        after step 1100, `train.skip` names these steps (up to there its earlier value holds)
+        after step 1100, `train.skip` names these steps (up to step 1100 its earlier value holds)
     {"v": 1, "event": "rewind", "step": 1630, "steps": [1520, 1720], "back": 1400, "checkpoint": "step_00001400",
      "why": "3 steps skipped within 50"}
         at step 1630 training went back to the checkpoint of step 1400 (0: to the start), to skip these steps
 
-A third kind only informs:
+Lines of a third kind have no effect:
 
     {"v": 1, "event": "edit", "step": 800, "changes": ["phase long: new, …"]}
         training resumed at step 800 with a curriculum that differs from the checkpoint's in the steps ahead
 
-A checkpoint stores how many lines there were when it was written. It is not `sound` when a later line is a rewind to a
-step before it: it then belongs to an abandoned history. A kill between writing such a line and rewinding therefore
-loses nothing.
+A checkpoint stores how many lines the ledger had when it was written. The checkpoint is not `sound` if a later line is
+a rewind to a step before the checkpoint's: it then belongs to an abandoned history. A kill between writing such a line
+and rewinding therefore loses nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Range = tuple[int, int]
 
 
 class Ledger:
-    """The lines of a run's ledger. Every rank holds them; only the first one writes."""
+    """The lines of a run's ledger. Every rank holds them; only the first rank writes."""
 
     def __init__(self, out: Path, lines: Sequence[dict[str, Any]] = (), writes: bool = False) -> None:
         self.path, self.lines, self.writes = out / NAME, list(lines), writes
@@ -72,7 +72,7 @@ class Ledger:
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def why(self, step: int) -> str | None:
-        """Why step number `step` (from 1) is skipped; None when it is performed."""
+        """Return why step number `step` (from 1) is skipped; None when it is performed."""
         return next((why for first, stop, why in self.passed if first <= step < stop), None)
 
     @property
@@ -80,8 +80,8 @@ class Ledger:
         return [line for line in self.lines if line["event"] == "rewind"]
 
     def sound(self, meta: dict[str, Any]) -> bool:
-        """Whether a checkpoint belongs to the current history, not to one that a rewind abandoned. Raises
-        CheckpointError when it counts more lines than the ledger has."""
+        """Whether a checkpoint belongs to the current history, not to a history that a rewind abandoned. Raises
+        CheckpointError when the checkpoint counts more lines than the ledger has."""
         known = meta["ledger"]
         if known > len(self.lines):
             raise ckpt.CheckpointError(f"{self.path}: has {len(self.lines)} lines, the checkpoint of step "
@@ -89,13 +89,13 @@ class Ledger:
         return all(line["event"] != "rewind" or meta["step"] <= line["back"] for line in self.lines[known:])
 
     def digest(self, lines: int) -> str:
-        """sha256 of the first `lines` lines without the times at which they were written."""
+        """Return the sha256 of the first `lines` lines, without the times at which they were written."""
         entries = [{key: value for key, value in line.items() if key != "time"} for line in self.lines[:lines]]
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
     def check(self, meta: dict[str, Any]) -> None:
-        """Raise CheckpointError when the lines that a checkpoint counts have changed since it was written: the training
-        would skip other steps."""
+        """Raise CheckpointError when the lines that a checkpoint counts have changed since it was written, because the
+        training would then skip other steps."""
         if self.digest(meta["ledger"]) != meta["ledger_sha256"]:
             raise ckpt.CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
                                        f"checkpoint of step {meta['step']} knows; restore the file")
@@ -113,8 +113,8 @@ class Ledger:
 
     # -- adding lines ------------------------------------------------------------------------------------------------
     def declare(self, given: Sequence[Range], done: int) -> None:
-        """Record that `train.skip` is `given` from now on, where step `done` is the last one performed. Raises
-        ConfigError when it names steps that have been performed."""
+        """Record that `train.skip` is `given` after step `done`, the last step performed. Raises ConfigError when
+        `given` names steps that have been performed."""
         for first, stop in given:
             late = next((s for s in range(first, min(stop, done + 1)) if self.why(s) is None), None)
             if late is not None:
@@ -162,7 +162,7 @@ class Ledger:
 
 
 def clipped(ranges: Sequence[Sequence[int]], least: int, before: int | None) -> Iterator[Range]:
-    """The parts of `ranges` that lie in [least, before)."""
+    """Yield the parts of `ranges` that lie in [least, before)."""
     for first, stop in ranges:
         first, stop = max(first, least), stop if before is None else min(stop, before)
         if first < stop:
@@ -170,7 +170,7 @@ def clipped(ranges: Sequence[Sequence[int]], least: int, before: int | None) -> 
 
 
 def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
-    """Parse a ledger, without a last line that was cut off. Raises CheckpointError for a line that this trainer does
+    """Parse a ledger. A last line that was cut off is ignored. Raises CheckpointError for a line that this trainer does
     not write."""
     lines = []
     for number, text in enumerate(data[:data.rfind(b"\n") + 1].splitlines(), 1):

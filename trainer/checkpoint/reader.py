@@ -1,4 +1,4 @@
-"""Reads torch's distributed checkpoints without running what their `.metadata` says."""
+"""Reads torch's distributed checkpoints without running code from their `.metadata`, a pickle."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class MetadataError(ValueError):
 
 
 class Reader(FileSystemReader):
-    """torch's reader with a restricted `.metadata`. torch unpickles that file without limits; here only the classes it
-    consists of are allowed, so that a hostile checkpoint cannot run code. (torch itself reads the tensors with
-    weights_only.)"""
+    """torch's reader with restricted unpickling of `.metadata`. torch unpickles that file without limits. Here only the
+    classes that a genuine `.metadata` consists of are allowed, so that a hostile checkpoint cannot run code. (torch
+    itself reads the tensors with weights_only.)"""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self.path) / ".metadata"

@@ -1,9 +1,9 @@
 """Makes batches from shards. The position in the data is one integer: the number of the next sample.
 
 The stream, epoch and window of sample n are a pure function of n (`tokenizer.mixture.order`). A step is a range of
-consecutive samples, and of n data ranks each takes every n-th of them (ranks of one tensor group read the same rows).
-World size, micro-batches and accumulation therefore do not change the samples of a step. Memory does not grow with the
-number of tokens: bodies and document ends are memory maps.
+consecutive samples. Each of R data ranks takes every R-th sample; ranks of one tensor group read the same rows. World
+size, micro-batches and accumulation therefore do not change the samples of a step. Memory does not grow with the number
+of tokens: bodies and document ends are memory maps.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Batch:
         return self.tokens, self.targets, self.positions, self.stream
 
     def padded(self, rows: int) -> Batch:
-        """This batch, extended with padding rows to `rows` rows."""
+        """Return this batch, extended with padding rows to `rows` rows."""
         if self.rows >= rows:
             return self
         blank = padding(rows - self.rows, self.tokens.shape[1])
@@ -69,8 +69,7 @@ class Batch:
         return int((self.targets != IGNORE).sum())
 
     def micro(self, rows: int, device: torch.device) -> Iterator[Batch]:
-        """Yield consecutive micro-batches of `rows` rows on `device`; the last one is padded with rows that do not
-        count."""
+        """Yield consecutive micro-batches of `rows` rows on `device`. The last is padded with `padding` rows."""
         for start in range(0, self.rows, rows):
             part = self.each(operator.itemgetter(slice(start, start + rows))).padded(rows)
             if device.type != "cuda":
@@ -85,12 +84,12 @@ class Batch:
             yield replace(part.each(send), starts=send(starts))
 
     def mask(self, dtype: torch.dtype, masking: Masking) -> DocMask:
-        """The attention mask of this (micro-)batch, for activations of `dtype`."""
+        """Return the attention mask of this (micro-)batch, for activations of `dtype`."""
         return document_mask(self.positions, dtype, masking, starts=self.starts)
 
 
 def padding(rows: int, length: int) -> Batch:
-    """Rows without targets that count: each is one document of tokens 0."""
+    """Make rows in which no target counts. Each row is one document of tokens 0."""
     zeros = torch.zeros(rows, length, dtype=torch.int64)
     positions = torch.arange(length).repeat(rows, 1)
     return Batch(zeros, torch.full_like(zeros, IGNORE), positions, torch.zeros(rows, dtype=torch.int64), 0)
@@ -128,8 +127,8 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
-    """Read the windows of `length` tokens at `places` (index into `sets`, number of the window), for `collate`. Raises
-    ShardError for a truncated shard, or for impossible tokens or document ends."""
+    """Read the windows of `length` tokens at `places`, for `collate`. A place is (index into `sets`, number of the
+    window). Raises ShardError for a truncated shard, or for impossible tokens or document ends."""
     places = list(places)
     for s, w in places:
         sets[s].ahead(w * length, w * length + length + 1)
@@ -144,13 +143,13 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
 
 
 def touched(shards: ShardSet, start: int, count: int) -> range:
-    """Numbers of the shards that hold tokens [start, start + count)."""
+    """Return the numbers of the shards that hold tokens [start, start + count)."""
     return range(bisect.bisect_right(shards.offsets, start) - 1, bisect.bisect_left(shards.offsets, start + count))
 
 
 def refuse_short(shards: ShardSet, shard: int) -> None:
-    """Raise ShardError when a file of a shard was truncated after it was mapped: reading it would kill the process with
-    SIGBUS, without a message."""
+    """Raise ShardError when a file of a shard was truncated after it was mapped. Reading such a file would kill the
+    process with SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
     for name, size in ((info.body, info.tokens * shards.dtype.itemsize), (info.ends, info.documents * ENDS.itemsize)):
         path = f"{shards.folder}/{name}"
@@ -183,8 +182,8 @@ def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: i
 
 
 class Data:
-    """The training and held-out data of a curriculum. Its shard paths are relative to the folder `store`. `repeats`
-    leaves out targets inside repetitions in `step`, but not in `samples` or in held-out windows."""
+    """The training and held-out data of a curriculum. The curriculum's shard paths are relative to the folder `store`.
+    With `repeats`, `step` leaves out targets inside repetitions; `samples` and held-out windows keep them."""
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None) -> None:
         self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
@@ -208,8 +207,8 @@ class Data:
         return collate(windows(self.train, places, length), length)
 
     def step(self, first: int, batch: int, data_rank: int, data_size: int) -> Batch:
-        """Read the rows of one of `data_size` data ranks in the step of samples [first, first + batch):
-        ⌈batch / data_size⌉ rows, padding included."""
+        """Read the rows that data rank `data_rank` of `data_size` has in the step of samples [first, first + batch).
+        They are ⌈batch / data_size⌉ rows, padding included."""
         at = self.order.locate(first, first + batch)
         length = int(at.sequence[0])
         rows = windows(self.train, zip(at.stream[data_rank::data_size].tolist(),
@@ -220,8 +219,8 @@ class Data:
         return made.padded(-(-batch // data_size))
 
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
-        """Read windows of the held-out split of a stream, for `collate`: all of them, including the short last one, or
-        `most` evenly spaced ones when there are more. The choice depends on the data alone."""
+        """Read windows of the held-out split of a stream, for `collate`. All windows are read, including the short
+        last window, or `most` evenly spaced windows if there are more. The choice depends on the data alone."""
         shards, places = self.heldout[stream], self.heldout_windows(stream, length, most)
         if shards is None:
             return []
@@ -235,7 +234,7 @@ class Data:
         return rows
 
     def heldout_windows(self, stream: int, length: int, most: int) -> list[tuple[int, int]]:
-        """The range [start, stop) of held-out tokens of each row of `heldout_rows`."""
+        """Return the range [start, stop) of held-out tokens of each row of `heldout_rows`."""
         shards = self.heldout[stream]
         if shards is None:
             return []
@@ -245,8 +244,8 @@ class Data:
 
 
 def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: RepeatsConfig) -> Batch:
-    """Return `batch`, made from `windows`, without the targets inside repetitions. `repeated` of the result counts the
-    targets that this left out."""
+    """Return `batch`, made from `windows`, without the targets inside repetitions. `repeated` of the result is the
+    number of targets left out."""
     if not windows:
         return batch
     left_out = torch.from_numpy(np.stack([repeated(w, config.ngram, config.times)[1:] for w in windows]))
@@ -255,7 +254,7 @@ def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: Repeats
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of consecutive numbers: [3, 4, 5, 9] → (3, 6), (9, 10)."""
+    """Yield the ranges of consecutive numbers: [3, 4, 5, 9] → (3, 6), (9, 10)."""
     start = 0
     for i in range(1, len(numbers) + 1):
         if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
@@ -264,8 +263,9 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Prefetch:
-    """Yields (step, this rank's batch) for each of `steps`; a thread reads the next batch while this one is computed. A
-    step for which `skipped` returns a reason is not performed: nothing is read for it, and its batch is None."""
+    """Yields (step, this rank's batch) for each of `steps`. A thread reads the next batch while the current batch is
+    computed. A step for which `skipped` returns a reason is not performed: nothing is read for it, and its batch is
+    None."""
 
     def __init__(self, data: Data, steps: Iterable[Step], data_rank: int, data_size: int,
                  skipped: Callable[[int], str | None] = lambda _number: None) -> None:

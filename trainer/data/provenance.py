@@ -1,8 +1,8 @@
-"""The provenance of a checkpoint: the data, its order, the code and the machine.
+"""Records the provenance of a checkpoint: the data, its order, the code and the machine.
 
-The hash chain binds the data: after each performed step, h = blake2b(h ‖ number of the step ‖ first sample ‖ batch ‖
-hash of its windows as (stream, epoch, window)), numbers as little-endian u64. It is a pure function of the curriculum
-and of the skipped steps, so that `tokenmill train verify` can compute it again and compare.
+A hash chain binds the data. After each performed step, h = blake2b(h ‖ number of the step ‖ first sample ‖ batch ‖
+hash of the step's windows as (stream, epoch, window)), with numbers as little-endian u64. The chain is a pure function
+of the curriculum and of the skipped steps, so `tokenmill train verify` can compute it again and compare.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CHUNK = 1 << 16
 
 def chain(order: Order, steps: Iterable[Step], before: bytes = GENESIS,
           passed: Callable[[int], str | None] = lambda _number: None) -> bytes:
-    """Return the chain, 16 bytes, after the consecutive `steps`. `passed`, called with a step's number from 1, returns
-    why the step was skipped, or None."""
+    """Return the chain, 16 bytes, after the consecutive `steps`. `before` is the chain before them. `passed` is called
+    with a step's number, from 1, and returns why the step was skipped, or None."""
     waiting: list[Step] = []
     for step in steps:
         waiting.append(step)
@@ -56,8 +56,8 @@ def _links(order: Order, steps: list[Step], h: bytes, passed: Callable[[int], st
 
 @functools.cache
 def code() -> dict[str, str | None]:
-    """Identity of the trainer's code: {"sha256" over names and contents of trainer/**/*.py, "package": version or None,
-    "commit": of the git checkout it runs from, else None}."""
+    """Return the identity of the trainer's code: {"sha256": over names and contents of trainer/**/*.py, "package":
+    version or None, "commit": that of the git checkout it runs from, or None}."""
     folder = Path(__file__).resolve().parents[1]
     h = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
@@ -78,7 +78,7 @@ def code() -> dict[str, str | None]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The machine that trains: versions of torch and Python, the `device`, the number of CPU threads."""
+    """Describe the machine that trains: versions of torch and Python, the `device`, the number of CPU threads."""
     import torch
 
     return {"torch": torch.__version__, "python": platform.python_version(), "device": device,

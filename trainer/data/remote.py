@@ -1,13 +1,13 @@
-"""Runs in object storage: copies the files that a training reads to this machine's disk, once.
+"""Supports runs in object storage: copies the files that a training reads to this machine's disk, once.
 
-Windows are read at random from memory-mapped shards, so the shards have to be local files. They are immutable and named
-by their content: files of the copy are reused, and fetched files are checked against the sha256 the curriculum pins.
-The copy has the layout of the store. All ranks of a machine share it; the first fetches, the others wait. Tools that
-look up a few documents read them directly from the bucket (`place`).
+Windows are read at random from memory-mapped shards, so the shards have to be local files. Shard files are immutable
+and named by their content, so files already copied are reused. Fetched files are checked against the sha256 that the
+curriculum pins. The copy has the layout of the store. All ranks of a machine share the copy: the first rank fetches,
+the others wait. Tools that look up a few documents read them directly from the bucket (`place`).
 
-Access is by pyarrow's own filesystems (S3 and Google Cloud Storage), with credentials from the environment: a GPU node
-needs no further package. The copy is in `TOKENMILL_SHARDS`, by default `tokenmill-UID/shards` below the system's folder
-for temporary files.
+Access is by pyarrow's own filesystems (S3 and Google Cloud Storage), with credentials from the environment, so a GPU
+node needs no further package. The copy is in `TOKENMILL_SHARDS`, by default `tokenmill-UID/shards` below the system's
+folder for temporary files.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def split_run(run: str, store: str | None) -> tuple[str, str]:
 
 
 def fetch_run(root: str, name: str) -> Path:
-    """Fetch the small files of a run anew. Returns the folder of its local copy."""
+    """Fetch the small files of a run anew. Returns the folder of the run's local copy."""
     remote, top = _open(root)
     store = _local(root)
     folder = store / "runs" / name
@@ -120,8 +120,8 @@ def place(run: Stored) -> tuple[fs.FileSystem, str]:
 
 
 def shard_set(run: Stored, stream: Stream) -> ShardSet:
-    """Open the training shards of a stream in the store itself: in object storage only manifest and document tables can
-    be read."""
+    """Open the training shards of a stream in the store itself. In object storage only the manifest and the document
+    tables can be read."""
     remote, top = place(run)
     return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote)
 
@@ -138,7 +138,7 @@ def reading(run: Stored) -> Iterator[None]:
 
 
 def sha256(remote: fs.FileSystem, path: str) -> str:
-    """sha256 of a file, read in blocks. Raises FileNotFoundError."""
+    """Return the sha256 of a file, read in blocks. Raises FileNotFoundError."""
     digest = hashlib.sha256()
     with remote.open_input_stream(path, buffer_size=0) as source:
         while block := source.read(BLOCK):
@@ -147,7 +147,7 @@ def sha256(remote: fs.FileSystem, path: str) -> str:
 
 
 def damaged(shards: ShardSet) -> list[str]:
-    """The files of a shard set in a bucket whose hash is not the one in its manifest, one line each."""
+    """List the files of a shard set in a bucket whose hash differs from the manifest's, one line each."""
     def look(file: tuple[str, str]) -> str | None:
         name, expected = file
         try:
@@ -163,8 +163,9 @@ def damaged(shards: ShardSet) -> list[str]:
 
 def _pinned(remote: fs.FileSystem, top: str, store: Path,
             curriculum: Curriculum) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (path, sha256, bytes or None) of each file that training reads of the pinned sets: bodies, document ends,
-    block sums and loss masks, and for held-out sets the document tables, for bits per byte. Fetches the manifests."""
+    """Yield (path, sha256, bytes or None) of each file of the pinned sets that training reads. These are bodies,
+    document ends, block sums and loss masks, and for held-out sets the document tables, for bits per byte. Fetches the
+    manifests."""
     for stream in curriculum.streams:
         for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
             if not folder or not sha256:
@@ -190,8 +191,8 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path,
 
 
 def _inside(store: Path, path: str) -> Path:
-    """Return a file's path in the copy. Raises ConfigError for a path outside it, which a curriculum from a bucket must
-    not name."""
+    """Return a file's path in the copy. Raises ConfigError for a path outside the copy, which a curriculum from a
+    bucket must not name."""
     if path.startswith("/") or ".." in path.split("/"):
         raise ConfigError(f"{path}: the curriculum names a file outside its store; resolve it again by running its "
                           f"recipe, or do not trust whoever wrote it")
@@ -199,8 +200,8 @@ def _inside(store: Path, path: str) -> Path:
 
 
 def _whole(file: Path, size: int | None) -> bool:
-    """Whether a file exists, with its full size if that is known. Its hash was checked when it was fetched; later
-    damage is noticed only by size."""
+    """Whether a file exists and has its full size, if that is known. The hash was checked when the file was fetched;
+    later damage is noticed only by size."""
     try:
         return file.stat().st_size == size or size is None
     except FileNotFoundError:
@@ -222,7 +223,7 @@ def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> No
 
 
 def _open(root: str) -> tuple[fs.FileSystem, str]:
-    """(filesystem, path of the store in it)."""
+    """Return (filesystem, path of the store in it)."""
     scheme, _, place = root.partition("://")
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     try:

@@ -1,5 +1,5 @@
-"""Starts several ranks on this machine: one process each, with torchrun's environment variables, but without its agent
-and without a fixed port."""
+"""Starts several ranks on this machine, each as a process. The processes get torchrun's environment variables, but
+there is no agent and no fixed port."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ KERNEL = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent() -> None:
-    """Called in a child before exec: the system then sends the child SIGTERM when its parent ends for any reason."""
+    """Ask the system to send this process SIGTERM when its parent ends for any reason. A child calls it before exec."""
     if KERNEL is not None:
         KERNEL.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[[str], int] | None = None,
            clock: Clock = SYSTEM) -> int:
-    """Run `python -m trainer ARGUMENTS` in `ranks` processes; returns 0, or the exit code of the first that failed.
-    Raises ConfigError when there are fewer GPUs than ranks. `device`: auto, cpu or cuda. `threads(device)` gives the
-    CPU threads of a rank (default: its share of the cores); OMP_NUM_THREADS takes precedence.
+    """Run `python -m trainer ARGUMENTS` in `ranks` processes. Returns 0, or the exit code of the first that failed.
+
+    `device` is auto, cpu or cuda. `threads(device)` returns the number of CPU threads of a rank (default: its share of
+    the cores); OMP_NUM_THREADS takes precedence. Raises ConfigError when there are fewer GPUs than ranks.
 
     When one rank fails, the others are ended. Signals are forwarded to all ranks, so that each can write its share of a
-    checkpoint. When this process is killed, the ranks get SIGTERM, so that no old rank trains beside those of the next
-    start.
+    checkpoint. When this process is killed, the ranks get SIGTERM, so that no old rank trains beside the ranks of the
+    next start.
     """
     check_device(device)                          # checked once here, not in every rank
     if device != "cpu" and torch.cuda.is_available() and ranks > torch.cuda.device_count():
@@ -79,8 +80,8 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]], clock: Clock = SYSTEM) -> int:
-    """Wait for all processes. Returns 0, or the code of the first that failed (128 + n when signal n ended it), once
-    the others have ended or their time is over."""
+    """Wait for all processes. Returns 0, or the exit code of the first process that failed (128 + n when signal n ended
+    it). In that case it returns once the other processes have ended or their time is over."""
     failed, since = 0, 0.0
     while True:
         codes = [p.poll() for p in processes]

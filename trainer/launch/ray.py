@@ -1,10 +1,11 @@
-"""Training on a Ray cluster: one actor per rank, each running the same `main()`. This is the trainer's only file that
-imports ray. It uses plain Ray Core; docs/architecture.md says why not Ray Train's TorchTrainer.
+"""Trains on a Ray cluster: one actor per rank, each running the same `main()`. This is the trainer's only file that
+imports ray. It uses plain Ray Core; docs/architecture.md says why it does not use Ray Train's TorchTrainer.
 
 Checkpoints can be loaded by any number of ranks, so a lost rank or node costs only the steps since the latest
-checkpoint: the remaining ranks are ended, and as many as there is room for, at least `least`, start again. Resources
-for the missing ranks stay requested. Once they are available, all ranks stop after a step, with a checkpoint, and
-continue together. They also stop and continue elsewhere when a node is drained (a deleted pod, a spot machine).
+checkpoint. The remaining ranks are ended, and as many ranks as there is room for, at least `least`, start again.
+Resources for the missing ranks stay requested. Once these are available, all ranks stop after a step, with a
+checkpoint, and continue together. They also stop and continue elsewhere when a node is drained (a deleted pod, a spot
+machine).
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Rank:
         return host, self.store.port
 
     def run(self, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        """Train. Returns (exit code, end of stderr): Ray forwards the output of a worker late, or not at all."""
+        """Train. Returns (exit code, end of stderr), since Ray forwards the output of a worker late or not at all."""
         os.environ.update(environment)
         from trainer.__main__ import main
 
@@ -88,7 +89,7 @@ class Lost(Exception):
 
 
 class Pause(Exception):
-    """All ranks have stopped in an orderly way, to start again elsewhere or in larger number."""
+    """All ranks have stopped in an orderly way, to start again on other nodes or in larger number."""
 
 
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
@@ -177,12 +178,11 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
 
 def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int], bool],
          clock: Clock = SYSTEM) -> tuple[Any, int]:
-    """Reserve room for `size` ranks, or for as many as there is room for. Returns (placement group, number of its
-    ranks).
+    """Reserve room for `size` ranks, or for fewer. Returns (placement group, number of its ranks).
 
-    Fewer ranks (at least `least`) are taken at once if the present nodes could not hold all, and after PATIENCE_S if
-    they could but other jobs use them. Every half minute a message says what is free. Raises ConfigError after
-    PLACEMENT_S.
+    Fewer ranks (at least `least`) are taken at once if the present nodes could never hold all ranks. If other jobs
+    occupy the nodes, fewer ranks are taken after PATIENCE_S. Every half minute a message says what is free. Raises
+    ConfigError after PLACEMENT_S.
     """
     def ask(ranks: int) -> Any:
         return placement_group([bundle] * ranks, strategy="PACK")
@@ -214,9 +214,9 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
 
 def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
            nodes: AbstractSet[str] = frozenset()) -> int:
-    """Wait for all ranks; returns an exit code. When one rank fails or dies, it does not wait for the others, which
-    hang in a collective. All ranks are stopped (Pause) once there is room for the ranks that were left out, whose
-    placement groups are `missing`, or when one of `nodes` (ids) is drained."""
+    """Wait for all ranks. Returns an exit code. When a rank fails or dies, the others are not waited for, since they
+    hang in a collective. All ranks are stopped (Pause) when one of `nodes` (ids) is drained, or once there is room for
+    the ranks that were left out. `missing` are the placement groups of the latter."""
     asked, why = False, ""
     while waiting:
         done: list[Any] = []
@@ -256,8 +256,8 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
 
 
 def draining() -> set[str]:
-    """Ids of the nodes that are being drained. Empty if this version of Ray lacks the call, which is not in its public
-    interface."""
+    """Return the ids of the nodes that are being drained. The result is empty if this version of Ray lacks the call,
+    which is not in its public interface."""
     try:
         return set(ray._private.state.state.get_draining_nodes())
     except Exception:                            # then the loss of a node is handled only when it happens
@@ -265,5 +265,5 @@ def draining() -> set[str]:
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of a remote error, whose text is a whole traceback."""
+    """Return the last line of a remote error, whose text is a whole traceback."""
     return (str(error).strip().splitlines() or [""])[-1]

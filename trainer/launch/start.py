@@ -1,4 +1,4 @@
-"""`tokenmill train run`: trains here in one process or several, as a rank of another launcher, or on Ray."""
+"""`tokenmill train run`: trains here in one or several processes, as a rank of another launcher, or on Ray."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def on_cluster(options: argparse.Namespace, training: Run) -> int:
 
 
 def forwarded(options: argparse.Namespace) -> list[str]:
-    """Return the command line of one rank on a cluster: without the options that choose the cluster, and with absolute
-    paths (on shared storage)."""
+    """Return the command line of one rank on a cluster. It lacks the options that choose the cluster, and its paths (on
+    shared storage) are absolute."""
     from trainer.data.remote import is_url
 
     out = ["run", os.path.abspath(options.run) if os.path.isdir(options.run) else options.run,

@@ -20,8 +20,8 @@ MICRO_BATCH = Count(16384)
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """`every`: steps between two evaluations (there is also one at the start and one at the end). `windows`: most
-    held-out windows per stream."""
+    """`every` is the number of steps between two evaluations; the run also starts and ends with one. `windows` is the
+    largest number of held-out windows per stream."""
 
     every: int = 100
     windows: int = 64
@@ -33,8 +33,8 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """A sample of text is generated at the end of training: up to `tokens` tokens after `prompt`, each among the
-    `top_k` likeliest. `temperature` 0 always takes the likeliest."""
+    """At the end of training a sample of text is generated: up to `tokens` tokens after `prompt`, each from the `top_k`
+    likeliest tokens. With `temperature` 0 the likeliest token is always taken."""
 
     prompt: str = "The"
     tokens: int = 64
@@ -66,14 +66,14 @@ class TriggerConfig:
 
     @property
     def span(self) -> int:
-        """Most steps from the first suspect step to the one that triggers."""
+        """Largest number of steps from the first suspect step to the step that triggers the rewind."""
         return max(self.within if self.skips else 0, self.for_ if self.loss_above else 0)
 
 
 @dataclass(frozen=True)
 class RewindConfig:
-    """When `trigger` holds, training rewinds and skips `skip` steps, with the first suspect step in their middle; at
-    most `budget` times in a run."""
+    """When `trigger` holds, training rewinds and skips `skip` steps, with the first suspect step in their middle. This
+    happens at most `budget` times in a run."""
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
     skip: int = 200
@@ -88,11 +88,12 @@ class RewindConfig:
 @dataclass(frozen=True)
 class StabilityConfig:
     """The update of a step is skipped when its loss or gradient norm is not finite, or is more than `sigma` standard
-    deviations above the mean of the last `window` accepted steps (null: only when not finite). The limit by deviations
-    applies once `warm` steps of the phase have been accepted, because a new mixture has another loss.
+    deviations above the mean of the last `window` accepted steps. If `sigma` is null, only values that are not finite
+    count. The limit by deviations applies once `warm` steps of the phase have been accepted, because a new mixture has
+    another loss.
 
     Training ends with an error after `in_a_row` skipped updates in a row, or `most` within `window` steps.
-    `worst_rows`: how many rows (samples) with the highest loss of each printed interval are recorded in
+    `worst_rows` is the number of rows (samples) with the highest loss of each printed interval that are recorded in
     worst_rows.jsonl.
     """
 
@@ -153,9 +154,9 @@ class TrainConfig:
             raise ValueError("skip is a list of [first, stop] step numbers from 1, stop itself being performed")
 
     def identity(self) -> dict[str, Any]:
-        """The settings that determine the losses; a resume may not change them. Apart from rounding, nothing else does,
-        except what a person must be able to change when training goes wrong: `stability` and the part of `skip` that
-        lies ahead. The checkpoint and ledger.jsonl record what these two have done."""
+        """The settings that determine the losses, apart from rounding. A resume may not change them. Two settings also
+        affect losses but are left out, since a person must be able to change them when training goes wrong:
+        `stability`, and the part of `skip` that lies ahead. The checkpoint and ledger.jsonl record their effects."""
         return {"model": self.model.identity(), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
                 "loss.z": self.loss.z, "loss.repeats": self.loss.repeats and asdict(self.loss.repeats),
                 "seed": self.seed, "clip": self.clip, "precision": self.precision,

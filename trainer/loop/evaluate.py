@@ -1,5 +1,5 @@
-"""Held-out loss per source, beside the entropy of the held-out tokens: the loss of a model that knows only their
-frequencies."""
+"""Computes the held-out loss per source, and the unigram entropy of the held-out tokens: the loss of a model that knows
+only their frequencies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Total:
 
     @property
     def loss(self) -> float:
-        """Nats per token."""
+        """Mean loss in nats per token."""
         return self.nll / self.targets
 
 
@@ -51,24 +51,24 @@ def losses(model: Transformer, batch: Batch, streams: int, micro_rows: int, dtyp
 
 
 def unigram_entropy(targets: Sequence[np.ndarray]) -> float:
-    """Entropy in nats of the empirical distribution of the given tokens."""
+    """Return the entropy, in nats, of the empirical distribution of the given tokens."""
     _, counts = np.unique(np.concatenate(targets), return_counts=True)
     share = counts / counts.sum()
     return float(-(share * np.log(share)).sum())
 
 
 def text_bytes(shards: ShardSet, start: int, stop: int) -> float:
-    """UTF-8 bytes behind the targets of the window [start, stop) of tokens. A document's bytes are divided evenly among
-    its tokens. The shares of its tokens outside the window, and of its first token in the window, which is not a
-    target, are left out."""
+    """Return the number of UTF-8 bytes behind the targets of the window [start, stop) of tokens. A document's bytes are
+    divided evenly among its tokens. A token outside the window, or the document's first token in the window, is not a
+    target, so its share is left out."""
     begin, end, size = shards.spans(start, stop)
     counted = np.minimum(end, stop) - np.maximum(begin, start) - 1   # first tokens are not targets
     return float((size * counted / (end - begin)).sum())
 
 
 class Heldout:
-    """The held-out windows of a run. They are chosen once: every evaluation, on any number of ranks, uses the same
-    ones."""
+    """The held-out windows of a run. They are chosen once, so every evaluation, on any number of ranks, uses the same
+    windows."""
 
     def __init__(self, data: Data, length: int, windows: int) -> None:
         self.data, self.length, self.windows = data, length, windows
@@ -92,7 +92,7 @@ class Heldout:
                       for s, shards in enumerate(data.heldout)]
 
     def at(self, length: int) -> Heldout:
-        """Return about as many held-out tokens in windows of another length, for phases of that length."""
+        """Return held-out windows of another length, for phases of that length, with about as many tokens in all."""
         if length not in self.longer:
             self.longer[length] = Heldout(self.data, length, max(1, self.windows * self.length // length))
         return self.longer[length]
@@ -119,9 +119,9 @@ class Heldout:
 
     def gap(self, heldout: dict[str, Any], model: Transformer, samples: int, windows: int, micro_rows: int,
             dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:
-        """Compare the held-out loss with the loss of the same model on `windows` windows of the `samples` it was
-        trained on, in the same proportions of sources. Returns {"train", "heldout", "gap"} in nats per token, or {}
-        when no source has both."""
+        """Compare the held-out loss with the same model's loss on data it was trained on: `windows` windows of the
+        first `samples` samples, weighted to the same proportions of sources. Returns {"train", "heldout", "gap"} in
+        nats per token, or {} when no source has both losses."""
         curriculum = self.data.curriculum
         spread = sorted({i * samples // windows for i in range(windows)}) if samples else []
         numbers = [n for n in spread if curriculum.phases[curriculum.phase_at(n)].sequence == self.length]

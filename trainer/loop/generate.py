@@ -1,5 +1,5 @@
-"""Generates text from the model for a person to read. It recomputes the whole prefix for every token, which is fine for
-a sample, not for serving."""
+"""Generates text from the model for a person to read. Every token recomputes the whole prefix, which is acceptable for
+a sample but too slow for serving."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trainer.parallel.world import World, reshard, uncompiled
 @torch.no_grad()
 def generate(model: Transformer, prompt: list[int], config: SampleConfig, eos: int, seed: int, dtype: torch.dtype,
              world: World) -> list[int]:
-    """Return the token ids that follow `prompt` (not empty), up to and without EOS. Every rank takes part and gets the
-    same ids."""
+    """Return the token ids that follow `prompt`, up to EOS, which is not included. `prompt` must not be empty. Every
+    rank must call this, and all get the same ids."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.tensor([prompt], device=world.device)
     for _ in range(config.tokens):
@@ -31,7 +31,7 @@ def generate(model: Transformer, prompt: list[int], config: SampleConfig, eos: i
             best = logits.topk(min(config.top_k, logits.numel()))
             share = (best.values / config.temperature).softmax(0)
             token = int(best.indices[torch.multinomial(share, 1, generator=generator)])
-        # every rank takes the first rank's token: where logits differ in the last bit, ranks would otherwise diverge
+        # every rank takes the first rank's token, because logits may differ in the last bit and ranks would diverge
         token = int.from_bytes(world.broadcast(token.to_bytes(8, "little")), "little")
         if token == eos:
             break
@@ -41,7 +41,7 @@ def generate(model: Transformer, prompt: list[int], config: SampleConfig, eos: i
 
 
 def load_tokenizer(path: Path) -> tuple[Any | None, str]:
-    """Return (tokenizer, "") or (None, why there is none). Only the sample needs a tokenizer.
+    """Return (tokenizer, ""), or (None, the reason) if it cannot be loaded. Only the sample needs a tokenizer.
 
     The returned object has `encode(text) -> list[int]` and `decode(ids) -> str`.
     """

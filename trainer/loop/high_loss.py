@@ -1,7 +1,9 @@
-"""The rows (samples) with the highest loss of each printed interval: OUT/worst_rows.jsonl, for `explain --worst`.
+"""Records the rows (samples) with the highest loss of each printed interval in OUT/worst_rows.jsonl. `explain --worst`
+reads that file. A `loss` of null was not finite. A line `from` makes the lines above it void if their step is later
+than its `step`.
 
-    {"v": 1, "step": 371, "sample": 2965, "stream": "web", "loss": 9.41}     loss null: not finite
-    {"v": 1, "event": "from", "step": 200}                                   lines above it of steps after 200 are void
+    {"v": 1, "step": 371, "sample": 2965, "stream": "web", "loss": 9.41}
+    {"v": 1, "event": "from", "step": 200}
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ NAME = "worst_rows.jsonl"
 
 
 class HighLossRows:
-    """Keeps the `most` rows with the highest loss since the last write. Rows of steps that have not been read back yet
-    are on the device."""
+    """Keeps the `most` rows with the highest loss since the last write. Rows stay on the device until their step's
+    numbers are read back."""
 
     def __init__(self, out: Path, most: int, streams: list[str], world: World) -> None:
         self.path, self.most, self.streams, self.world = out / NAME, most, streams, world
@@ -32,14 +34,14 @@ class HighLossRows:
         self.read: list[tuple[float, ...]] = []
 
     def begin(self, step: int) -> None:
-        """Mark the lines already written for steps after `step` as void: training continues after `step`."""
+        """Mark the lines already written for steps after `step` as void, because training continues after `step`."""
         self.write()
         self.rows = None
         self._append([{"event": "from", "step": step}])
 
     def add(self, step: Step, start: int, nll: Tensor, targets: Tensor, stream: Tensor) -> None:
-        """Add this rank's rows `start` … of a step: summed loss, counted targets and stream, each [R]. Never waits for
-        the device."""
+        """Add R of this rank's rows of a step, from row `start` on. `nll` (summed loss), `targets` (number of counted
+        targets) and `stream` are [R]. Never waits for the device."""
         if not self.most:
             return
         places = start + torch.arange(len(nll), device=nll.device)
@@ -50,8 +52,8 @@ class HighLossRows:
         self.rows = rows[:, rows[0].topk(min(self.most, rows.shape[1])).indices]
 
     def packed(self) -> Tensor:
-        """Take this rank's rows off the device's list. Returns [ranks · 4 · most] float64, zero outside this rank's
-        place, so that the sum over ranks holds the rows of all."""
+        """Take this rank's rows off the device. Returns float64 [data ranks · 4 · most], zero in the places of other
+        ranks, so that the sum over ranks holds the rows of all."""
         out = torch.zeros(self.world.data_size, 4, self.most, dtype=torch.float64, device=self.world.device)
         out[self.world.data_rank, 0] = -math.inf
         if self.rows is not None:
@@ -60,7 +62,7 @@ class HighLossRows:
         return out.flatten()
 
     def unpack(self, values: list[float]) -> None:
-        """Take in the values of `packed`, summed over ranks and copied to the host."""
+        """Merge the rows of all ranks: `values` is the result of `packed`, summed over ranks and copied to the host."""
         at, k = values, self.most
         for rank in range(self.world.data_size if k else 0):
             losses, *rest = (at[(4 * rank + i) * k:(4 * rank + i + 1) * k] for i in range(4))
@@ -68,7 +70,7 @@ class HighLossRows:
         self.read = sorted(self.read, key=order)[:k]
 
     def write(self) -> None:
-        """Write the rows read back so far and clear them: at the end of an interval, and before a checkpoint."""
+        """Write the rows read back so far and clear them. Called at the end of an interval and before a checkpoint."""
         self._append([{"step": int(step), "sample": int(sample), "stream": self.streams[int(stream)],
                        "loss": loss if math.isfinite(loss) else None}
                       for loss, step, sample, stream in self.read])
@@ -81,14 +83,14 @@ class HighLossRows:
 
 
 def order(row: tuple[float, ...]) -> tuple[float, ...]:
-    """Sort key of a row: highest loss first, then step and sample, so that the file does not depend on the order of
+    """Sort key of a row: highest loss first, then step and sample. The file thus does not depend on the order of
     ranks."""
     return (-row[0], *row[1:])
 
 
 def read_high_loss(out: Path, step: int, passed: bool = False) -> list[dict[str, Any]]:
-    """Return the lines of a step in a run's worst_rows.jsonl. For a step that a rewind has skipped since (`passed`),
-    return the lines from when it was performed."""
+    """Return the lines of a step in a run's worst_rows.jsonl. `passed` says that a rewind has skipped the step after it
+    was performed; then the lines written when it was performed are returned."""
     found: list[dict[str, Any]] = []
     void = False
     if not (out / NAME).exists():

@@ -1,8 +1,8 @@
-"""Measures everything besides the loss: speed, waits, hardware, norms of updates, the noise scale, and how the time is
-spent.
+"""Measures everything besides the loss: speed, waits for data, hardware, update norms, the noise scale, and how wall
+time is spent.
 
-All values are read at log intervals, so that a step costs only the numbers that `MetricsBuffer` collects. The speed
-excludes evaluation, checkpoints, and the first step of a process or of a new shape, which compiles.
+All values are read at log intervals, so that other steps compute only the numbers that `MetricsBuffer` collects. The
+speed excludes evaluation, checkpoints, and the first step of a process or of a new shape, which compiles.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from trainer.parallel.world import World
 
 #: keys that a restart or a rewind needs from the lines of metrics.jsonl
 SEEN = ("event", "step", "time", "goodput", "noise", "streams", "seconds")
-#: of step lines, only this many of the last ones with a goodput record are needed: for a rewind further back, the
-#: checkpoint's line has the record
+#: only this many of the last step lines with a goodput record are kept, because a rewind further back takes the record
+#: from the checkpoint's line
 RECENT = 1000
 
 
 class Meters:
-    """`begin`, `before` and `after` surround a performed step; `flushed` and `interval` read the measurements;
-    `evaluated`, `saving` and `saved` take in what happens between steps. `step` is the last step of former
-    processes."""
+    """The measurements of a training. `begin`, `before` and `after` are called around a performed step. `flushed` and
+    `interval` read the measurements. `evaluated`, `saving` and `saved` record evaluations and checkpoints. `step` is
+    the last step that former processes performed."""
 
     def __init__(self, run: Run, metrics: log.Metrics, world: World, goodput: Goodput, model: nn.Module,
                  optimizer: torch.optim.Optimizer, step: int, say: Callable[[str], None]) -> None:
@@ -60,8 +60,8 @@ class Meters:
         self.shapes: set[tuple[int, int]] = set()
         self.cold = True
         self.skips = 0
-        #: of the steps since the last interval whose shape was not new: seconds, tokens, FLOPs; of all of them: the
-        #: waits for batches
+        #: `span`: seconds, tokens and FLOPs of the steps since the last interval, without those of a new shape;
+        #: `waits`: waits for the batches of all steps since then
         self.span, self.waits = [0.0, 0.0, 0.0], list[float]()
         self.saved_at = time.perf_counter()
         self.records: dict[int, dict[str, Any]] = {}
@@ -69,8 +69,8 @@ class Meters:
         metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
-        """Read the lines of metrics.jsonl that former processes wrote, in order. Of the lines of steps, only the last
-        RECENT that have a goodput record are returned. Returns [] on all ranks but the first."""
+        """Read the lines of metrics.jsonl that former processes wrote, in order. Of the step lines, only the last
+        RECENT with a goodput record are returned. Returns [] on all ranks but the first."""
         self.metrics.flush()
         rest: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
@@ -86,7 +86,7 @@ class Meters:
 
     # -- around a step -----------------------------------------------------------------------------------------------
     def begin(self, step: Step, waited: float) -> None:
-        """Called before a step that is performed. `waited`: seconds spent waiting for its batch."""
+        """Called before a performed step. `waited` is the number of seconds spent waiting for its batch."""
         phase = self.run.curriculum.phases[step.phase]
         self.goodput.move(waited, self.goodput.cause, "data")
         self.waits.append(waited)
@@ -97,7 +97,7 @@ class Meters:
             self.micro.start()
 
     def before(self, step: Step) -> None:
-        """Called between the gradients of a step and the optimiser."""
+        """Called after the gradients of a step are computed, before the optimiser."""
         if self.due(step.number + 1):
             self.updates = norms.Updates(self.optimizer)
 
@@ -108,8 +108,8 @@ class Meters:
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def flushed(self, seconds: float, steps: int, skips: int, tokens: int, flops: float) -> bool:
-        """Record that `steps` steps took `seconds`, `skips` of them without an update. Returns whether they count
-        towards the measured speed."""
+        """Record that `steps` steps took `seconds`; the updates of `skips` of them were skipped. Returns whether the
+        steps count towards the measured speed."""
         self.goodput.flops += flops * (steps - skips) / steps
         self.goodput.enter(self.goodput.cause)
         self.goodput.move(seconds * skips / steps, self.goodput.cause, "lost")
@@ -125,8 +125,8 @@ class Meters:
         return flops / seconds / (self.peak * self.world.size) if self.peak else None
 
     def interval(self, number: int, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the metrics line of a printed step has besides `line`, measured over the steps since the last
-        printed one. Every rank calls it."""
+        """Return the measurements that the metrics line of a printed step has in addition to `line`. They cover the
+        steps since the last printed step. Every rank must call this."""
         seconds, tokens, flops = self.span
         marks = quantiles(self.waits, n=100, method="inclusive") if len(self.waits) > 1 else self.waits * 99
         ranks = hardware.gather({**self.hardware.read(), "data_wait_p50_ms": 1e3 * marks[49],
@@ -135,7 +135,7 @@ class Meters:
         dist.all_reduce(sums)                        # over all ranks, including those that share every layer
         small, *moved = (sums[:3].tolist(), *sums[3:].view(-1, 3).tolist())
         result = {**norms.told(self.optimizer.param_groups, moved), **hardware.summary(ranks)}
-        # not of a skipped step: its outlier gradient would outweigh all others for hundreds of steps
+        # skipped steps are left out: an outlier gradient would outweigh all others for hundreds of steps
         result["noise"] = None if line.get("skipped") else self.noise.measure(small, line["grad_norm"], line["targets"])
         slow = max(ranks, key=lambda rank: rank["data_wait_s"])
         waiting = {"p50": round(slow["data_wait_p50_ms"], 3), "p99": round(slow["data_wait_p99_ms"], 3)}
@@ -149,8 +149,8 @@ class Meters:
         return {key: value for key, value in result.items() if value is not None}
 
     def tell(self, number: int, line: Mapping[str, Any]) -> str:
-        """Called after the metrics line of a printed step: update trainer.prom and check the rules of an interval.
-        Returns what the printed line shows besides the loss."""
+        """Update trainer.prom and check the alert rules of an interval. Called for a printed step, with its metrics
+        line. Returns the end of the printed line: speed, MFU and notable waits."""
         wait = line["data_wait_ms"]
         self.metrics.export(step=number, **line, wall={cause: line["goodput"][cause] for cause in CAUSES},
                             data_wait_s={"0.5": wait["p50"] / 1e3, "0.99": wait["p99"] / 1e3})
@@ -178,7 +178,7 @@ class Meters:
         """Record the result of `Heldout.evaluate`."""
         self.metrics.write("eval", number, tokens=tokens, **values)
         self.metrics.export(heldout=values["loss"], heldout_streams=values["streams"])
-        self.metrics.flush()  # a checkpoint may follow, and a resume from it does not evaluate this step again
+        self.metrics.flush()  # a checkpoint may follow; a resume from it does not evaluate this step again
         self.say(f"step {number:>6}  held-out {values['loss']:.3f} nats/token, unigram entropy "
                  f"{values['unigram_entropy']:.3f}    {each(values['streams'])}")
         for length, found in values.get("lengths", {}).items():
@@ -186,7 +186,7 @@ class Meters:
         self.alarm(number, self.alerts.evaluation(values["streams"]))
 
     def saving(self, number: int) -> None:
-        """Called before a checkpoint of step `number` is written: keep the record of wall time up to here."""
+        """Keep the record of wall time up to now. Called before the checkpoint of step `number` is written."""
         self.records[number] = self.goodput.record()
 
     def saved(self, number: int, seconds: float, **values: Any) -> None:
@@ -197,7 +197,7 @@ class Meters:
         self.metrics.export(checkpoint_s=seconds, checkpoint_step=number)
 
     def rewound(self, number: int) -> None:
-        """Called when training continues after step `number`: the time spent on later steps counts as lost."""
+        """Count the time spent on steps after `number` as lost. Called when training is rewound to step `number`."""
         self.goodput.rewind(self.lines(), number)
 
     def alarm(self, number: int, alerts: Sequence[Alert]) -> None:

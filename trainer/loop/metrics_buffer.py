@@ -38,8 +38,8 @@ class Row(NamedTuple):
 
 
 class MetricsBuffer:
-    """Holds the steps whose numbers are still on the device. They are read back together, so that a step never waits
-    for its own."""
+    """Holds the steps whose numbers are still on the device. The numbers of several steps are read back together, so
+    that training does not wait for the device at every step."""
 
     def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, meters: Meters, high_loss: HighLossRows,
                  world: World, say: Callable[[str], None]) -> None:
@@ -64,12 +64,13 @@ class MetricsBuffer:
             self.say(f"step {step.number + 1:>6}/{self.steps}  skipped: {why}")
 
     def speed(self) -> float | None:
-        """Tokens per second of all steps that count for the speed (`Meters.flushed`); None before the first one."""
+        """Tokens per second over all steps that count towards the speed (see `Meters.flushed`); None before the first
+        such step."""
         return self.trained / self.busy if self.busy else None
 
     def flush(self, interrupted: int) -> tuple[int, list[StepRecord]]:
-        """Write a metrics line for each waiting step. Returns the largest `interrupted` (a signal's number or 0) of all
-        ranks, and the records of the steps."""
+        """Read back the numbers of all held steps and write a metrics line for each. `interrupted` is the number of a
+        received signal, or 0. Returns the largest `interrupted` of all ranks, and the steps' records."""
         waiting, self.rows = self.rows, []
         signalled = int(self.world.max(torch.tensor(interrupted, device=self.world.device)))
         if not waiting:
@@ -98,8 +99,8 @@ class MetricsBuffer:
 
     def describe(self, pending: Row, row: list[float], speed: float,
                  utilisation: float | None) -> tuple[StepRecord, dict[str, Any]]:
-        """Make the StepRecord (for the stability monitor) and the metrics line of a step, from `pending` and its
-        numbers `row`."""
+        """Make the StepRecord (for the stability monitor) and the metrics line of the step `pending`. `row` holds its
+        numbers."""
         step, s = pending.step, len(self.streams)
         z, _, repeats = row[:HEAD]
         nll, counted, (norm, *verdict) = row[HEAD:HEAD + s], row[HEAD + s:HEAD + 2 * s], row[HEAD + 2 * s:]
@@ -133,7 +134,7 @@ class MetricsBuffer:
 
 
 def finite(x: float | None) -> float | None:
-    """`x`, or None if it is not finite: JSON has no infinities."""
+    """`x`, or None if it is not finite, because JSON has no infinities."""
     return x if x is not None and math.isfinite(x) else None
 
 

@@ -1,4 +1,4 @@
-"""Finds where a training continues, and checks that what is loaded from a checkpoint is what was saved."""
+"""Finds the step at which a training continues, and checks that a checkpoint is loaded as it was saved."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from trainer.parallel.world import World, reshard, uncompiled
 
 def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
                  say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, Step | None, bool]:
-    """Return the sound checkpoint to continue from (None: the start), the first step after it (None: there is none),
-    and whether nothing is left to do. Every rank calls it, and the first rank decides: ranks that disagree would wait
-    for each other forever, or learn from different data."""
+    """Return the undamaged checkpoint to continue from (None: the start), the first step after it (None at the end of
+    the curriculum), and whether nothing is left to do. Every rank must call this. The first rank decides for all,
+    because ranks that disagree would wait for each other forever, or learn from different data."""
     digest = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)],
                                        sort_keys=True).encode()).digest()
     has_summary, first_digest = struct.unpack("<?32s", world.broadcast(
@@ -76,7 +76,8 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
             optimizer: torch.optim.Optimizer, detector: SpikeDetector, monitor: StabilityMonitor, world: World,
             dtype: torch.dtype) -> None:
     """Set model, optimiser and monitors to their state at a checkpoint, or at the start (None). Raises CheckpointError
-    when the loss on a few samples differs from the loss at saving: the checkpoint, the data or the code has changed."""
+    when the loss on a few samples differs from the loss at saving, because then the checkpoint, the data or the code
+    has changed."""
     optim.skip_when(optimizer, None)
     model.rope = run.rope(checkpoint.meta["samples"] if checkpoint else 0)
     detector.load(checkpoint.meta["guard"] if checkpoint else None)

@@ -1,4 +1,5 @@
-"""A run opened for training: its curriculum, its `train:` settings, its output folder, and what a resume may change."""
+"""A run opened for training: its curriculum, its `train:` settings and its output folder. Also decides which changes a
+resume permits."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ class Run:
         return max(1, self.config.micro_batch // length)
 
     def unshared(self, ranks: int) -> list[str]:
-        """Phases whose smallest batch does not give `ranks` ranks equal work, one line each. Raises ConfigError when
-        that many ranks cannot be arranged as `parallel` says."""
+        """Phases whose smallest batch cannot be divided equally among `ranks` ranks, one line each. Raises ConfigError
+        when that many ranks cannot be arranged as `train.parallel` says."""
         self.config.parallel.shape(ranks)
         groups, found = ranks // self.config.parallel.tensor, []
         for phase in self.curriculum.phases:
@@ -81,7 +82,8 @@ class Run:
         raise ConfigError(f"sample {sample} is beyond the curriculum's {self.curriculum.samples}")
 
     def steps(self, sample: int = 0) -> Iterator[Step]:
-        """Yield the steps from sample number `sample` (the first of a step) to the end, in O(1) memory."""
+        """Yield the steps from sample number `sample` to the end, in O(1) memory. `sample` must be the first sample of
+        a step."""
         number = tokens = 0
         for p, phase in enumerate(self.curriculum.phases):
             for first, stop, batch in phase.stretches:
@@ -95,9 +97,9 @@ class Run:
 
 
 def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[str]) -> Run:
-    """Open `run`: a folder or URL (STORE/runs/RUN), or the name of a run in `store`. `overrides` are `key=value` for
-    `train:`. Of a run in object storage only the small files are fetched here; `remote.fetch_shards` fetches the
-    shards."""
+    """Open `run`, which is a folder or URL (STORE/runs/RUN), or the name of a run in `store`. `overrides` are
+    assignments `key=value` to settings under `train:`. For a run in object storage, only the small files are fetched
+    here; `remote.fetch_shards` fetches the shards."""
     source = None
     if out is not None and remote.is_url(out):
         raise ConfigError(f"--out {out}: checkpoints and metrics need a file system; give a folder")
@@ -135,8 +137,8 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
 
 
 def differences(meta: dict[str, Any], run: Run) -> list[str]:
-    """How a checkpoint's `meta` and a run disagree, one line each; [] means that the run may continue from the
-    checkpoint.
+    """The forbidden differences between a checkpoint's `meta` and a run, one line each. [] means that the run may
+    continue from the checkpoint.
 
     Changes that `changes` and `edits` report are permitted.
     """
@@ -167,7 +169,8 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
 
 
 def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
-    """Forbidden differences in a phase that has begun: it may only be cut, and not before sample number `samples`."""
+    """Forbidden differences in a phase that has begun. Such a phase may only be cut short, at sample number `samples`
+    or later."""
     if new is None:
         return [f"phase {old.name}: has begun, but is missing now"]
     same = ("start", "sequence", "batch", "ramp", "weights", "reserved", "lr", "extra", "reset_optimizer", "rope_theta",
@@ -194,8 +197,8 @@ def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, An
 
 
 def edits(meta: dict[str, Any], run: Run) -> list[str]:
-    """Changes to the curriculum since a checkpoint was written, one line each. `differences` refuses those before its
-    position."""
+    """Changes to the curriculum since a checkpoint was written, one line each. `differences` refuses changes before the
+    checkpoint's position."""
     was, now = meta["curriculum"], run.curriculum.to_json()
     result = [f"stream {s['name']}: new" for s in now["streams"][len(was["streams"]):]]
     old, new = ({phase["name"]: phase for phase in side["phases"]} for side in (was, now))
@@ -211,7 +214,7 @@ def edits(meta: dict[str, Any], run: Run) -> list[str]:
 
 
 def version(sums: Mapping[str, str | None]) -> str:
-    """A version of the code as short text: commit or package version, and the hash, which is what is compared."""
+    """A version of the code as short text: commit or package version, and hash. Only the hash is compared."""
     return f"{(sums['commit'] or sums['package'] or 'unknown')[:12]} ({(sums['sha256'] or '')[:8]})"
 
 

@@ -1,15 +1,15 @@
-"""Handles loss spikes: the update of a step that looks wrong is skipped; when that does not help, training rewinds and
-skips the data.
+"""Handles loss spikes. The update of an outlier step is skipped. When that does not help, training rewinds to a
+checkpoint and skips the data around the spike.
 
-`SpikeDetector` works on the device. A step whose loss or gradient norm is not finite, or lies more than `sigma`
-standard deviations above the mean of the last `window` accepted steps, changes nothing (SkipStep of OLMo-core; OLMo 2,
-arXiv 2501.00656). Loss and norm are those of the whole step, so all ranks judge alike, and nothing is read back to the
+`SpikeDetector` works on the device. It skips the update of a step whose loss or gradient norm is not finite, or lies
+more than `sigma` standard deviations above the mean of the last `window` accepted steps (SkipStep of OLMo-core; OLMo 2,
+arXiv 2501.00656). Loss and norm are those of the whole step, so all ranks decide alike. Nothing is read back to the
 host.
 
-`StabilityMonitor` works on the host, once the numbers are read back. Too many skipped updates end the training with an
-error. Where `rewind` is set, it asks for a rewind to a checkpoint before the spike, and the steps around the spike's
-beginning are skipped (PaLM, arXiv 2204.02311 §5.1: back to about 100 steps before the spike, 200 to 500 batches
-skipped).
+`StabilityMonitor` works on the host, after the numbers are read back. Too many skipped updates end the training with an
+error. If `rewind` is set, the monitor can request a rewind to a checkpoint before the spike; the steps around the
+spike's beginning are then skipped (PaLM, arXiv 2204.02311 §5.1: back to about 100 steps before the spike, 200 to 500
+batches skipped).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class SpikeDetector:
 
     def __init__(self, config: StabilityConfig, device: torch.device) -> None:
         self.config, self.phase = config, -1
-        #: [2, window] float64: losses and norms of the last accepted steps, as a ring buffer; `count`: accepted steps
-        #: of the phase
+        #: [2, window] float64: losses and norms of the last accepted steps, as a ring buffer; `count` is the number of
+        #: accepted steps of the phase
         self.ring = torch.zeros(2, config.window, dtype=torch.float64, device=device)
         self.count = torch.zeros((), dtype=torch.int64, device=device)
         self.slots = torch.arange(config.window, device=device)
 
     def judge(self, phase: int, sums: Tensor, norm: Tensor) -> Tensor:
-        """Judge a step of `phase` from its sums over all ranks [2 · streams] (the nll of each stream, then its counted
-        targets) and its gradient norm, 0-d. Returns [4] float64: 1 to skip the update, else 0; the mean loss of the
-        accepted steps before it (NaN while there are too few); the highest loss and the highest norm that are accepted
-        (infinity while there are too few). Never waits for the device."""
+        """Judge a step of `phase`. `sums` [2 · streams], over all ranks, holds the nll of each stream, then the counted
+        targets of each stream. `norm` is the gradient norm, 0-d. Returns [4] float64: 1 to skip the update, else 0; the
+        mean loss of the accepted steps before it (NaN while there are too few); the highest accepted loss and the
+        highest accepted norm (infinity while there are too few steps). Never waits for the device."""
         if phase != self.phase:
             self.phase = phase
             self.count.zero_()
@@ -71,7 +71,7 @@ class SpikeDetector:
         return {"phase": self.phase, "count": int(self.count), "ring": self.ring.tolist()}
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Restore what `state` returned. None, or a state of another window size, starts empty."""
+        """Restore what `state` returned. With None, or a state of another window size, the detector starts empty."""
         if state is None or len(state["ring"][0]) != self.config.window:
             state = {"phase": -1, "count": 0, "ring": [[0.0] * self.config.window] * 2}
         self.phase = state["phase"]
@@ -101,8 +101,8 @@ class StepRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Rewind:
-    """A rewind that is needed: `step` shows that something is wrong from `first` on; steps [start, stop) are to be
-    skipped."""
+    """A required rewind. At `step` the monitor found that the steps from `first` on are suspect. Steps [start, stop)
+    are to be skipped."""
 
     first: int
     step: int
@@ -113,17 +113,18 @@ class Rewind:
 
 
 class StabilityMonitor:
-    """Watches the steps in order and decides when skipping updates is not enough. A pure function of their numbers."""
+    """Reviews the steps in order and decides when skipping updates is not enough. Its decisions depend on the steps'
+    numbers alone."""
 
     def __init__(self, config: StabilityConfig) -> None:
         self.config = config
-        #: numbers of the recent steps whose update was skipped; `above`: number of steps in a row with too high a loss
+        #: numbers of the recent steps whose update was skipped; `above` counts steps in a row with too high a loss
         self.skipped_updates: list[int] = []
         self.above = 0
 
     def review(self, steps: Iterable[StepRecord], reports: str) -> Rewind | None:
-        """Take in `steps`, those since the last call. Returns the first rewind that they trigger, or None. Raises
-        TrainingError when training cannot continue; its message uses `reports`, the command that inspects a step
+        """Review `steps`, the steps performed since the last call. Returns the first rewind that they trigger, or None.
+        Raises TrainingError when training cannot continue; its message uses `reports`, the command that inspects a step
         ('tokenmill train explain RUN')."""
         for record in steps:
             if rewind := self._rewind(record):
@@ -132,7 +133,7 @@ class StabilityMonitor:
         return None
 
     def _rewind(self, record: StepRecord) -> Rewind | None:
-        """Take in a step. Returns the rewind that it triggers, or None."""
+        """Review one step. Returns the rewind that it triggers, or None."""
         keep = max(self.config.window, self.config.rewind.trigger.within if self.config.rewind else 0)
         self.skipped_updates = [s for s in self.skipped_updates if s > record.step - keep] + [record.step] * record.bad
         if self.config.rewind is None:
@@ -177,9 +178,9 @@ class StabilityMonitor:
 
 def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, world: World,
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
-    """Choose the checkpoint to rewind to, record it in the ledger, and delete the later ones; every rank calls it.
-    Returns the checkpoint, or None for the start. Damaged checkpoints are not used. Raises TrainingError when no rewind
-    is possible, or when the budget is used up."""
+    """Choose the checkpoint to rewind to, record the rewind in the ledger, and delete later checkpoints. Every rank
+    must call this. Returns the checkpoint, or None for the start. Damaged checkpoints are not used. Raises
+    TrainingError when no rewind is possible, or when the budget is used up."""
     if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "
@@ -195,11 +196,12 @@ def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, worl
 
 
 def rewind_target(found: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoint | None, int]:
-    """Return (the checkpoint to go back to, or None for the start; the first step to skip).
+    """Return the checkpoint to go back to (None: the start) and the first step to skip.
 
-    It is the latest checkpoint before the steps to be skipped. If there is none, it is the earliest checkpoint,
-    provided that it precedes the first suspect step, and only the steps after it are skipped. Without any checkpoint it
-    is the start. Raises TrainingError when none of the checkpoints precedes the first suspect step.
+    The target is the latest checkpoint before the steps to be skipped. If no checkpoint is that early, the target is
+    the earliest checkpoint that there is, provided that it precedes the first suspect step; then only the steps after
+    it are skipped. Without any checkpoint the target is the start. Raises TrainingError when none of the checkpoints
+    precedes the first suspect step.
     """
     before = [c for c in found if c.step < rewind.start]
     if before:

@@ -20,14 +20,14 @@ PROMPT = 256
 
 
 def sample(run: Run, model: Transformer, world: World, dtype: torch.dtype) -> tuple[str | None, str]:
-    """Return (text, "") or (None, why there is no sample). Only rank 0 has the tokenizer and gets the text; all ranks
-    must take the same path."""
+    """Return (text, ""), or (None, the reason) if there is no sample. Only rank 0 has the tokenizer and gets the text;
+    all ranks must take the same path."""
     config = run.config.sample
     if not config.tokens:
         return None, "no sample: train.sample.tokens is 0"
     tokenizer, why = load_tokenizer(run.store / run.curriculum.tokenizer.path) if world.first else (None, "")
     prompt = (tokenizer.encode(config.prompt) if tokenizer else [])[-PROMPT:] or [run.curriculum.tokenizer.eos]
-    # fixed length, so that every rank can receive it: whether there is a tokenizer, the number of ids, the ids
+    # whether there is a tokenizer, the number of ids, the ids; of fixed length, so that every rank can receive them
     sent = struct.pack(f"<{PROMPT + 2}q", tokenizer is not None, len(prompt), *prompt, *[0] * (PROMPT - len(prompt)))
     there, n, *ids = struct.unpack(f"<{PROMPT + 2}q", world.broadcast(sent))
     if not there:

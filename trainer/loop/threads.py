@@ -1,13 +1,14 @@
-"""Chooses how many CPU threads a rank computes with: as many as its model can use, and no more than there are free
-cores.
+"""Chooses how many CPU threads a rank computes with: as many as its model can use, but no more than its share of the
+free cores.
 
-By default torch uses a thread per core. An operator of a small model takes less time than dividing it among threads,
-and on a busy machine every operator waits for the thread whose core is occupied: a model of 72 thousand parameters then
-trains a hundred times slower. The load is therefore measured while torch is imported, and cores that other processes
-use are left to them.
+By default torch uses a thread per core. Dividing an operator of a small model among threads takes longer than computing
+it. On a busy machine every operator also waits for the thread whose core is occupied. A model of 72 thousand parameters
+then trains a hundred times slower. The load is therefore measured while torch is imported, and cores that other
+processes use are not counted as free.
 
-The number of threads changes the last bits of sums. It is printed at the start and stored in metrics and checkpoints; a
-resume reports a change. If OMP_NUM_THREADS is set, as by launchers (torchrun, Slurm, Ray), it decides.
+The number of threads changes the last bits of sums. It is therefore printed at the start and stored in metrics and
+checkpoints, and a resume reports a change. OMP_NUM_THREADS overrides the choice; launchers such as torchrun, Slurm and
+Ray set it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.loop.run import Run
 
-#: FLOPs of a layer's forward over a micro-batch that justify one more thread: some milliseconds
+#: FLOPs of a layer's forward over a micro-batch that justify one more thread; they take some milliseconds
 WORTH = 2e8
-#: seconds that the load is measured at least; the system's clock has ticks of 10 ms
+#: minimum of seconds over which the load is measured; the system's clock has ticks of 10 ms
 WATCHED_S = 0.3
 
 
 def cores() -> float:
-    """Number of CPUs that this process may use, by its affinity and the quotas of its cgroups (v2)."""
+    """Number of CPUs that this process may use, as limited by its affinity and the quotas of its cgroups (v2)."""
     count = float(len(affinity()))
     try:
         path = Path("/proc/self/cgroup").read_text(encoding="ascii").split("0::", 1)[1].split("\n")[0]
@@ -48,15 +49,15 @@ def affinity() -> set[int]:
 
 
 class Watch:
-    """Measures the load of the cores from its creation on, for `watched_s` seconds at least."""
+    """Measures the load of the cores from its creation on, over at least `watched_s` seconds."""
 
     def __init__(self, watched_s: float = WATCHED_S) -> None:
         self.watched_s = watched_s
         self.since, self.own, self.idle = time.monotonic(), time.process_time(), idle()
 
     def free(self) -> float:
-        """Number of cores that other processes have not used since the start: idle ones, and those this process used.
-        All cores where the system does not report idle time."""
+        """Number of cores that other processes have not used since the watch was created: the idle cores and those that
+        this process used. If the system does not report idle time, all cores count as free."""
         time.sleep(max(0.0, self.watched_s - (time.monotonic() - self.since)))
         now, own = idle(), time.process_time() - self.own
         if self.idle is None or now is None:
@@ -65,8 +66,8 @@ class Watch:
 
 
 def idle() -> float | None:
-    """Sum of the seconds that the cores of this process's affinity have been idle since the system started; None if the
-    system does not report it."""
+    """Seconds that the cores of this process's affinity have been idle since the system started, summed over the cores.
+    None if the system does not report them."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -78,7 +79,7 @@ def idle() -> float | None:
 
 def threads(run: Run, ranks: int, free: float, device: str) -> int:
     """Number of threads for each of `ranks` ranks on a machine with `free` free cores. On CUDA the model's size does
-    not limit it: the CPU computes only what is offloaded."""
+    not limit the number, because the CPU computes only what is offloaded."""
     most = max(1, int(free / ranks + 0.5))
     if device == "cuda":
         return most

@@ -1,4 +1,5 @@
-"""The training loop. Read `train` for a training from start to end, `Trainer.steps` for what happens to a batch."""
+"""The training loop. `train` performs a training from start to end; `Trainer.steps` shows what happens to each
+batch."""
 
 from __future__ import annotations
 
@@ -47,10 +48,9 @@ PROBE_ROWS = 4
 def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Train `run` from its latest checkpoint (or from the start) to the end of its curriculum, or to step `stop_at`.
 
-    Every rank calls it; rank 0 writes `run.out`: metrics.jsonl, tensorboard/, loss.svg, checkpoints/, ledger.jsonl,
-    worst_rows.jsonl, summary.json.
-    Returns the summary, on rank 0. Raises TrainingError, CheckpointError; SystemExit(128 + n) after signal n (a
-    checkpoint is written first).
+    Every rank must call this. Rank 0 writes to `run.out`: metrics.jsonl, tensorboard/, loss.svg, checkpoints/,
+    ledger.jsonl, worst_rows.jsonl, summary.json. Returns the summary on rank 0. Raises TrainingError or
+    CheckpointError. After signal n, writes a checkpoint and raises SystemExit(128 + n).
     """
     goodput = Goodput()
     say = say if world.first else (lambda _text: None)
@@ -64,11 +64,11 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             + ("the end of the curriculum" if following is None
                else f"or beyond step {stop_at}, where this was to stop"))
         return json.loads(summary_file.read_text(encoding="utf-8")) if following is None and world.first else {}
-    # if all steps are done but there is no summary, an earlier process died after its last checkpoint: go on after the
-    # steps
+    # if all steps are done but there is no summary, an earlier process died after its last checkpoint, and only the
+    # work after the steps remains
     trainer = Trainer(run, world, ledger, checkpoint, goodput, say)
     if world.first and following is not None:
-        summary_file.unlink(missing_ok=True)           # of a curriculum that has been prolonged since
+        summary_file.unlink(missing_ok=True)           # the curriculum has been prolonged since it was written
     before = trainer.evaluate() if checkpoint is None else {}
     began = time.perf_counter()
     with interruptions() as interrupted, trainer.saver:
@@ -78,8 +78,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
 
 class Trainer:
-    """The state of a training on one rank, while this process runs. `number`, `samples` and `tokens` are its position:
-    steps done, samples read, targets read."""
+    """The state of a training on one rank while this process runs. Its position is `number` (steps done), `samples`
+    (samples read) and `tokens` (targets read)."""
 
     def __init__(self, run: Run, world: World, ledger: Ledger, checkpoint: ckpt.Checkpoint | None, goodput: Goodput,
                  say: Callable[[str], None]) -> None:
@@ -149,8 +149,9 @@ class Trainer:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     def steps(self, stop_at: int | None, interrupted: Callable[[], int]) -> Rewind | None:
-        """Perform the remaining steps. Returns None at the end of the curriculum or after step `stop_at`, or earlier
-        the rewind that the losses require. After a signal, writes a checkpoint and raises SystemExit."""
+        """Perform the remaining steps. Returns None at the end of the curriculum or after step `stop_at`. Returns
+        earlier when the losses require a rewind, with that rewind. After a signal, writes a checkpoint and raises
+        SystemExit."""
         config, curriculum = self.run.config, self.run.curriculum
         self.goodput.enter("warmup")
         self.buffer.restart()
@@ -237,8 +238,8 @@ class Trainer:
 
     # -- evaluation and checkpoints ----------------------------------------------------------------------------------
     def evaluate(self) -> dict[str, Any]:
-        """Evaluate the held-out loss on windows of the first phase's length, and of the current phase's where that
-        differs."""
+        """Evaluate the held-out loss on windows of the first phase's length, and also of the current phase's length
+        where that differs."""
         run, heldout, chunk = self.run, self.heldout, self.run.config.loss.chunk
         with self.goodput.of("evaluation"):
             values = heldout.evaluate(self.model, run.micro_rows(heldout.length), self.dtype, chunk, self.world)
@@ -252,8 +253,8 @@ class Trainer:
         return values
 
     def save(self, step: Step, heldout: float | None) -> None:
-        """Write a checkpoint after `step`, or with `async` begin to. Raises TrainingError when the model's loss is not
-        finite."""
+        """Write a checkpoint after `step`. With the setting `async`, only begin writing it. Raises TrainingError when
+        the model's loss is not finite."""
         run, phase = self.run, self.run.curriculum.phases[step.phase]
         self.high_loss.write()
         self.meters.saving(self.number)
@@ -315,8 +316,8 @@ def forward_backward(model: Transformer, step: Step, batch: Batch, run: Run, dat
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)
     length = batch.tokens.shape[1]
-    # this rank's part of Σ length² of the documents, or of the windows where attention crosses documents (fill_:
-    # assigning a number to an element copies it from the host, and the host waits for that)
+    # this rank's part of Σ length² of the documents, or of the windows where attention crosses documents (fill_,
+    # because assigning a number to an element copies it from the host, and the host waits for the copy)
     sums[1].fill_(batch.attended if config.model.masking == "document" else step.batch * length ** 2 / world.data_size)
     sums[2].fill_(batch.repeated)
     # the loss is divided by the number of targets that count in the whole step, on all ranks and micro-batches

@@ -4,11 +4,12 @@ A window holds pieces of several documents. `positions` restarts at 0 where a do
 tokens of its own document up to itself. With `masking: none` it attends to the whole window up to itself, and positions
 do not restart.
 
-* `varlen`: CUDA from Ampere on, half precision: `torch.nn.attention.varlen.varlen_attn` over the flattened batch with
-  cumulative lengths (FlashAttention 2; 3 where its package is installed and the device is a Hopper).
-* `flex`: other CUDA (float32, older devices): compiled `flex_attention` with a block mask.
-* `dense`: everywhere else: `scaled_dot_product_attention` with a dense additive mask. Never on CUDA, where it would
-  lose the flash kernels.
+* `varlen` is for CUDA from Ampere on, in half precision. It is `torch.nn.attention.varlen.varlen_attn` over the
+  flattened batch with cumulative lengths (FlashAttention 2; version 3 where its package is installed and the device is
+  a Hopper).
+* `flex` is for other uses of CUDA (float32, older devices). It is compiled `flex_attention` with a block mask.
+* `dense` is for other devices. It is `scaled_dot_product_attention` with a dense additive mask, which would rule out
+  the flash kernels on CUDA.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ Masking = Literal["document", "none"]
 class DocMask:
     """The attention mask of a micro-batch, built once and used by every layer.
 
-    `positions` [B, T] int64, and at most one of these: `dense` [B, 1, T, T] additive (0 or -inf); `block`, the same for
-    flex_attention; `starts` [D + 1] int32, the cumulative lengths of the documents of the flattened batch (padded with
-    B·T, i.e. with empty documents). Without any, attention is causal over the whole window. `longest` is an upper bound
-    of the documents' lengths.
+    `positions` is int64 [B, T]. At most one of the following is set; if none is, attention is causal over the whole
+    window. `dense` [B, 1, T, T] is an additive mask (0 or -inf). `block` is the same mask for flex_attention. `starts`
+    [D + 1] int32 holds the cumulative lengths of the documents of the flattened batch, padded with B·T, i.e. with empty
+    documents. `longest` is an upper bound of the documents' lengths.
     """
 
     positions: Tensor
@@ -54,7 +55,8 @@ class DocMask:
 def document_mask(positions: Tensor, dtype: torch.dtype, masking: Masking = "document",
                   backend: BackEnd | None = None, starts: Tensor | None = None) -> DocMask:
     """The mask for `positions` [B, T] int64 and activations of `dtype`, on the device of `positions`. `backend`
-    replaces the device's best one; `starts`: the cumulative lengths of the positions, if already computed."""
+    overrides the choice of the fastest back end. `starts` are the cumulative lengths for `positions`, if already
+    computed."""
     rows, length = positions.shape
     backend = backend or best(positions.device, dtype)
     if masking == "none":
@@ -96,15 +98,16 @@ def describe(device: torch.device, dtype: torch.dtype, masking: Masking) -> str:
 
 @functools.cache
 def flash(index: int) -> bool:
-    """Whether CUDA device `index` has FlashAttention. Switches to version 3 where possible: a step is 9 % faster than
-    with version 2 (nanochat)."""
+    """Whether CUDA device `index` has FlashAttention. Switches to version 3 where possible, because a step is then 9 %
+    faster than with version 2 (nanochat)."""
     flash3(index)
     return torch.cuda.get_device_capability(index) >= (8, 0)
 
 
 @functools.cache
 def flash3(index: int) -> bool:
-    """Switch to FlashAttention 3 if CUDA device `index` is a Hopper and the package is installed, else return False."""
+    """Switch to FlashAttention 3 if CUDA device `index` is a Hopper and the package is installed. Returns whether it
+    did."""
     if torch.cuda.get_device_capability(index)[0] == 9:
         # available from torch 2.11 on, and only where the package with the kernels is installed
         with contextlib.suppress(AttributeError, ImportError, RuntimeError, ValueError):
@@ -114,7 +117,8 @@ def flash3(index: int) -> bool:
 
 
 def cumulative_lengths(positions: Tensor) -> Tensor:
-    """[D + 1] int32: offsets of the documents in the flattened batch, padded to 64, 256, 1024, … with the end.
+    """Offsets of the documents in the flattened batch, int32 [D + 1], padded with the batch's end to length 64, 256,
+    1024, …
 
     Every row begins a document (positions[:, 0] == 0), so no document spans rows. The padding limits the number of
     shapes for which a compiled model is compiled.
@@ -135,8 +139,8 @@ def compiled_flex() -> Any:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask, scale: float | None = None) -> Tensor:
-    """Attention under `mask`. q [B, T, H, D], k and v [B, T, G, D] with G dividing H → [B, T, H, D]. `scale` of the
-    products of queries and keys: 1/√D by default."""
+    """Attention under `mask`: q [B, T, H, D], k and v [B, T, G, D] with G dividing H → [B, T, H, D]. `scale` multiplies
+    the products of queries and keys; the default is 1/√D."""
     rows, length, heads, dim = q.shape
     groups = k.shape[2]
     if mask.starts is not None:

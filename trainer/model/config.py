@@ -19,11 +19,12 @@ Role = Literal["embedding", "output", "matrix", "vector"]
 class RopeScaling:
     """How RoPE's frequencies are divided by `factor`. `original` is the trained context in tokens.
 
-    `linear` divides all of them (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1) divides those with
-    wavelengths beyond original / `low` fully and those with wavelengths below original / `high` not at all, with a
-    smooth transition. `yarn` (arXiv 2309.00071) divides those of pairs that turn less than `beta_slow` times within
-    `original` fully and those that turn more than `beta_fast` times not at all, with a ramp over the pairs between;
-    queries and keys are multiplied by `attention_factor` (null: 0.1 · ln factor + 1).
+    `linear` divides all frequencies (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1) divides
+    frequencies with wavelengths beyond original / `low` fully, and leaves those with wavelengths below original /
+    `high` unchanged, with a smooth transition. `yarn` (arXiv 2309.00071) fully divides the frequencies of pairs that
+    turn less than `beta_slow` times within `original`, and leaves those of pairs that turn more than `beta_fast` times
+    unchanged, with a ramp over the pairs between. It also multiplies queries and keys by `attention_factor` (null: 0.1
+    · ln factor + 1).
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -47,8 +48,8 @@ class RopeScaling:
 
 
 def depth(layers: int) -> dict[str, Any]:
-    """nanochat's sizes for a number of layers: width 64 · layers, heads of width 128, multi-head attention with
-    QK-norm, ffn 8/3 of the width, embedding and output not tied."""
+    """The sizes that nanochat uses for a number of layers: width 64 · layers, heads of width 128, multi-head attention
+    with QK-norm, ffn 8/3 of the width, embedding and output not tied."""
     return {"layers": layers, "width": 64 * layers, "heads": layers // 2, "qk_norm": True, "tie": False}
 
 
@@ -58,14 +59,14 @@ class ModelConfig:
 
     `kv_heads` 0: as many as `heads`. `ffn` 0: 8/3 of the width, rounded up to a multiple of 64 (Llama), or 4 times the
     width with `activation: relu2` (arXiv 2109.08668), which has two matrices instead of three. `nope_every: k` leaves
-    out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head that RoPE turns, `rope_theta` and
-    `rope_scaling` set its frequencies (a phase may have its own). `masking: none` lets tokens attend to earlier
+    out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head that RoPE turns. `rope_theta` and
+    `rope_scaling` set RoPE's frequencies; a phase may override both. `masking: none` lets tokens attend to earlier
     documents in the window. `softcap: c` bounds logits to c · tanh(logit / c) (0: off). `init_std` is the standard
     deviation of every matrix; for those that write into the residual stream it is divided by √(2 · layers) (GPT-2).
 
     `mup: w` makes hyperparameters found at width w valid for this width (Tensor Programs V, arXiv 2203.03466, table 8,
     for Adam): with m = width / w, matrices start with `init_std` / √m and learn at 1 / m of the rate, the output is
-    divided by m, and attention by D / 8 instead of √D (the same at D = 64). 0: off.
+    divided by m, and products of queries and keys are divided by D / 8 instead of √D (the same at D = 64). 0: off.
     """
 
     layers: int
@@ -146,11 +147,12 @@ class ModelConfig:
 
     @property
     def width_ratio(self) -> float:
-        """m of muP: this width divided by that of the model whose hyperparameters are used (1 without muP)."""
+        """m of muP: this model's width divided by the width at which the hyperparameters were found (1 without muP)."""
         return self.width / self.mup if self.mup else 1.0
 
     def rate(self, name: str) -> float:
-        """muP's factor on the learning rate of the parameter `name`, for optimisers that normalise (Adam, Lion)."""
+        """muP's factor on the learning rate of the parameter `name`, for optimisers that normalise their updates (Adam,
+        Lion)."""
         return 1 / self.width_ratio if role(name) == "matrix" else 1.0
 
     def identity(self) -> dict[str, Any]:
@@ -158,8 +160,8 @@ class ModelConfig:
         return asdict(self)
 
     def matmul_parameters(self, vocab: int) -> int:
-        """Number of parameters that are multiplied with every token: those of all matrices and of the output, not those
-        of the embedding look-up."""
+        """Number of parameters that are multiplied with every token. All matrices and the output count; the embedding
+        look-up does not."""
         attention = self.width * self.dim * (2 * self.heads + 2 * self.kv_heads)
         mlp = (2 if self.activation == "relu2" else 3) * self.width * self.ffn
         return self.layers * (attention + mlp) + vocab * self.width
@@ -193,8 +195,8 @@ class RepeatsConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """`z`: weight of log²Z; `chunk`: tokens projected to the vocabulary at a time (chunk · vocab · 4 bytes); `repeats`:
-    targets inside repeated n-grams do not count (null: they do)."""
+    """`z` is the weight of log²Z. `chunk` is the number of tokens projected to the vocabulary at a time (chunk · vocab
+    · 4 bytes). `repeats` says which targets inside repeated n-grams do not count (null: all count)."""
 
     z: float = 1e-5
     chunk: int = 2048

@@ -1,9 +1,9 @@
 """Initial values: every parameter is drawn from a generator of its own.
 
-`nn.init` on sharded parameters draws the same numbers on every rank of a CPU mesh, and different ones for another
-number of ranks. SmolLM3 lost a trillion tokens to a seed shared by tensor-parallel ranks. Here a parameter is a
-function of (seed, name) alone, drawn whole and then sliced, so that the model is the same for any world size, device
-and order.
+`nn.init` on sharded parameters draws the same numbers on every rank of a CPU mesh, and different numbers for another
+number of ranks. SmolLM3 lost a trillion tokens to a seed shared by tensor-parallel ranks. Here a parameter's value is a
+function of (seed, name) alone. It is drawn whole and then sliced, so that the model is the same for any world size,
+device and order of parameters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cross entropy over a large vocabulary in chunks of tokens: loss, z-loss, and the loss of every token.
 
-The logits [N, V] never exist as a whole: a chunk of tokens is projected, its gradient is computed at once, and the
-chunk's logits are freed. The z-loss (PaLM, arXiv 2204.02311 §5; OLMo 2) adds z · log²Z per token. The loss of each
-token gives the loss per source.
+The logits [N, V] never exist as a whole. A chunk of tokens is projected, its gradient is computed immediately, and the
+chunk's logits are freed. The z-loss (PaLM, arXiv 2204.02311 §5; OLMo 2) adds z · log²Z per token. The loss of every
+token is returned, so that the loss per source can be computed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ IGNORE = -100
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:
-    """cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118); `cap` 0: unchanged."""
+    """cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118). With `cap` 0, logits are unchanged."""
     return cap * torch.tanh(logits / cap) if cap else logits
 
 
@@ -26,11 +26,11 @@ class ChunkedCE(torch.autograd.Function):
     """ChunkedCE.apply(hidden [N, d], weight [V, d], target [N] int64, scale, z, chunk, cap, compiled) → (objective,
     nll [N], z_sum).
 
-    objective = scale · Σ over counted tokens of (nll + z · log²Z), a scalar in float32, the only differentiable output;
-    `nll` [N] float32 is 0 where the target is IGNORE; `z_sum` = Σ log²Z. `scale` (0-d float32 tensor, one over the
-    number of counted tokens in the whole batch) is applied here, so that half-precision gradients are rounded after it.
-    Logits are first soft-capped at `cap` (0: off). `compiled` (for CUDA): the operations between the matrix products
-    are fused, which saves most of the passes over a chunk's logits.
+    objective = scale · Σ over counted tokens of (nll + z · log²Z), a float32 scalar. It is the only differentiable
+    output. `nll` [N] float32 is 0 where the target is IGNORE. `z_sum` = Σ log²Z. `scale` is a 0-d float32 tensor: one
+    over the number of counted tokens in the whole batch. It is applied here, so that half-precision gradients are
+    rounded only after scaling. Logits are first soft-capped at `cap` (0: off). `compiled` (for CUDA) fuses the
+    operations between the matrix products, which saves most of the passes over a chunk's logits.
     """
 
     @staticmethod
@@ -69,8 +69,8 @@ class ChunkedCE(torch.autograd.Function):
 
 def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
           learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """nll [n] and Σ log²Z of the raw logits [n, V] of a chunk; if `learning`, also the gradient of the objective by the
-    raw logits, in their dtype. Overwrites float32 logits."""
+    """Compute nll [n] and Σ log²Z from the raw logits [n, V] of a chunk. If `learning`, also compute the gradient of
+    the objective with respect to the raw logits, in their dtype. Overwrites float32 logits."""
     dtype = logits.dtype
     logits = logits.float()
     slope = None
@@ -102,5 +102,6 @@ def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
 
 @functools.cache
 def compiled_terms() -> Any:
-    """`terms`, fused. Not for the CPU, where it took 35 ms instead of 10 (1,024 tokens, vocabulary 8,192, one core)."""
+    """`terms`, compiled into fused kernels. Not for the CPU, where they took 35 ms instead of 10 (1,024 tokens,
+    vocabulary 8,192, one core)."""
     return torch.compile(terms, dynamic=False)

@@ -1,8 +1,8 @@
-"""Spans in which a short n-gram repeats many times: their targets teach only repetition, and are left out.
+"""Finds spans in which a short n-gram repeats many times. Their targets teach only repetition, so they are left out.
 
-OLMo 2 (arXiv 2501.00656 §3.1) traced many loss spikes to windows with long runs of repeated n-grams and takes no loss
-from a window with a span of 32 or more repetitions of 1 to 13 tokens. Here only the span itself is left out; the rest
-of the window still counts. The span is a pure function of the window.
+OLMo 2 (arXiv 2501.00656 §3.1) traced many loss spikes to windows with long runs of repeated n-grams. It masks the loss
+of a whole window that has a span of 32 or more repetitions of 1 to 13 tokens. Here only the span itself is left out;
+the rest of the window still counts. The spans are a pure function of the window.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 def repeated(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:
     """Which of `tokens` (N,) lie in a span of at least `times` whole repetitions of 1 to `ngram` tokens, bool (N,).
 
-    A span of period p is a longest stretch with token i equal to token i − p; its first p tokens belong to it.
+    A span of period p is a maximal stretch in which every token i equals token i − p, together with the p tokens before
+    it.
     """
     found = np.zeros(len(tokens), bool)
     for period in range(1, min(ngram, len(tokens) // times) + 1):

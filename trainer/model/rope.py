@@ -1,9 +1,9 @@
 """Rotary positions (RoPE, arXiv 2104.09864), and their scaling for contexts longer than the trained ones.
 
 A pair of dimensions turns by position · frequency, frequency = θ^(-2i/R). `theta` alone raises θ (ABF, arXiv
-2309.16039); the scaling methods change the frequencies themselves. A phase may have its own θ and scaling: they are
-plain values on the model, not parameters, and every forward computes the tables again (R/2 numbers), so that a change
-rebuilds and recompiles nothing.
+2309.16039); the scaling methods change the frequencies themselves. A phase may have its own θ and scaling. They are
+plain values on the model, not parameters, and every forward computes the frequencies again (R/2 numbers). A change
+therefore neither rebuilds nor recompiles the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Rope:
 
     @property
     def magnitude(self) -> float:
-        """Factor on cos and sin, and so on queries and keys (YaRN's attention factor)."""
+        """Factor on cos and sin, and thereby on queries and keys (YaRN's attention factor)."""
         if self.scaling is None or self.scaling.kind != "yarn":
             return 1.0
         return self.scaling.attention_factor or 0.1 * math.log(self.scaling.factor) + 1

@@ -1,12 +1,12 @@
 """Tensor parallelism within a node, split as in Megatron-LM (arXiv 1909.08053): one table and a few small functions.
 
 A parameter is a DTensor over the mesh dimension `tensor`, split according to `PLAN`. FSDP2 splits it once more over the
-data ranks (a 2-D mesh); in forward it is again a DTensor over `tensor` alone. The computation itself is on plain
-tensors: heads and hidden units are divided, the residual stream is whole and equal on all ranks of a tensor group.
+data ranks (a 2-D mesh); during forward it is again a DTensor over `tensor` alone. The computation itself uses plain
+tensors. Heads and hidden units are divided. The residual stream is whole and equal on all ranks of a tensor group.
 `enter` and `leave` are Megatron's f and g. The embedding is split along its width, so the vocabulary size need not be
-divisible. For the loss each rank has the whole output matrix and a share of the tokens: any loss works unchanged, none
-is computed twice. Without tensor parallelism parameters are plain tensors in forward, and every function here returns
-its input.
+divisible. For the loss each rank has the whole output matrix and a share of the tokens, so that any loss function works
+unchanged and no token's loss is computed twice. Without tensor parallelism parameters are plain tensors in forward, and
+the functions on them return their input.
 
 Ranks draw no random numbers (trainer.model.init slices whole values), so a shared seed cannot give two ranks the same
 shard.
@@ -55,7 +55,8 @@ def split(model: nn.Module, mesh: DeviceMesh) -> None:
 
 @torch.no_grad()
 def fill(parameter: Tensor, value: Tensor) -> None:
-    """Copy `value` (whole, the same on every rank) into `parameter`; a DTensor gets this rank's part. Nothing is sent.
+    """Copy `value` (whole, the same on every rank) into `parameter`. A DTensor gets only this rank's part. No
+    communication takes place.
 
     A dimension may be divided twice: first over the tensor group, then each part over the data ranks. That is the order
     of FSDP2, not that of the mesh.
@@ -82,8 +83,8 @@ def copies(x: Tensor) -> int:
 
 
 def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:
-    """This rank's part of a parameter. `gradient` is the placement of its gradient over the group where it differs from
-    the parameter's."""
+    """This rank's part of a parameter. `gradient` is the placement of the gradient over the tensor group, if that
+    differs from the parameter's placement."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.to_local(grad_placements=None if gradient is None else (gradient,))
@@ -102,7 +103,7 @@ def whole(weight: Tensor) -> Tensor:
 
 
 def enter(x: Tensor, weight: Tensor) -> Tensor:
-    """Megatron's f: `x`, whole on each rank, enters a computation that is divided like `weight`. Forward returns `x`,
+    """Megatron's f: begins a computation that is divided like `weight`. `x` is whole on each rank. Forward returns `x`;
     backward sums the gradients of the ranks."""
     if not isinstance(weight, DTensor):
         return x
@@ -111,8 +112,8 @@ def enter(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def leave(x: Tensor, weight: Tensor) -> Tensor:
-    """Megatron's g: `x` on each rank is one summand. Forward gives every rank the sum, backward passes the gradient
-    on."""
+    """Megatron's g: ends a divided computation. `x` on each rank is one summand. Forward gives every rank the sum;
+    backward passes the gradient on."""
     return _to_replicate(x, weight, Partial())
 
 
@@ -138,7 +139,8 @@ def share(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def together(share: Tensor, rows: int, weight: Tensor) -> Tensor:
-    """The inverse of `share`: all `rows` rows, or for 0-d shares their sum. The result has no gradient."""
+    """The inverse of `share`. Returns all `rows` rows; for 0-d shares, returns their sum. The result has no
+    gradient."""
     if not isinstance(weight, DTensor):
         return share
     if share.ndim == 0:

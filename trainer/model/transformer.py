@@ -1,6 +1,6 @@
-"""The model: one decoder of the Llama family. Grouped-query attention, RoPE, RMSNorm, SwiGLU; as options QK-norm,
-layers without position (NoPE, arXiv 2501.18795; every 4th in SmolLM3), partial RoPE, ReLU², biases of q, k and v,
-soft-capped logits, tied or untied output, and the rules of muP for widths.
+"""The model: one decoder of the Llama family with grouped-query attention, RoPE, RMSNorm and SwiGLU. Options are
+QK-norm, layers without position (NoPE, arXiv 2501.18795; every 4th layer in SmolLM3), partial RoPE, ReLU², biases of q,
+k and v, soft-capped logits, tied or untied output, and muP's rules for widths.
 
 Shapes: B rows, T tokens, d width, H heads, G key/value heads, D head width, V vocabulary.
 """
@@ -29,7 +29,7 @@ def base_rope(config: ModelConfig) -> Rope:
 
 
 def phase_rope(config: ModelConfig, phase: Phase) -> Rope:
-    """The RoPE settings in `phase`, which may have a θ and a scaling of its own."""
+    """The RoPE settings in `phase`, which may override θ and scaling."""
     scaling = config.rope_scaling
     if phase.rope_scaling is not None:
         scaling = build(RopeScaling, phase.rope_scaling, f"curriculum.json: phase {phase.name!r}: rope_scaling")
@@ -105,7 +105,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """The decoder. The loss is computed inside `forward`, because FSDP gathers the root's parameters only there.
 
-    `rope` is set at the beginning of a phase with RoPE settings of its own; `compiled`: the blocks are compiled.
+    `rope` is set at the beginning of a phase that has its own RoPE settings. `compiled` says that the blocks are
+    compiled.
     """
 
     def __init__(self, config: ModelConfig, vocab: int) -> None:
@@ -118,8 +119,9 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, mask: DocMask, target: Tensor | None = None, scale: Tensor | None = None,
                 z: float = 0.0, chunk: int = 2048) -> Any:
-        """tokens [B, T] int64. Without `target`: logits [B, T, V] in the compute dtype.
-        With `target` [B, T] (IGNORE where it does not count): (objective, nll [B, T], Σ log²Z), see `ChunkedCE`."""
+        """Compute logits or losses for `tokens` [B, T] int64. Without `target`, returns logits [B, T, V] in the compute
+        dtype. With `target` [B, T] (IGNORE where a target does not count), returns (objective, nll [B, T], Σ log²Z),
+        see `ChunkedCE`."""
         cos, sin = rotation(mask.positions, self.config.rotated, self.rope)
         x = self.embed(tokens)
         for block in self.blocks:

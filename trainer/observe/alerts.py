@@ -1,8 +1,8 @@
-"""Alerts: five rules over the numbers of a training. An alert is raised once and cleared once.
+"""Five alert rules over the measurements of a training. An alert is raised once and cleared once.
 
-An alert is printed, written as a line `event: alert` to metrics.jsonl, and is a gauge of trainer.prom that is 1 while
-the alert holds. Prometheus' Alertmanager (or another reader of these) notifies people. No rule stops a training;
-`trainer.loop.stability` decides that.
+An alert is printed and written as a line `event: alert` to metrics.jsonl. A gauge in trainer.prom is 1 while the alert
+holds. Prometheus' Alertmanager, or another reader of these files, notifies people. No rule stops a training; only
+`trainer.loop.stability` does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AlertsConfig:
 
 @dataclass(frozen=True)
 class Alert:
-    """A rule's alert that was raised (`on`) or cleared; `text` describes the observation."""
+    """An alert of `rule` that was raised (`on`) or cleared. `text` describes the observation."""
 
     rule: str
     on: bool
@@ -55,8 +55,8 @@ class Alert:
 
 
 class Alerts:
-    """The state of the rules. Each method takes new observations and returns the alerts they raise or clear. The best
-    evaluations so far are read from `lines` of former processes."""
+    """The state of the rules. Each method takes new observations and returns the alerts that they raise or clear. The
+    best evaluations so far are read from `lines`, the metrics lines of former processes."""
 
     def __init__(self, config: AlertsConfig, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.config = config
@@ -80,12 +80,13 @@ class Alerts:
 
     @property
     def spike_score(self) -> float:
-        """Outliers among the last SCORED steps, divided by SCORED even if the training has fewer steps."""
+        """Number of outliers among the last SCORED steps, divided by SCORED even if the training has performed fewer
+        steps."""
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
-        """Checks the rules on throughput, waiting for data and checkpoints. Called at every log interval with tokens/s,
-        the share of the time waited for data, and seconds since the last checkpoint."""
+        """Check the rules on throughput, data waits and checkpoints. Called at every log interval with tokens/s, the
+        share of time spent waiting for data, and the seconds since the last checkpoint."""
         if phase != self.phase:                      # the speed depends on sequence length and batch
             self.phase = phase
             self.speeds.clear()
@@ -104,7 +105,7 @@ class Alerts:
                                    f"checkpoint.every says how often")
 
     def evaluation(self, streams: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
-        """Called at every evaluation: compare the held-out loss of each stream with its best."""
+        """Compare the held-out loss of each stream with its best. Called at every evaluation."""
         for name, values in streams.items():
             loss = values["loss"]
             best = min(loss, self.best.get(name, math.inf))
@@ -117,7 +118,7 @@ class Alerts:
                            + ("; ".join(self.regressed.values()) or "no more"))
 
     def settle(self, rule: str, on: bool, text: str) -> list[Alert]:
-        """Set the state of `rule`; returns the alert if the state changed, else nothing."""
+        """Set the state of `rule`. Returns the alert if the state changed, else an empty result."""
         if on == (rule in self.standing):
             return []
         if on:

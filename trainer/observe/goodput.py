@@ -1,9 +1,9 @@
-"""Accounting of wall time: every second since the first start of a training belongs to exactly one cause.
+"""Accounts for wall time: every second since the first start of a training belongs to exactly one cause.
 
 Goodput is the share of the wall time in which kept steps were computed (Google Cloud's ML Productivity Goodput). A stop
-watch always runs for one cause, so that the causes sum to the wall time by construction. Its state is written with
-metrics lines. After a kill the next process reads it there, adds the gap as `restart`, and moves the time of steps
-after the checkpoint to `lost`.
+watch always runs for one cause, so that the causes sum to the wall time. The seconds by cause are written with metrics
+lines. After a kill the next process reads them from there, adds the gap as `restart`, and moves the time of steps after
+the checkpoint to `lost`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ OF_STEPS = ("training", "warmup", "data")
 
 
 class Goodput:
-    """Seconds by cause over all processes of a training. `peak`: FLOP/s of all devices together; None: unknown."""
+    """Seconds by cause over all processes of a training. `peak` is the FLOP/s of all devices together (None:
+    unknown)."""
 
     def __init__(self, peak: float | None = None) -> None:
         self.seconds = dict.fromkeys(CAUSES, 0.0)
@@ -56,15 +57,15 @@ class Goodput:
             self.enter(before)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Move `seconds` already counted as `source` to `target`; at most what `source` has."""
+        """Move `seconds` from the cause `source` to the cause `target`. No more than `source` has is moved."""
         seconds = min(max(0.0, seconds), self.seconds[source])
         self.seconds[source] -= seconds
         self.seconds[target] += seconds
 
     def record(self) -> dict[str, Any]:
-        """The record of a metrics line under "goodput": seconds by cause up to now, the time of the record (`at`: the
-        line may be written later), model FLOPs of kept steps, and the FLOPs the devices could have done (0:
-        unknown)."""
+        """The record that a metrics line has under "goodput". It holds the seconds by cause up to now, the model FLOPs
+        of kept steps, and the FLOPs that the devices could have done (0: unknown). `at` is the time of the record; the
+        line may be written later."""
         self.enter(self.cause)
         return {**{cause: round(s, 3) for cause, s in self.seconds.items()},
                 "flops": self.flops, "capacity": self.capacity, "at": round(time.time(), 3)}
@@ -82,8 +83,8 @@ class Goodput:
         return self.flops / self.capacity if self.capacity else None
 
     def resume(self, lines: Sequence[dict[str, Any]], step: int) -> None:
-        """Continue the accounting of the processes that wrote `lines`: all of metrics.jsonl, including lines of steps
-        that a resume or rewind has undone. Training resumes after `step`."""
+        """Continue the accounting of the processes that wrote `lines`. These are the lines of metrics.jsonl, including
+        lines of steps that a resume or rewind has undone. Training resumes after `step`."""
         last = latest(lines)
         if last is None:
             return
@@ -91,7 +92,7 @@ class Goodput:
         gap = max(0.0, self.began - alive)
         for cause in CAUSES:
             self.seconds[cause] += last["goodput"].get(cause, 0.0)
-        # after its last record the former process wrote checkpoints, which count; the rest of that time is lost
+        # time after the former process's last record: writing checkpoints counts as such, the rest is lost
         unrecorded = max(0.0, self.began - recorded - gap)
         written = sum(line.get("seconds", 0.0) for line in lines if line["event"] == "checkpoint"
                       and "goodput" in line and at(line) >= recorded)
@@ -103,8 +104,8 @@ class Goodput:
         self.rewind(lines, step)
 
     def rewind(self, lines: Sequence[dict[str, Any]], step: int) -> None:
-        """The steps after `step` become void: move their time, since the latest record of `lines` up to `step`, to
-        `lost`."""
+        """Make the steps after `step` void. Their time, counted from the latest record of `lines` up to `step`, is
+        moved to `lost`."""
         kept = latest([line for line in standing(lines) if line["step"] <= step])
         before = kept["goodput"] if kept else {}
         self.enter(self.cause)
@@ -134,8 +135,8 @@ def at(line: Mapping[str, Any]) -> float:
 
 
 def latest(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The one of `lines` with the latest record. It need not be the last line: a checkpoint's line is written when the
-    checkpoint is complete, with a record from when it began."""
+    """The line of `lines` with the latest record. It need not be the last line, because a checkpoint's line is written
+    when the checkpoint is complete, with a record from when it began."""
     return max((line for line in lines if "goodput" in line), key=at, default=None)
 
 

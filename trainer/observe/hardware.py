@@ -1,7 +1,7 @@
-"""Readings of the machine during a training: memory; temperature, utilisation and power of GPUs; and the slowest rank.
+"""Reads the machine during a training: memory; temperature, utilisation and power of GPUs; and the slowest rank.
 
-Temperature, utilisation and power come from NVML through `torch.cuda`, which needs the package `pynvml`
-(nvidia-ml-py). Without it they are left out, which is printed once. No reading happens within a step.
+Temperature, utilisation and power come from NVML through `torch.cuda`, which needs the package `pynvml` (nvidia-ml-py).
+Without the package these readings are left out, and a message says so once. No reading happens within a step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NVML = (("gpu_temperature_c", "temperature", 1.0), ("gpu_utilization", "utilizat
 OVER_RANKS: dict[str, Callable[[list[float]], float]] = {
     "host_memory_bytes": max, "gpu_memory_bytes": max, "gpu_reserved_bytes": max, "gpu_temperature_c": max,
     "gpu_utilization": fmean, "gpu_power_w": sum}
-#: width of the matrix product that every rank times: large enough to be bound by compute on a GPU, negligible on a CPU
+#: width of the matrix product that every rank times: bound by compute on a GPU, negligible on a CPU
 PROBE = {"cuda": 4096, "cpu": 192}
 #: the readings of a rank at each log interval, in the order of the gathered vector
 FIELDS = ("probe_s", "data_wait_p50_ms", "data_wait_p99_ms", "data_wait_s", *OVER_RANKS)
@@ -43,7 +43,7 @@ class Hardware:
         self.matrix = torch.ones(size, size, dtype=dtype, device=world.device)
 
     def read(self) -> dict[str, float]:
-        """The readings of FIELDS that are available here. Peak GPU memory is since the last reading."""
+        """The readings of FIELDS that are available here. Peak GPU memory covers the time since the last reading."""
         result = {"host_memory_bytes": float(host_memory()), "probe_s": self.probe()}
         if self.cuda:
             result["gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.world.device))
@@ -69,8 +69,8 @@ class Hardware:
     def probe(self) -> float:
         """Seconds of one fixed matrix product on this rank's device, the best of three.
 
-        In synchronous training all ranks take the same time for a step, since each waits for the slowest in the
-        collectives; only work without collectives shows which rank that is (a GPU that throttles, a busy host).
+        In synchronous training all ranks take the same time for a step, because each waits for the slowest rank in the
+        collectives. Only work without collectives shows which rank is slow (a GPU that throttles, a busy host).
         """
         best = float("inf")
         for _ in range(3):
@@ -89,7 +89,7 @@ class Hardware:
 
 
 def host_memory() -> int:
-    """Resident bytes of this process; its peak where /proc is missing."""
+    """Resident bytes of this process. Where /proc is missing, the peak of the resident bytes."""
     try:
         with open("/proc/self/statm", encoding="ascii") as f:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -101,7 +101,7 @@ def host_memory() -> int:
 
 
 def gather(mine: dict[str, float], world: World) -> list[dict[str, float]]:
-    """The readings of all ranks, in order of rank: one all-gather of a short vector (NaN: not read)."""
+    """The readings of all ranks, in order of rank, from one all-gather of a short vector (NaN: not read)."""
     vector = torch.tensor([mine.get(key, float("nan")) for key in FIELDS], dtype=torch.float64, device=world.device)
     out = [torch.empty_like(vector) for _ in range(dist.get_world_size())]
     dist.all_gather(out, vector)

@@ -101,7 +101,8 @@ class Metrics:
                 view.write(step, numbers)
 
     def export(self, **values: Any) -> None:
-        """Rewrite trainer.prom with these as the latest values (keys of `trainer.observe.prometheus.METRICS`)."""
+        """Rewrite trainer.prom with `values` as the latest values. Their keys are those of
+        `trainer.observe.prometheus.METRICS`."""
         if self.enabled:
             self.textfile.update({**values, "time": time.time()})
             self.textfile.write()
@@ -133,7 +134,7 @@ class TensorBoard:
         if self.writer is None:
             self.writer = self.open(purge_step=step)
             return
-        # not a new file: TensorBoard reads files in the order of their names, which is arbitrary within one second
+        # no new file is begun: TensorBoard reads files in the order of their names, which is arbitrary within a second
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self.writer._get_file_writer().add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
@@ -176,7 +177,7 @@ class Wandb:
                 project=self.config.project, entity=self.config.entity, name=self.config.name or self.name or None,
                 id=identity.read_text().strip(), resume="allow", dir=str(self.folder), config=dict(self.about),
                 mode=mode, settings=wandb.Settings(console="off", silent=True, save_code=False))
-            # a resume may go back to an earlier step, but W&B's own step counter cannot
+            # a resume may go back to an earlier step, but W&B's own step counter cannot go back
             self.run.define_metric("step")
             self.run.define_metric("*", step_metric="step")
         except Exception as error:
@@ -190,7 +191,7 @@ class Wandb:
         self.say(f"W&B failed ({type(error).__name__}): left out from here on; metrics.jsonl has everything")
 
     def void(self, step: int) -> None:
-        """W&B cannot drop numbers: its curve jumps back to `step`."""
+        """Does nothing: W&B cannot drop numbers, so its curve jumps back to `step`."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self.run is not None:
@@ -238,8 +239,8 @@ TURNS = ("start", "resume", "rewind")
 
 
 def scan(path: Path, wanted: Wanted | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the lines of metrics.jsonl, including void ones, without torn ones. With `wanted`, yield only wanted lines
-    and the last one. A generator, because the file of a million steps has gigabytes."""
+    """Yield the lines of metrics.jsonl, including void lines but not torn lines. With `wanted`, yield only wanted lines
+    and the last line. This is a generator because the file of a million steps has gigabytes."""
     if not path.exists():
         return
     text, told = "", True
@@ -254,7 +255,7 @@ def scan(path: Path, wanted: Wanted | None = None) -> Iterator[dict[str, Any]]:
 
 
 def parse(text: str) -> dict[str, Any] | None:
-    """The object of a line, or None for a line that a kill has cut."""
+    """The object of a line, or None if a kill has cut the line."""
     try:
         line = json.loads(text)
     except json.JSONDecodeError:
@@ -263,8 +264,8 @@ def parse(text: str) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl that count: no torn lines, and none that a later start, resume or rewind made
-    void."""
+    """Read the lines of metrics.jsonl that count. Torn lines are left out, and so are lines that a later start, resume
+    or rewind made void."""
     return standing(scan(path))
 
 

@@ -1,7 +1,8 @@
-"""Model FLOPs utilisation, by a published formula and a known peak; without a known peak there is no MFU.
+"""Computes model FLOPs utilisation (MFU) from a published formula and the device's known peak. Without a known peak
+there is no MFU.
 
-Step MFU is over the time of steps alone (no evaluation, checkpoints, compilation), wall MFU over all the time since the
-first start. Only FLOPs of the model count, not those of recomputation by activation checkpointing.
+Step MFU covers only the time of steps, without evaluation, checkpoints and compilation. Wall MFU covers all the time
+since the first start. Only FLOPs of the model count, not those of recomputation by activation checkpointing.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import torch
 
 from trainer.model.config import ModelConfig
 
-#: Chowdhery et al. (PaLM, arXiv 2204.02311, appendix B): forward and backward of all matrices, and of attention over
-#: the full square of the window; here over the squares of the documents, since attention stays within them
+#: The formula is that of Chowdhery et al. (PaLM, arXiv 2204.02311, appendix B): forward and backward of all matrices
+#: and of attention. PaLM counts the full square of the window; here the squares of the documents count, because
+#: attention stays within documents
 FORMULA = "6·N_matmul + 12·layers·heads·head_dim·(Σ len² / Σ len)"
 
 #: dense bfloat16 FLOP/s with float32 sums, without sparsity (vendors' data sheets), by torch's exact name of the
-#: device: a variant that is not listed (an H20, a slice of a GPU) is unknown, and must not count as its larger relative
+#: device. A variant that is not listed (an H20, a slice of a GPU) is unknown, and must not count as its larger relative
 PEAKS = {
     "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA A100-PCIE-40GB": 312e12,
     "NVIDIA A100 80GB PCIe": 312e12, "NVIDIA A800-SXM4-80GB": 312e12, "NVIDIA A800 80GB PCIe": 312e12,
@@ -38,8 +40,8 @@ def step_flops(config: ModelConfig, vocab: int, tokens: int, attended: int) -> i
 
 
 def peak(device: torch.device, fp8: bool = False) -> float | None:
-    """Dense bf16 FLOP/s of the device; None when its name is not in the table. None also for fp8: some products are
-    still bf16, so that there is no single peak, and such a run has TFLOP/s but no MFU."""
+    """Dense bf16 FLOP/s of the device, or None when its name is not in the table. Also None with fp8: some products are
+    still bf16, so there is no single peak. Such a run has TFLOP/s but no MFU."""
     if device.type != "cuda" or fp8:
         return None
     return PEAKS.get(torch.cuda.get_device_name(device))

@@ -1,12 +1,13 @@
 """The gradient noise scale: the batch size up to which more data per step still saves steps.
 
 McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162): B_simple = tr Σ / |G|², where G is
-the gradient of the loss and Σ the covariance of one token's gradient. A batch far below B_simple wastes no data, one
-far above it wastes most. Both terms follow from the squared gradient norms of a small and a large batch (appendix A.1):
-E|G_B|² = |G|² + tr Σ / B. Small batches are the micro-batches of all ranks, the large one is the step.
+the gradient of the loss and Σ the covariance of one token's gradient. A batch far below B_simple wastes no data; a
+batch far above it wastes most of its data. Both terms follow from the squared gradient norms of a small and a large
+batch (appendix A.1): E|G_B|² = |G|² + tr Σ / B. The small batches are the micro-batches of all ranks; the large batch
+is the step.
 
-This needs the gradient of a single micro-batch. A hook on the unsharded parameters of FSDP sees that gradient, whole,
-on its rank, before accumulation and before the reduction. It is measured only once per log interval.
+The estimate needs the gradient of a single micro-batch. A hook on the unsharded parameters of FSDP sees that gradient
+whole on its rank, before accumulation and reduction. The noise scale is measured only once per log interval.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class MicroNorms:
     """Squared gradient norms of single micro-batches of a model under `fully_shard`.
 
     Between `start` and `take` call `add` after every backward. All values stay on the device. While not measuring, the
-    cost is one Python call per parameter. `shared`: ranks that compute the same micro-batch together (tensor parallel).
+    cost is one Python call per parameter. `shared` is the number of ranks that compute the same micro-batch together
+    (tensor parallelism).
     """
 
     def __init__(self, model: nn.Module, device: torch.device, shared: int = 1) -> None:
@@ -40,7 +42,7 @@ class MicroNorms:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 sharded = {id(p) for p in module.parameters()}
-                module.unshard()                     # FSDP keeps the unsharded Parameter objects: hooks stay
+                module.unshard()                     # FSDP keeps the unsharded Parameters, so hooks stay
                 for parameter in module.parameters():
                     if id(parameter) not in sharded and parameter.requires_grad:
                         parameter.register_hook(self.hook)
@@ -54,17 +56,18 @@ class MicroNorms:
     def start(self) -> None:
         self.on = True
         self.square.zero_()
-        self.sums = torch.zeros_like(self.sums)      # a new tensor: the former may not have been read yet
+        self.sums = torch.zeros_like(self.sums)      # a new tensor, because the old one may be unread
 
     def add(self, targets: Tensor, scale: Tensor) -> None:
-        """Add a micro-batch after its backward to Σ |G_i|², Σ 1/n_i and the number of micro-batches. It has `targets`
-        counted targets (0-d), and its loss was multiplied by `scale` (0-d). One without targets is left out."""
+        """Add a micro-batch, after its backward, to Σ |G_i|², Σ 1/n_i and the number of micro-batches. The micro-batch
+        has `targets` counted targets (0-d), and its loss was multiplied by `scale` (0-d). A micro-batch without targets
+        is left out."""
         if not self.on:
             return
         n = targets.double()
         there = n > 0
         n = n.clamp(min=1)
-        norm = self.shared * self.square.double() / (scale.double() * n) ** 2      # of the mean over its own targets
+        norm = self.shared * self.square.double() / (scale.double() * n) ** 2      # of its mean gradient per target
         self.sums += torch.stack((norm, 1 / n, torch.ones_like(n))) * there
         self.square.zero_()
 
@@ -75,7 +78,8 @@ class MicroNorms:
 
 
 def part(grad: Tensor, shared: int) -> Tensor:
-    """This rank's part of Σ g² (float32): the parts of the `shared` ranks that computed it sum to the whole."""
+    """This rank's part of Σ g² (float32). The parts of the `shared` ranks that computed the gradient sum to the
+    whole."""
     if not isinstance(grad, DTensor):
         return torch.linalg.vector_norm(grad, dtype=torch.float32).square() / shared
     if any(placement.is_partial() for placement in grad.placements):
@@ -95,7 +99,7 @@ def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[
 
 
 class NoiseScale:
-    """Exponential means of both estimates, and the ratio of these means (not the mean of ratios: A.1)."""
+    """Exponential means of both estimates, and the ratio of these means, not the mean of ratios (appendix A.1)."""
 
     def __init__(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.trace = self.signal = self.weight = 0.0

@@ -1,9 +1,10 @@
-"""How far a step moves the parameters: norm, update norm and their ratio for each group of the optimiser.
+"""Measures how far a step moves the parameters: norm, update norm and their ratio for each parameter group of the
+optimiser.
 
-An update is the difference of the parameters before and after a step, whatever the optimiser, so they must be copied
-before the step. A copy of everything would cost 4 bytes per parameter: a rank with more than SAMPLE values copies only
-the first part of every tensor, and the ratio is of those parts. (A ratio of about 10⁻³ per step is usual for Adam; far
-more means a rate too high, far less one too low.)
+An update is the difference of the parameters before and after a step, whatever the optimiser, so the parameters must be
+copied before the step. Copying everything would cost 4 bytes per parameter. A rank with more than SAMPLE values
+therefore copies only the first part of every tensor, and the ratio is that of the copied parts. A ratio of about 10⁻³
+per step is usual for Adam; a far higher ratio means that the rate is too high, a far lower ratio that it is too low.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SAMPLE = 1 << 24
 
 
 class Updates:
-    """Create one before `optimizer.step()`, call `sums` after it. All values stay on the device."""
+    """Measures the update of one step. Create the object before `optimizer.step()`, and call `sums` after it. All
+    values stay on the device."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, sample: int = SAMPLE) -> None:
         self.groups = optimizer.param_groups
@@ -36,7 +38,8 @@ class Updates:
 
     @torch.no_grad()
     def sums(self) -> Tensor:
-        """[groups, 3] float64 of this rank, to be summed over all ranks: Σ p², and over the copied parts Σ p² and Σ Δ².
+        """This rank's [groups, 3] float64, to be summed over all ranks: Σ p² over everything, and Σ p² and Σ Δ² over
+        the copied parts.
         """
         rows = []
         for group, before in zip(self.groups, self.before):
@@ -50,8 +53,9 @@ class Updates:
 
 
 def told(groups: Sequence[Mapping[str, Any]], sums: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The part of a metrics line from `Updates.sums` over all ranks: {"parameter_norm", "updates": {group:
-    {"parameter_norm", "update_norm", "ratio"}}}. The update norm is the ratio times the parameter norm."""
+    """The fields of a metrics line that follow from `Updates.sums`, summed over all ranks: {"parameter_norm",
+    "updates": {group: {"parameter_norm", "update_norm", "ratio"}}}. The update norm is the ratio times the parameter
+    norm."""
     result = {}
     for group, (whole, part, change) in zip(groups, sums):
         ratio = (change / part) ** 0.5 if part > 0 else 0.0

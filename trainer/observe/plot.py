@@ -1,4 +1,4 @@
-"""Loss and learning rate over tokens, phases marked, as one SVG file.
+"""Draws loss and learning rate over tokens, with the phases marked, as one SVG file.
 
 The file carries its own light and dark colours (prefers-color-scheme) and no scripts, fonts or links.
 """
@@ -69,7 +69,7 @@ def draw(story: Story) -> str:
     low, high = span([*([losses.min(), losses.max()] if losses.size else []), *entropy,
                       *(v for curve in held.values() for _, v in curve)])
     known = np.flatnonzero(~np.isnan(rate))
-    # the schedule has corners: points are picked, since averaging would round them off
+    # points are picked, because averaging would round off the corners of the schedule
     rates = [(tokens[i], rate[i]) for i in pick(known.tolist())]
     top_rate = float(rate[known].max(initial=0.0)) or 1.0
 
@@ -125,7 +125,8 @@ def phase_bands(phases: Sequence[Mapping[str, Any]], x: Callable[[float], float]
 
 
 def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element]:
-    """Draw a band over each run of steps that a rewind skipped, from the tokens of the step before it."""
+    """Draw a band over each run of steps that a rewind skipped. The band begins at the tokens of the step before the
+    run."""
     for (first, _), (last, tokens) in stretches(story.passed):
         left = x(max((t for n, t in zip(story.number, story.tokens) if n < first), default=0.0))
         yield tag("rect", tag("title", f"steps {first:.0f} to {last:.0f} skipped"), class_="passed", x=left, y=LOSS_TOP,
@@ -133,8 +134,8 @@ def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element
 
 
 def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Held-out loss over tokens. The key "" holds all streams together. If there are several streams, up to STREAMS of
-    them (those with the most targets) follow, each under its name."""
+    """Held-out loss over tokens, by stream. The key "" holds all streams together. If there are several streams, up to
+    STREAMS of them follow under their names, those with the most targets first."""
     result = {"": [(e["tokens"], e["loss"]) for e in evals]}
     sizes = {name: v["targets"] for e in evals[-1:] for name, v in e.get("streams", {}).items()}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:STREAMS] if len(sizes) > 1 else ():
@@ -143,7 +144,7 @@ def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, fl
 
 
 def stretches(marks: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """(first, last) of runs of consecutive step numbers."""
+    """The first and last mark of each run of consecutive step numbers."""
     result: list[list[tuple[float, float]]] = []
     for mark in marks:
         if result and mark[0] == result[-1][1][0] + 1:

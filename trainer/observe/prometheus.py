@@ -1,8 +1,8 @@
-"""trainer.prom: the latest numbers in Prometheus' text format, for node_exporter's textfile collector.
+"""Writes trainer.prom: the latest numbers in Prometheus' text format, for node_exporter's textfile collector.
 
-There is no server and no port: `node_exporter --collector.textfile.directory=OUT` (or a link to the file in the
-directory it watches) exports it. A new file is renamed over the old one, so that a partial file is never read. All
-names begin with `tokenmill_train_`, carry their unit, and have the label `run`.
+The trainer opens no port. `node_exporter --collector.textfile.directory=OUT` exports the file; a link to the file in a
+directory that it already watches works too. A new file is renamed over the old one, so that a partial file is never
+read. All names begin with `tokenmill_train_`, carry their unit, and have the label `run`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Textfile:
         self.values: dict[str, Any] = {}
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Take over the values that are not None: a number that was not measured this time keeps its last value."""
+        """Store the values that are not None. A number that was not measured this time keeps its last value."""
         self.values |= {key: value for key, value in values.items() if value is not None}
 
     def write(self) -> None:

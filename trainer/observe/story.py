@@ -1,4 +1,5 @@
-"""The contents of a metrics.jsonl for the plot: columns of every step, and the skipped and repeated steps."""
+"""Collects what the plot needs from a metrics.jsonl: columns with an entry per step, the skipped steps, and the
+rewinds."""
 
 from __future__ import annotations
 

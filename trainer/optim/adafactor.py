@@ -1,8 +1,8 @@
-"""Adafactor (arXiv 1804.04235) as torch.optim.Adafactor computes it: the second moments of a matrix are one row and one
-column, and there is no first moment, so that its state is tiny.
+"""Adafactor (arXiv 1804.04235) as torch.optim.Adafactor computes it. The second moments of a matrix are kept as one row
+and one column, and there is no first moment, so that the state is tiny.
 
 torch's implementation reads its step counter and two norms of every tensor on the host, which stalls a GPU several
-times per parameter, and it refuses `found_inf`. This one works on device tensors. tests/trainer compare the two.
+times per parameter, and it refuses `found_inf`. This implementation works on device tensors. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
 @dataclass(frozen=True)
 class AdafactorConfig(OptimizerConfig):
     """`lr` is relative: a step moves a parameter by at most `lr` (or 1 / √step, if less) times its root mean square.
-    `beta2_decay`: the second moments decay by 1 - step^beta2_decay; `update_clip`: limit of an update's root mean
-    square."""
+    The second moments decay by 1 - step^beta2_decay. `update_clip` limits an update's root mean square."""
 
     kind: Literal["adafactor"] = "adafactor"
     lr: float = 1e-2
@@ -49,7 +48,8 @@ class AdafactorConfig(OptimizerConfig):
 
 
 def summed(x: Tensor, dim: int | None = None) -> Tensor:
-    """Sum over one dimension (kept) or all of them; for a sharded tensor, over the parts of all ranks."""
+    """Sum over one dimension, which is kept, or over all dimensions. For a sharded tensor the sum includes the parts of
+    all ranks."""
     x = x.sum() if dim is None else x.sum(dim, keepdim=True)
     if isinstance(x, DTensor):
         x = x.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
@@ -69,7 +69,7 @@ class Adafactor(Rule):
 
     def _move(self, p: Tensor, grad: Tensor, lr: float, decay: float, go: Tensor) -> None:
         state, matrix = self.state[p], p.ndim > 1
-        # replace the gradient of a skipped step: NaN times 0 below would be NaN
+        # replace the gradient of a skipped step, because NaN times 0 below would be NaN
         gradient = like(p, torch.where(go > 0, grad, 0.0))
         squares = gradient.square()
         new = {"row": summed(squares, -1) / p.shape[-1], "column": summed(squares, -2) / p.shape[-2]} if matrix else \

@@ -22,8 +22,8 @@ class AdamWConfig(Moments):
 
 
 class AdamW(torch.optim.AdamW):
-    """torch.optim.AdamW(fused=True). Its one kernel subtracts `found_inf` from the step counters, so `step` first makes
-    that 0 or 1."""
+    """torch.optim.AdamW(fused=True). Its kernel subtracts `found_inf` from the step counters, so `step` first turns
+    `found_inf` into 0 or 1."""
 
     def __init__(self, groups: list[dict[str, Any]], config: Moments) -> None:
         super().__init__(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)

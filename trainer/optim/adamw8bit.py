@@ -1,9 +1,10 @@
 """AdamW with its two moments in 8 bits (Dettmers et al., arXiv 2110.02861): 2 bytes per parameter instead of 8.
 
-A number is kept as one of 256 levels (dense near 0, the levels of bitsandbytes and torchao) times the largest of its
-block: up to 256 neighbours within a row. Blocks never span rows: levels and scales are plain tensors, sharded like the
-parameter, and another number of ranks can read the checkpoint. torchao's own optimiser keeps blocks of a rank's shard
-inside tensor subclasses, which our checkpoints (tensors, no pickles) cannot hold, and has no `found_inf`.
+A number is kept as one of 256 levels, multiplied by the largest magnitude in its block. The levels are dense near 0 and
+are those of bitsandbytes and torchao. A block is up to 256 neighbours within a row. Because blocks never span rows,
+levels and scales are plain tensors, sharded like the parameter, and another number of ranks can read the checkpoint.
+torchao's own optimiser keeps blocks of a rank's shard inside tensor subclasses, which our checkpoints (tensors, no
+pickles) cannot hold, and has no `found_inf`.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ class AdamW8bitConfig(Moments):
     kind: Literal["adamw8bit"] = "adamw8bit"
 
     def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
-        return (2 + 8 / BLOCK) * parameters                         # and a scale for each block of either moment
+        return (2 + 8 / BLOCK) * parameters                         # plus a scale for each block of each moment
 
     def stored_bytes(self, parameters: int, matrices: int, width: int, half: bool) -> float:
-        return self.state_bytes(parameters, matrices, width)        # nearly all of it is bytes, which stay
+        return self.state_bytes(parameters, matrices, width)        # nearly all of it is 8-bit, stored as it is
 
     def build(self, groups: list[dict[str, Any]], device: torch.device) -> AdamW8bit:
         return AdamW8bit(groups, self)
 
 
 def levels(signed: bool) -> Tensor:
-    """The 256 levels in [-1, 1] or [0, 1], ascending: seven decades, each finer by a factor of two than the one below
-    it (the dynamic tree of the paper)."""
+    """The 256 levels in [-1, 1] or [0, 1], ascending. They span seven decades; each decade has twice as many levels as
+    the decade below it (the dynamic tree of the paper)."""
     result = [0.0, 1.0]
     for decade in range(7):
         edges = torch.linspace(0.1, 1, 2 ** (decade if signed else decade + 1) + 1, dtype=torch.float64)
@@ -73,7 +74,7 @@ def unpack(codes: Tensor, scale: Tensor, table: Tensor) -> Tensor:
 
 
 class AdamW8bit(Rule):
-    """state[p] = {"step", "first", "second"} and, of matrices, {"first_scale", "second_scale"}."""
+    """state[p] = {"step", "first", "second"}; quantised matrices also have {"first_scale", "second_scale"}."""
 
     def __init__(self, groups: list[dict[str, Any]], config: AdamW8bitConfig) -> None:
         super().__init__(groups, config)

@@ -1,4 +1,4 @@
-"""The optimiser of a training, from its settings.
+"""Builds the optimiser of a training from its settings.
 
 Every optimiser keeps tensors only in `.state[parameter]` (checkpoints save them by the parameter's name) and obeys
 `optimizer.found_inf`: a 0-d device tensor that, if not 0, makes `step()` leave parameters, moments and step counters
@@ -20,11 +20,11 @@ from trainer.parallel.world import World
 
 def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]], world: World,
           factor: Callable[[str], float] = lambda name: 1.0) -> torch.optim.Optimizer:
-    """The optimiser over `model.named_parameters()` (sharded or not), one object whatever the kind.
+    """Build the optimiser over `model.named_parameters()` (sharded or not). It is one object, whatever its kind.
 
-    `factor` (`ModelConfig.rate`) gives muP's factor on the rate of a parameter, by name. It is for optimisers whose
-    updates have a fixed size per entry; Muon's spectral scalings depend on the width themselves.
-    Raises ConfigError when an entry of `train.optimizer.groups` matches no parameter.
+    `factor` (`ModelConfig.rate`) gives muP's factor on the rate of a parameter, by name. It applies to optimisers whose
+    updates have a fixed size per entry. Muon's spectral scalings already depend on the width. Raises ConfigError when
+    an entry of `train.optimizer.groups` matches no parameter.
     """
     named = list(parameters)
     rule = config.mup_rule()
@@ -35,8 +35,8 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
 
 
 def skip_when(optimizer: torch.optim.Optimizer, found: Tensor | None) -> None:
-    """Make steps change nothing if `found` (0-d, on the device) is not 0; None: steps always apply. `found_inf` is the
-    protocol of torch's `GradScaler`; no type declares the attribute."""
+    """Make steps change nothing if `found` (0-d, on the device) is not 0. With None, steps always apply. `found_inf` is
+    the protocol of torch's `GradScaler`; no type declares the attribute."""
     optimizer.found_inf = found  # type: ignore[attr-defined]
 
 

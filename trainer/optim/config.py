@@ -1,9 +1,9 @@
 """Settings of optimisers, and the list of optimisers. Imports no torch.
 
-An optimiser is one file of this folder, `trainer/optim/NAME.py`: a frozen dataclass with its settings
-(`kind: Literal["NAME"]`), and the optimiser that `build` of that dataclass returns. `kinds` finds it.
-The file imports torch, so `kinds` reads the names of its settings from the source text. A recipe can thus be checked
-where torch is not installed, and only the optimiser that a recipe names is imported.
+An optimiser is one file of this folder, `trainer/optim/NAME.py`: a frozen dataclass with its settings (`kind:
+Literal["NAME"]`), and the optimiser that `build` of that dataclass returns. `kinds` finds the file. The file imports
+torch, so `kinds` reads the names of the settings from the source text. A recipe can thus be checked where torch is not
+installed, and only the optimiser that a recipe names is imported.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Override:
-    """For parameters whose name matches the regular expression `match`: a factor `lr` for the rate, and a weight
-    decay."""
+    """Overrides for parameters whose name matches the regular expression `match`. `lr` is a factor on the rate;
+    `weight_decay` replaces the weight decay."""
 
     match: str
     lr: float = 1.0
@@ -67,11 +67,11 @@ class OptimizerConfig:
     class (or from `Moments`), give `kind` the name of its file, and define `build`.
 
     `lr` is the peak; the schedule multiplies it. `embedding_lr` is the peak of the embedding (null: that of the other
-    vectors). A row of the embedding moves only when its token occurs, so a short run needs a far higher rate here
-    (nanochat: 10 to 100 times higher). On 0.3 M tokens of a mixed corpus, `embedding_lr` 0.02 with `lr` 0.001 gave a
-    held-out loss of 5.97 nats; 0.002 for both gave 7.02. `weight_decay` is for matrices. Embeddings (also when tied to
-    the output), norms and biases have none, since it does not help there (SmolLM3, OLMo 2). `groups` overrides rates
-    and decay by name; the first entry that matches counts.
+    vectors). A row of the embedding moves only when its token occurs, so a short run needs a far higher rate for the
+    embedding (nanochat: 10 to 100 times higher). On 0.3 M tokens of a mixed corpus, `embedding_lr` 0.02 with `lr` 0.001
+    gave a held-out loss of 5.97 nats; 0.002 for both gave 7.02. `weight_decay` applies to matrices. Embeddings (also
+    when tied to the output), norms and biases are not decayed, because that does not help (SmolLM3, OLMo 2). `groups`
+    overrides rates and decay by name; the first entry that matches counts.
     """
 
     DEFAULT: ClassVar[str] = "adamw"
@@ -96,16 +96,17 @@ class OptimizerConfig:
         return self.embedding_lr if role == "embedding" and self.embedding_lr is not None else self.lr
 
     def mup_rule(self) -> MupRule:
-        """Whether muP's factor on the rate of a matrix applies to this optimiser."""
+        """How muP's factor on the rate of a matrix relates to this optimiser (see `MupRule`)."""
         return "applies"
 
     def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
-        """Bytes of the optimiser's state for a model of `parameters` parameters, `matrices` of them in hidden matrices
-        of `width` columns, for `tokenmill train plan`. Two moments in float32 unless overridden."""
+        """Bytes of the optimiser's state, for `tokenmill train plan`. The model has `parameters` parameters, `matrices`
+        of them in hidden matrices of `width` columns. Unless overridden, the state is two moments in float32."""
         return 8.0 * parameters
 
     def stored_bytes(self, parameters: int, matrices: int, width: int, half: bool) -> float:
-        """Bytes of that state in a checkpoint. `half`: its float32 tensors are stored as bfloat16."""
+        """Bytes of the optimiser's state in a checkpoint. With `half`, float32 tensors of the state are stored as
+        bfloat16."""
         return self.state_bytes(parameters, matrices, width) * (0.5 if half else 1)
 
     def build(self, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
@@ -115,7 +116,8 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class Moments(OptimizerConfig):
-    """Settings of all variants of AdamW. `betas`: decay of the two moments; `eps` keeps the quotient finite."""
+    """Settings of all variants of AdamW. `betas` are the decay factors of the two moments. `eps` keeps their quotient
+    finite."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -128,7 +130,8 @@ class Moments(OptimizerConfig):
 
 @functools.cache
 def kinds() -> Mapping[str, Kind]:
-    """Every optimiser of this folder by name: the files with a class that has a field `kind: Literal["NAME"]`."""
+    """Every optimiser of this folder by name. An optimiser is a file with a class that has a field `kind:
+    Literal["NAME"]`."""
     bases = {cls.__name__: tuple(f.name for f in dataclasses.fields(cls)) for cls in (OptimizerConfig, Moments)}
     result: dict[str, Kind] = {}
     for path in sorted(path for folder in trainer.optim.__path__ for path in Path(folder).glob("*.py")):

@@ -1,4 +1,4 @@
-"""Parameter groups: which parameter learns by which rule, at which rate, with which weight decay."""
+"""Makes parameter groups, which decide the rule, the rate and the weight decay of each parameter."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
     for name, parameter in named:
         kind = role(name)
         label, rate = NAMES[kind], config.peak(kind) * factor(name)
-        # a step shrinks by rate · decay; muP keeps this product (like the `mup` package of its authors)
+        # a step shrinks a parameter by rate · decay; muP keeps this product (as in its authors' package `mup`)
         decay = config.weight_decay / factor(name) if kind in ("matrix", "output") else 0.0
         own = next((rule for rule in rules if re.search(rule.match, name)), None)
         if own is not None:
@@ -63,8 +63,8 @@ def sharded_like(p: DTensor, x: Tensor, *shape: int) -> DTensor:
 
 
 def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
-    """Return 0-d float32 on `device`: 0 when `optimizer.found_inf` cancels this step, else 1. Updates are multiplied
-    with it, so that the host need not read it."""
+    """Return 0-d float32 on `device`: 0 when `optimizer.found_inf` cancels this step, else 1. Updates are multiplied by
+    this value, so that the host need not read it."""
     found = getattr(optimizer, "found_inf", None)
     return torch.ones((), device=device) if found is None else (found == 0).float().reshape(()).to(device)
 
@@ -75,7 +75,7 @@ def gradients(params: Iterable[Tensor]) -> list[Tensor]:
 
 
 class Rule(torch.optim.Optimizer):
-    """An optimiser whose step is `move` for the parameters of each group that have a gradient."""
+    """An optimiser whose step calls `move` once per group, with those parameters of the group that have a gradient."""
 
     def __init__(self, groups: list[dict[str, Any]], config: OptimizerConfig) -> None:
         super().__init__(groups, {"lr": config.lr, "weight_decay": 0.0})

@@ -1,4 +1,5 @@
-"""Lion (arXiv 2302.06675): the sign of an interpolated momentum. It keeps one state tensor per parameter; AdamW two."""
+"""Lion (arXiv 2302.06675): the update is the sign of an interpolated momentum. Lion keeps one state tensor per
+parameter; AdamW keeps two."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from trainer.optim.groups import Rule, gradients
 
 @dataclass(frozen=True)
 class LionConfig(OptimizerConfig):
-    """Every entry moves by the rate itself, so Lion needs 3 to 10 times less `lr` than AdamW, and as many times more
-    `weight_decay` (their product, the decay of a step, stays the same)."""
+    """Every entry moves by the rate itself, so Lion needs an `lr` that is 3 to 10 times lower than AdamW's.
+    `weight_decay` must be higher by the same factor, so that their product, the decay of a step, stays the same."""
 
     kind: Literal["lion"] = "lion"
     lr: float = 2e-4

@@ -1,12 +1,12 @@
 """Muon (K. Jordan 2024; Moonlight, arXiv 2502.16982): the update of a hidden matrix is its momentum, orthogonalised.
 Embedding, output, norms and biases learn by AdamW inside the same optimiser.
 
-Orthogonalising needs the whole matrix, but FSDP2 gives a rank only some of its rows. Each matrix of one shape therefore
-gets an owner among the ranks that share its rows: one all-to-all brings the owners their matrices, a batched
-Newton–Schulz iteration works on all matrices of an owner, a second all-to-all brings the rows back. That is two
-collectives per shape and step, whatever the number of matrices (torch.optim.Muon on sharded parameters: more than ten
-per matrix). The work is divided, and the momentum stays sharded. The copies of hybrid sharding have equal gradients,
-and each copy does the same work.
+Orthogonalising needs the whole matrix, but FSDP2 gives a rank only some of its rows. Each matrix therefore gets an
+owner among the ranks that share its rows. For all matrices of one shape, one all-to-all brings the owners their
+matrices, a batched Newton–Schulz iteration works on all matrices of an owner, and a second all-to-all brings the rows
+back. That is two collectives per shape and step, whatever the number of matrices; torch.optim.Muon on sharded
+parameters needs more than ten per matrix. The work is divided, and the momentum stays sharded. The copies of hybrid
+sharding have equal gradients, and each copy does the same work.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from trainer.optim.adamw import AdamW
 from trainer.optim.config import Moments, MupRule
 from trainer.optim.groups import gradients, performed, sharded_like
 
-#: coefficients of the quintic iteration (K. Jordan): steepest at 0, singular values end between 0.7 and 1.2
+#: coefficients of the quintic iteration (K. Jordan); it is steepest at 0, and singular values end between 0.7 and 1.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-#: matrices that one call of the iteration takes: bounds the memory of its intermediate products
+#: most matrices per call of the iteration; bounds the memory of its intermediate products
 BATCH = 8
 
 #: factor on the update of a [rows, cols] matrix; the singular values of the update are about 1
@@ -44,9 +44,10 @@ SCALINGS: dict[str, Callable[[int, int], float]] = {
 class MuonConfig(Moments):
     """`lr` is for the matrices, `adamw_lr` for output, norms, biases and (unless `embedding_lr` is given) embedding.
 
-    `scaling` of the update: `moonlight` gives updates the size of AdamW's, so that AdamW's rate and decay fit and
-    `adamw_lr` may be left out (then: `lr`); `kellerjordan`, `mup` (spectral: rates carry over between widths) and
-    `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `steps` of Newton–Schulz; `betas`, `eps`: AdamW's.
+    `scaling` sets the size of updates. `moonlight` gives updates the size of AdamW's, so that AdamW's rate and decay
+    fit and `adamw_lr` may be left out (it then equals `lr`). `kellerjordan`, `mup` (spectral: rates carry over between
+    widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `steps` is the number of Newton–Schulz
+    steps. `betas` and `eps` are AdamW's.
     """
 
     kind: Literal["muon"] = "muon"
@@ -83,7 +84,8 @@ class MuonConfig(Moments):
 
 
 def newton_schulz(x: Tensor, steps: int) -> Tensor:
-    """Bring all singular values of each matrix of x [k, rows, cols] near 1: from U·S·Vᵀ to about U·Vᵀ, in x's dtype."""
+    """Bring all singular values of each matrix of x [k, rows, cols] near 1, i.e. turn U·S·Vᵀ into about U·Vᵀ. The
+    result has x's dtype."""
     a, b, c = COEFFICIENTS
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
@@ -131,8 +133,8 @@ class Muon(AdamW):
                 done += len(params)
 
     def _move(self, params: list[Tensor], lr: float, decay: float, first: int) -> None:
-        """Do one step for matrices of the same shape and layout. `first`: number of this step's matrices that already
-        have owners."""
+        """Do one step for matrices of the same shape and layout. `first` is the number of this step's matrices that
+        came before these and already have owners."""
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -151,7 +153,8 @@ class Muon(AdamW):
         torch._foreach_add_(values, moves)
 
     def _orthogonal(self, params: list[Tensor], parts: list[Tensor], first: int) -> list[Tensor]:
-        """Return this rank's part of each orthogonalised matrix, from `parts`, its part of each matrix."""
+        """Orthogonalise matrices. `parts` are this rank's parts of the matrices; returns this rank's parts of the
+        results."""
         p = params[0]
         if not isinstance(p, DTensor):
             return list(self._iterate(torch.stack(parts)).unbind())
@@ -161,8 +164,8 @@ class Muon(AdamW):
         place = p.placements[split[0]]
         if len(split) == 1 and type(place) is Shard and place.dim == 0:
             return self._through_owners(parts, p.shape[0], p.device_mesh.get_group(split[0]), first)
-        # split along two mesh dimensions (tensor parallelism), or along columns: every rank gathers the matrices and
-        # does all the work
+        # matrices are split along two mesh dimensions (tensor parallelism) or along columns, so every rank gathers them
+        # and does all the work
         whole = torch.stack([sharded_like(p, part).full_tensor() for part in parts])
         return [distribute_tensor(u, p.device_mesh, p.placements, src_data_rank=None).to_local()
                 for u in self._iterate(whole)]

@@ -1,14 +1,16 @@
-"""The learning rate as a pure function of tokens: it needs no state in checkpoints, and a resumed run cannot differ.
+"""Computes the learning rate as a pure function of tokens. It needs no state in checkpoints, and a resumed run has the
+same rates.
 
 Warm-up is linear. `wsd` (MiniCPM, arXiv 2404.06395; Hägele et al., arXiv 2405.18392) holds the peak and decays at the
 end: over the phases with `lr: decay` or, without any, over the last `decay` of all tokens. The rate does not rise
-again: a phase after a fall to 0 would learn nothing and is refused. `cosine` and `linear` fall from the end of the
-warm-up to the end of the run; `multistep` (DeepSeek LLM, arXiv 2401.02954) drops at milestones; `inverse-sqrt` falls
-with 1/√tokens after the warm-up; `constant` does not fall.
+again. A phase after a fall to 0 is refused, because it would learn nothing. `cosine` and `linear` fall from the end of
+the warm-up to the end of the run; `multistep` (DeepSeek LLM, arXiv 2401.02954) drops at milestones; `inverse-sqrt`
+falls with 1/√tokens after the warm-up; `constant` does not fall.
 
-A phase may have a rate of its own instead (a mapping under its `lr`): it rises from the last rate of the phase before
-(from 0 when the optimiser is reset) to its peak and falls in its own shape, independent of the run's schedule. Shares
-of the total do not count phases beyond it (`extra`), so that adding such a phase changes no rate before it.
+A phase may instead have a rate of its own (a mapping under its `lr`). This rate rises from the last rate of the phase
+before (from 0 when the optimiser is reset) to its own peak, and falls in its own shape, independently of the run's
+schedule. Shares such as 2% refer to a total without the phases beyond it (`extra`), so that adding such a phase does
+not change the rates before it.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class ScheduleConfig:
     """The learning rate over a training, as a share of its peak.
 
     `warmup` and `decay` are lengths, in tokens ('200M') or as a share of all tokens ('2%'). `floor` is the share of the
-    peak at the end. `shape` is the curve of wsd's decay. `milestones` belong to multistep: in [[80%, 0.316],
-    [90%, 0.1]], each pair is where a stage begins and its share of the peak.
+    peak at the end. `shape` is the curve of wsd's decay. `milestones` are for multistep: [[80%, 0.316], [90%, 0.1]]
+    lists for each stage where it begins and its share of the peak.
 
     With `batch_rate: sqrt`, the rate is multiplied by √(batch / the phase's last batch) while a phase's batch grows
     (Malladi et al., arXiv 2205.10287; OLMo).
@@ -83,9 +85,9 @@ def span(text: str, total: int) -> int:
 
 
 class Schedule:
-    """`factor(tokens)` is multiplied with the peak of every group. It is in [0, 1] unless a phase has a peak of its own
-    above `lr`, the optimiser's. A step takes the factor at the middle of its batch, so that the first and the last step
-    do not have rate 0 and the curve does not depend on the batch size."""
+    """`factor(tokens)` is multiplied by the peak of every group. It is in [0, 1] unless a phase has a peak of its own
+    that is above the optimiser's `lr`. A step uses the factor at the middle of its batch, so that the first and the
+    last step do not have rate 0, and the curve does not depend on the batch size."""
 
     def __init__(self, config: ScheduleConfig, phases: Sequence[Phase], lr: float) -> None:
         self.config, self.phases, self.lr = config, phases, lr

@@ -25,18 +25,25 @@ class Every:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How the model is distributed over the ranks; no setting except `fp8` changes the losses beyond rounding.
+    """How the model is distributed over the ranks. Only `fp8` changes the losses by more than rounding.
 
-    `shard`: what is divided over the data ranks. `full`: parameters, gradients, optimiser (FSDP2, ZeRO-3). `grad`:
-    the same, but parameters stay gathered from forward to the end of backward (ZeRO-2: faster, more memory). `hybrid`:
-    `full` within groups of `shard_size` ranks (a node), which are copies of each other (HSDP). `none`: every rank holds
-    everything, as in DDP. `tensor`: number of ranks, within a node, that share every layer; they see the same samples.
-    `checkpointing`: what backward recomputes instead of keeping: `none`, `selective` (norms, RoPE, activation
-    functions), `full` (whole layers) or `{every: k}` (one of every k layers). `accumulate`: where the gradients of the
-    micro-batches of a step are added up. `sharded`: every micro-batch is reduced, and a rank keeps its share; between
-    copies (`hybrid`, `none`) only the last micro-batch is reduced. `unsharded`: every rank keeps whole gradients (4
-    bytes per parameter) and reduces once per step. `offload`: sharded parameters, gradients and optimiser are in host
-    memory. `fp8`: matrix products of the layers in float8 (torchao, H100 and later).
+    `shard` says what is divided over the data ranks. With `full`, parameters, gradients and optimiser state are divided
+    (FSDP2, ZeRO-3). `grad` does the same, but parameters stay gathered from forward to the end of backward (ZeRO-2:
+    faster, more memory). `hybrid` is `full` within groups of `shard_size` ranks (a node); the groups are copies of each
+    other (HSDP). With `none` every rank holds everything, as in DDP.
+
+    `tensor` is the number of ranks, within a node, that share every layer; they see the same samples.
+
+    `checkpointing` says what backward recomputes instead of keeping: `none`, `selective` (norms, RoPE, activation
+    functions), `full` (whole layers) or `{every: k}` (one of every k layers).
+
+    `accumulate` says where the gradients of the micro-batches of a step are added up. With `sharded`, the gradients of
+    every micro-batch are reduced, and a rank keeps its share; between copies (`hybrid`, `none`) they are reduced only
+    after the last micro-batch. With `unsharded`, every rank keeps whole gradients (4 bytes per parameter) and reduces
+    once per step.
+
+    `offload` keeps sharded parameters, gradients and optimiser state in host memory. `fp8` computes the layers' matrix
+    products in float8 (torchao, H100 and later).
     """
 
     shard: Sharding = "full"

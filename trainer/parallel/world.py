@@ -1,9 +1,10 @@
-"""Processes, devices, meshes and sharding. FSDP2 over one mesh is used for a single process too, so that there is one
-code path; tensor parallelism (trainer/model/tensor.py) is one more dimension of the mesh.
+"""Sets up processes, devices, meshes and sharding. A single process uses FSDP2 over a mesh too, so that there is one
+code path. Tensor parallelism (trainer/model/tensor.py) is one more dimension of the mesh.
 
-A process group comes from the environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: torchrun, Slurm, the
-launchers in trainer/launch); without these variables the process is alone. The mesh is (replicate, shard, tensor).
-Neighbouring ranks are in the same `tensor` group, which should not be larger than the number of GPUs in a node.
+A process group is described by the environment variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT,
+which torchrun, Slurm and the launchers in trainer/launch set. Without these variables the process is alone. The mesh is
+(replicate, shard, tensor). Neighbouring ranks are in the same `tensor` group, which should not be larger than the
+number of GPUs in a node.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class World:
         return self.mesh[names]
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over data ranks, in place. Of each tensor group the value of the first rank counts. All ranks take part
-        in one sum, so that they get the same bits and make the same decisions."""
+        """Sum over data ranks, in place. Only the value of the first rank of each tensor group counts. All ranks take
+        part in one sum, so that they get the same bits and make the same decisions."""
         if self.rank % self.parallel.tensor:
             x.zero_()
         dist.all_reduce(x)
@@ -101,8 +102,8 @@ def check_device(device: str) -> None:
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """Join the process group (gloo on CPU, NCCL on CUDA) and leave it at the end. `device`: auto, cpu or cuda. The
-    ranks form one shard group; `arrange` arranges them by a configuration."""
+    """Join the process group (gloo on CPU, NCCL on CUDA) and leave it at the end. `device` is auto, cpu or cuda. The
+    ranks form one shard group; `arrange` gives them another arrangement."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_device(device)
@@ -114,7 +115,7 @@ def world(device: str) -> Iterator[World]:
             raise ConfigError(f"rank {rank} is number {place.index + 1} on this machine, where torch sees {there} GPUs"
                               f": start one rank a GPU, or see what CUDA_VISIBLE_DEVICES hides")
         torch.cuda.set_device(place)
-    # gloo on the CPU too: for collectives of offloaded tensors, and of checkpoints written in the background
+    # on CUDA, gloo serves CPU tensors: those that are offloaded, and checkpoints written in the background
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     if size > 1:
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(minutes=10))
@@ -126,8 +127,8 @@ def world(device: str) -> Iterator[World]:
         dist.destroy_process_group()
         raise
     except BaseException:
-        # the other ranks wait in a collective, and destroying the group is a collective, too (NCCL): it would hang.
-        # Abort instead, as torch asks after a failure: this process ends, and its launcher ends the others
+        # the other ranks wait in a collective. Destroying the group would hang, because with NCCL that is a collective
+        # too. Abort instead, as torch asks after a failure; this process ends, and its launcher ends the others
         dist.distributed_c10d._abort_process_group()
         raise
     dist.destroy_process_group()
@@ -154,24 +155,24 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def compiles(choice: bool | str, device: torch.device) -> bool:
-    """Whether layers are compiled. `auto`: on CUDA if Triton is installed (without it torch.compile ends with an
-    error)."""
+    """Whether layers are compiled. `auto` compiles on CUDA if Triton is installed, because without it torch.compile
+    fails."""
     if choice == "auto":
         return device.type == "cuda" and importlib.util.find_spec("triton") is not None
     return bool(choice)
 
 
 def shard(model: Transformer, world: World, dtype: torch.dtype, compile: bool) -> None:
-    """Divide a model built on the meta device, in place, by the settings of `world.parallel`: each of `model.blocks` is
-    a unit, the rest (embedding, norm, output: tied weights must share a unit) belongs to the root. Storage is allocated
-    but not filled. The order matters: tensor group, float8, checkpointing, compile, FSDP2."""
+    """Divide a model built on the meta device, in place, by the settings of `world.parallel`. Each of `model.blocks` is
+    an FSDP unit. The rest (embedding, norm, output) belongs to the root, because tied weights must share a unit.
+    Storage is allocated but not filled. The order matters: tensor group, float8, checkpointing, compile, FSDP2."""
     parallel = world.parallel
     if parallel.tensor > 1:
         parallel.refuse(model.config)
         tensor.split(model, world.mesh["tensor"])
     if parallel.fp8:
         float8(model, world.device)
-    # reductions in float32, explicitly: the meaning of None changed in torch 2.15
+    # reductions are set to float32, because the meaning of None changed in torch 2.15
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
     options: dict[str, Any] = {"mesh": world.data_mesh, "mp_policy": policy, "offload_policy": offload,
@@ -192,14 +193,15 @@ def shard(model: Transformer, world: World, dtype: torch.dtype, compile: bool) -
     model.to_empty(device="cpu" if parallel.offload else world.device)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # gradients are summed, not averaged: the loss is already divided by the global number of targets. The
-            # second call avoids PREMUL_SUM, which gloo does not have
+            # gradients are summed, not averaged, because the loss is already divided by the global number of targets.
+            # The second call avoids PREMUL_SUM, which gloo does not have
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
 def uncompiled(model: Transformer) -> AbstractContextManager[Any]:
-    """Within this context compiled layers run uncompiled: for shapes that occur once and are not worth a graph."""
+    """Within this context compiled layers run uncompiled. It is for shapes that occur once and are not worth a
+    graph."""
     return torch.compiler.set_stance("force_eager") if model.compiled else nullcontext()
 
 
@@ -248,15 +250,16 @@ def float8(model: nn.Module, device: torch.device) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the parameters that a forward without backward has left gathered: the root's, and with `shard: grad` or
-    `none` those of all layers. Until then `named_parameters` are not the sharded ones."""
+    """Free the parameters that a forward without backward has left gathered. These are the root's parameters, and with
+    `shard: grad` or `none` those of all layers. Until they are freed, `named_parameters` does not return the sharded
+    parameters."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
-    """Set how the gradients of the next micro-batch are reduced in its backward, by `accumulate`. `last`: it is the
+    """Set how the backward of the next micro-batch reduces gradients, as `accumulate` says. `last` says that it is the
     last micro-batch of the step."""
     if not isinstance(model, FSDPModule):
         raise TypeError(f"{type(model).__name__} is not sharded yet: call `shard` first")
@@ -269,14 +272,14 @@ def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
 
 @torch.no_grad()
 def clip(model: nn.Module, most: float, world: World) -> Tensor:
-    """Scale the gradients to a global norm of at most `most`; returns the norm before, 0-d float32 on the device, equal
-    on all ranks (NaN on all when one has a NaN). Gradients that several ranks hold alike (copies of hybrid sharding,
-    gains of norms in a tensor group) count once."""
+    """Scale the gradients to a global norm of at most `most`. Returns the norm before scaling, 0-d float32 on the
+    device, equal on all ranks (NaN on all ranks if one has a NaN). Gradients that several ranks hold as copies (hybrid
+    sharding, gains of norms in a tensor group) count once."""
     held: dict[int, list[Tensor]] = {}
     for parameter in model.parameters():
         if parameter.grad is not None:
             held.setdefault(tensor.copies(parameter.grad), []).append(tensor.local(parameter.grad))
-    # only device tensors: sending a number from the host would make the host wait
+    # only device tensors are used, because sending a number from the host would make the host wait
     squares = [torch.stack(torch._foreach_norm(some)).float().square().sum() / n for n, some in held.items()]
     total = functools.reduce(torch.add, squares).to(world.device)
     dist.all_reduce(total)

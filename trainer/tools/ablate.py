@@ -1,8 +1,8 @@
 """`tokenmill train ablate RUN --arm NAME KEY=VALUE … --arm … --seeds 3 [--tokens 50M]`: which setting is better?
 
 Each arm is the run's training with some keys of `train:` changed. `base`, the unchanged run, comes first, and the
-others are compared with it. All arms read equal numbers of tokens. Seed s changes the initial values and the order of
-the data, in all arms alike, so that neither affects the differences within a seed.
+others are compared with it. All arms read the same number of tokens. A seed changes the initial values and the order of
+the data in all arms alike, so that neither affects the differences between arms of one seed.
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 
 From one checkpoint of the stable phase a short decay to 0 is trained for each candidate mixture, and the held-out loss
 of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3, arXiv 2407.21783 §3.1.3). A mixture is a
-YAML file: streams and weights, or the keys of a phase (`mix`, `max_epochs`, `on_exhausted`). Streams the run does not
-have yet are taken from the store's shards/NAME. The other mixtures are compared with that of the first file.
+YAML file: streams and weights, or the keys of a phase (`mix`, `max_epochs`, `on_exhausted`). Streams that the run does
+not have yet are taken from the store's shards/NAME. The mixture of the first file is the one that the others are
+compared with.
 
-All arms continue from the same place in the data. Seed s reads the same stretch of it in another order: its first s
-steps are phases of their own, and the number of a phase seeds the shuffling of its windows.
+All arms continue from the same place in the data. Another seed reads the same stretch of data in another order. To this
+end, the first s steps of seed s are phases of their own, because the number of a phase seeds the shuffling of its
+windows.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_mix(path: Path) -> dict[str, Any]:
-    """The keys of a phase that a file of `--mixes` gives."""
+    """Read the keys of a phase from a file of `--mixes`. Raises ConfigError."""
     import yaml
 
     from trainer.base.config import ConfigError
@@ -96,7 +98,7 @@ def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], na
         curriculum = future(base, found.meta["samples"], mixes, name, tokens, seed, rate)
     except CurriculumError as error:
         raise ConfigError(str(error)) from None
-    # the phase has a rate of its own; the run's schedule (a warm-up of 2%) would refer to another total
+    # the phase has a rate of its own; shares in the run's schedule (a warm-up of 2%) would refer to another total
     config = replace(base.config, schedule=ScheduleConfig(kind="constant", warmup="0"), skip=())
     made = replace(base, curriculum=curriculum, config=config,
                    out=base.out / "anneal" / f"from{found.step}" / f"{name}-seed{seed}")
@@ -106,8 +108,8 @@ def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], na
 
 def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int,
            rate: float) -> Curriculum:
-    """The curriculum of `base`, with the mixture `name` from `sample` on. It has the streams of all candidates, so that
-    every arm measures the held-out data of all of them."""
+    """The curriculum of `base`, with the mixture `name` from `sample` on. It has the streams of all candidate mixtures,
+    so that every arm evaluates on the held-out data of all these streams."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import place
     from trainer.tools.curriculum_edit import new_streams
@@ -127,8 +129,8 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
 
 
 def plant(found: Checkpoint, base: Run, run: Run) -> None:
-    """Make `found` the checkpoint that `run`, an arm, begins with: its files are linked, its metadata is changed to the
-    arm's configuration and curriculum. Does nothing when the arm has begun already."""
+    """Make `found` the checkpoint that `run`, an arm, begins with. Its files are linked, and its metadata is changed to
+    the arm's configuration and curriculum. Does nothing when the arm already has a checkpoint."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.ledger import NAME
 

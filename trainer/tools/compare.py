@@ -1,8 +1,8 @@
-"""`tokenmill train compare A B …`: trainings side by side, at the number of tokens that all of them have reached.
+"""`tokenmill train compare A B …`: shows trainings side by side, at the number of tokens that all of them have reached.
 
-Each is the folder of a run (STORE/runs/RUN) or the folder given as `--out`. All numbers come from their metrics.jsonl.
-Training losses are means over the last twentieth of the tokens. Held-out losses are those of the last evaluation that
-all of them have, as far as they evaluate at the same tokens.
+Each argument is the folder of a run (STORE/runs/RUN) or the folder given as `--out`. All numbers come from
+metrics.jsonl. Training losses are means over the last twentieth of the tokens. Held-out losses are compared at the last
+point up to which all trainings have evaluated: each training's last evaluation up to there counts.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(folders: Sequence[Path]) -> dict[str, Any]:
-    """{"tokens", "trainings": [{"name", "steps", "loss", "streams", "heldout", "heldout_streams", "heldout_tokens",
-    "tokens_per_s", "mfu", "world", "device"}], "differences": {key: [a value for each training]}}."""
+    """Compare the trainings in `folders`. Returns {"tokens", "trainings": [{"name", "steps", "loss", "streams",
+    "heldout", "heldout_streams", "heldout_tokens", "tokens_per_s", "mfu", "world", "device"}], "differences": {key: [a
+    value for each training]}}."""
     from trainer.base.config import ConfigError
     from trainer.observe.metrics import scan, standing
 
@@ -52,7 +53,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
             raise ConfigError(f"{path}: no step has been performed yet")
         histories.append(history)
     tokens = min(max(line["tokens"] for line in h if line["event"] == "step") for h in histories)
-    # held-out losses at equal tokens, too: at the last evaluation of the training that evaluates least often
+    # held-out losses are compared at equal tokens too: at the earliest of the trainings' last evaluations
     evaluated = [[e["tokens"] for e in h if e["event"] == "eval" and e["tokens"] <= tokens] for h in histories]
     judged = min((max(at) for at in evaluated if any(at)), default=0)
     first = [[line for line in h if line["event"] in ("start", "resume")][-1] for h in histories]
@@ -68,7 +69,8 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dict[str, Any]:
-    """The numbers of a training after `tokens` tokens, and of its last evaluation up to `judged_at`, or its first."""
+    """The numbers of a training after `tokens` tokens, and of its last evaluation up to `judged_at` tokens. If there is
+    none, its first evaluation is used."""
     steps = [line for line in history if line["event"] == "step" and line["tokens"] <= tokens]
     tail = [line for line in steps if line["tokens"] > (1 - TAIL) * tokens] or steps[-1:]
     losses = [line["loss"] for line in tail if line.get("loss") is not None]

@@ -1,15 +1,15 @@
 """`tokenmill train edit RUN --at STEP|now --phases FILE`: replace the phases of a training from a step on.
 
 FILE is YAML: a list of phases like a recipe's `curriculum.phases` (or a mapping with `phases`, and `total` if `until`
-should refer to another total). They follow the phases that are kept, and inherit from them:
+should refer to another total). The phases follow those that are kept, and inherit from them:
 
     - {name: code, until: 80%, mix: {web: 60, code: 40}}
     - {name: long, extra: 1B, sequence: 16384, rope_theta: 2e6, lr: {peak: 2e-5, warmup: 50M, shape: cosine}}
 
-The samples before STEP stay the same, bit for bit; no window is read again before its epoch ends. A stream the run does
-not have yet is taken from the store's shards/NAME. RUN/curriculum.json is replaced atomically, and the old one kept as
-curriculum.1.json (2, …). A running training keeps the curriculum it has read at its start: stop it before STEP and
-start it again. Its ledger then records the step from which the new curriculum holds.
+The samples before STEP stay the same, bit for bit; no window is read again before its epoch ends. A stream that the run
+does not have yet is taken from the store's shards/NAME. RUN/curriculum.json is replaced atomically, and the old file is
+kept as curriculum.1.json (2, …). A running training keeps the curriculum that it read at its start, so stop it before
+STEP and start it again. Its ledger then records the step from which the new curriculum applies.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curriculum, list[Phase]]:
-    """The curriculum of `old` with the phases in the file `path` after step `step`, and these phases. Adds to
-    `warnings`. Raises ConfigError."""
+    """Return the curriculum of `old` with the phases in the file `path` after step `step`, and those phases. Warnings
+    are appended to `warnings`. Raises ConfigError."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import parse_count, place
     from trainer.base.config import ConfigError
@@ -181,8 +181,8 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
 
 
 def put(path: Path, text: str) -> Path:
-    """Replace `path` by `text` atomically and durably: readers see the whole old or the whole new file. Returns the
-    path under which the old one is kept: NAME.1.SUFFIX, or the first free number."""
+    """Replace `path` by `text` atomically and durably. Readers see either the whole old or the whole new file. Returns
+    the path under which the old file is kept: NAME.1.SUFFIX, or the first free number instead of 1."""
     from pipeline.base import files
 
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

@@ -1,10 +1,10 @@
-"""`tokenmill train doctor`: is this machine, with this run, fit to train on several ranks? It prints a line per check:
+"""`tokenmill train doctor` checks whether this machine can train this run on several ranks. It prints a line per check:
 ok, or failed with a remedy.
 
 One rank and N ranks, each in processes of their own, build the run's model (its first layers), read its first batches
-and train a few steps. Initial values and batches must be identical, losses and gradient norms equal up to rounding, no
-two shards identical (SmolLM3 lost 1T tokens to tensor-parallel ranks with one seed), and one rank must be able to
-resume from the checkpoint of N.
+and train a few steps. Initial values and batches must be identical. Losses and gradient norms must be equal up to
+rounding. No two shards may be identical (SmolLM3 lost 1T tokens to tensor-parallel ranks with one seed). One rank must
+be able to resume from the checkpoint of N ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trainer.loop.run import Run
     from trainer.parallel.world import World
 
-#: layers of the model that is built: enough to have every kind of parameter twice
+#: number of layers of the reduced model: enough to have every kind of parameter twice
 LAYERS = 2
 #: steps of N ranks; one rank does one more, and then repeats that step from the checkpoint of N
 STEPS = 3
@@ -87,7 +87,7 @@ class Checks:
 
 
 def environment(checks: Checks, ranks: int, device: str, run: Run) -> tuple[str, str]:
-    """Versions and devices. Returns the device to compare on, and the dtype of matrix products there."""
+    """Check versions and devices. Returns the device to compare on, and the dtype of its matrix products."""
     import torch
 
     tested = torch.__version__.split("+")[0]
@@ -130,8 +130,8 @@ def disk(checks: Checks, run: Run) -> None:
 
 
 def output(checks: Checks, run: Run) -> Path | None:
-    """Make a scratch folder beside the future checkpoints and check put-if-absent there. None when it cannot be
-    written."""
+    """Make a scratch folder beside the future checkpoints and check put-if-absent there. Returns the folder, or None
+    when it cannot be written."""
     from trainer.checkpoint.checkpoints import put_absent
 
     try:
@@ -152,7 +152,8 @@ def output(checks: Checks, run: Run) -> Path | None:
 
 
 def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
-    """Check the estimated memory of a rank and size of a checkpoint against the free memory and disk."""
+    """Compare the estimated memory of a rank with the free memory, and the estimated size of a checkpoint with the free
+    disk space."""
     import torch
 
     from trainer.tools.memory import checkpoint_bytes, estimate, micro_batch, number_bytes
@@ -176,7 +177,8 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
 
 
 def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: str, precision: str) -> None:
-    """Compare one rank with N: initial values, batches, shards, losses, and resuming one rank from the checkpoint of N.
+    """Compare one rank with N ranks: initial values, batches, shards, losses, and whether one rank resumes from the
+    checkpoint of N ranks.
     """
     from trainer.launch.local import launch
 
@@ -264,8 +266,8 @@ def examine(run: Run, world: World, folder: Path) -> None:
 
 
 def reduced(run: Run, out: Path, world: World) -> Run:
-    """Reduce the run to its first layers and to a few rows per step of its first phase, without a warm-up of the
-    learning rate."""
+    """Reduce the run to its first layers, and to a few rows per step of its first phase. The learning rate has no
+    warm-up."""
     from trainer.loop.config import EvaluateConfig, TrainConfig
     from trainer.optim.schedule import ScheduleConfig
 
@@ -283,8 +285,8 @@ def reduced(run: Run, out: Path, world: World) -> Run:
 
 
 def copies_and_twins(model: nn.Module, world: World) -> dict[str, list[str]]:
-    """{"twins": matrices whose parts on two ranks should differ but are equal, "unequal": parameters whose copies on
-    two ranks should be equal but differ}. Every rank calls it."""
+    """Return {"twins": matrices whose parts on two ranks should differ but are equal, "unequal": parameters whose
+    copies on two ranks should be equal but differ}. Every rank must call this."""
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor

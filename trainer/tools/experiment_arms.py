@@ -1,8 +1,8 @@
-"""The common part of `anneal` and `ablate`: trains several short trainings (arms) with several seeds each, one after
+"""The common part of `anneal` and `ablate`. It runs several short trainings (arms) with several seeds each, one after
 the other on this machine, and prints a table of their held-out losses, with intervals.
 
-An arm with a seed is a training of its own below OUT. The same command continues where it was stopped, and does not
-repeat finished trainings. Only the last checkpoint of each is kept.
+Each arm and seed is a training of its own below OUT. A command that is run again continues where it was stopped, and
+does not repeat finished trainings. Only the last checkpoint of each training is kept.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm],
             prepare: Callable[[Arm], None] = lambda _arm: None) -> int:
-    """Train all arms, on `--ranks` ranks, and print the table. `prepare` is called once for each arm, before it."""
+    """Train all arms, on `--ranks` ranks, and print the table. `prepare` is called for each arm before it is
+    trained."""
     from trainer.data.remote import fetch_shards
     from trainer.parallel.world import world
 
@@ -85,8 +86,8 @@ def check(arm: Arm) -> None:
 
 def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
               tell: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
-    """Train all arms. Returns for each arm and each of its seeds the held-out loss by source, including ALL, in nats
-    per token."""
+    """Train all arms. Returns, for each arm and each of its seeds, the held-out loss by source in nats per token. The
+    source ALL stands for all sources together."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.train import train
 
@@ -109,11 +110,11 @@ def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
 
 
 def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | None]:
-    """Compare values[arm][seed]. Returns (for each arm the mean difference to the first one; half the width of the 95 %
-    interval of such a difference, or None with one seed or one arm, where it is unknown).
+    """Compare values[arm][seed]. Returns the mean difference of each arm to the first arm, and half the width of the 95
+    % interval of such a difference. With one seed or one arm the width is unknown, and None is returned for it.
 
-    Arms with the same seed have the same initial values and order of data, so differences are taken within a seed: a
-    randomised block design, with the residual variance pooled over all arms (for two arms: the paired t-test).
+    Arms with the same seed have the same initial values and order of data, so differences are taken within a seed. This
+    is a randomised block design, with the residual variance pooled over all arms; for two arms it is the paired t-test.
     """
     import numpy as np
 
@@ -129,7 +130,8 @@ def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | N
 
 def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
     """{"arms": [names], "seeds": S, "sources": {source: {"noise": half width or None, "arms": {name: {"loss", "delta",
-    "beyond_noise"}}}}}, for sources that all arms have. `delta` is the difference to the first arm; negative is better.
+    "beyond_noise"}}}}}. Only sources that all arms have are included. `delta` is the difference to the first arm;
+    negative is better.
     """
     first = next(iter(results))
     seeds, sources = len(results[first]), {}
@@ -146,7 +148,8 @@ def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """The table as text: losses of the first arm, differences of the others, a star where they exceed the noise."""
+    """The table as text: losses of the first arm, and differences of the others to it. A star marks differences that
+    exceed the noise."""
     width = max(12, *(len(n) + 2 for n in found["arms"]))
     first, *others = found["arms"]
     out = [f"held-out loss in nats/token, means of {found['seeds']} seed{'s' * (found['seeds'] > 1)}; differences to "

@@ -1,8 +1,9 @@
-"""`tokenmill train explain`: the documents of a step, and its loss compared with that of neighbouring steps.
+"""`tokenmill train explain`: shows the documents of a step, and compares its loss with that of neighbouring steps.
 
-This needs no log: samples follow from the curriculum, windows from the order, documents from the shards' table, and
-URLs, signals and texts from the published datasets of the store, by the part and row in the table. Only the losses of
-single rows must have been written; training writes the highest of each interval (worst_rows.jsonl).
+The documents are found without a log. Samples follow from the curriculum, windows from the order, and documents from
+the shards' document table. URLs, signals and texts come from the store's published datasets, by the part and row that
+the table names. Only the losses of single rows must have been recorded. Training records the highest of each interval
+in worst_rows.jsonl.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 AROUND = 5
 #: minimum of steps for a meaningful standard deviation
 TELLING = 5
-#: document tables, or parts of datasets, that are read in parallel: a bucket answers each request slowly
+#: document tables or parts of datasets that are read in parallel, because a bucket answers each request slowly
 READERS = 16
 #: characters of a document's text that are shown
 EXCERPT = 400
@@ -66,8 +67,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def explain(run: Run, number: int, row: int | None = None, worst: int | None = None) -> dict[str, Any]:
-    """Collect everything about step `number` (from 1), or about one of its rows, or its `worst` rows. Raises
-    ConfigError for a step or row that does not exist."""
+    """Collect everything about step `number` (from 1). With `row`, only that row is included; with `worst`, only the
+    `worst` rows with the highest loss. Raises ConfigError for a step or row that does not exist."""
     from tokenizer.mixture.order import Order
     from trainer.base.config import ConfigError
     from trainer.checkpoint.ledger import Ledger
@@ -115,9 +116,9 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
 
 
 def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
-    """The documents of a window, starting with those that have the most tokens in it. `tokens` are their positions
-    [first, stop) among the L + 1 of the window. The last position is only a target, so a document that begins there is
-    left out."""
+    """The documents of a window, starting with those that have the most tokens in it. `tokens` are a document's
+    positions [first, stop) among the window's `length` + 1 positions. The last position is only a target, so a document
+    that begins there is left out."""
     start = window * length
     result = []
     for span in shards.documents(start, start + length + 1):
@@ -130,8 +131,9 @@ def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
 
 
 def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bool, pool: Executor) -> str | None:
-    """Add to each document the columns of its published dataset (below `top`/datasets): url, source and language, and,
-    if `whole`, signals, meta and some text. Returns a message when some documents are missing there."""
+    """Add to each document the columns of its published dataset (below `top`/datasets). These are url, source and
+    language, and with `whole` also signals, meta and an excerpt of the text. Returns a message if some documents are
+    missing from the datasets, else None."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import fs
@@ -163,8 +165,8 @@ def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bo
 
 
 def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str, Any]], whole: bool) -> bool:
-    """Add the columns of the rows `at` of a part; returns whether the part exists. A row with another id is skipped:
-    the dataset has changed."""
+    """Add to the documents `wanted` the columns of their rows `at` of a part. Returns whether the part exists. A row
+    with another id is skipped, because the dataset has changed."""
     import pyarrow as pa
 
     from pipeline.base.parquet import open_parquet
@@ -192,7 +194,7 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
                 [said] = table.slice(d["at"] - first, 1).to_pylist()
                 if said.pop("id") != d["id"]:
                     continue
-                if "text" in said:                   # the excerpt's place is approximate: token lengths vary
+                if "text" in said:                   # the place is approximate, as token lengths vary
                     text = said["text"] or ""
                     begins = len(text) * d["begins"] // d["of"]
                     said["text"] = text[begins:begins + EXCERPT]
@@ -203,10 +205,11 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
 
 
 def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | None]:
-    """Return (metrics, the reason why they are left out or None). `around` holds metrics of neighbouring steps. `loss`
-    and `norm` hold the step's value, mean and standard deviation of the accepted steps before it, and its distance in
-    deviations. For a step that was rewound, all are from before its last rewind. Metrics are left out when the step
-    was performed with other samples than the present curriculum gives it."""
+    """Return the metrics of a step and its neighbours, and the reason why they are left out, or None. `around` holds
+    metrics of neighbouring steps. `loss` and `norm` hold the step's value, the mean and standard deviation of the
+    accepted steps before it, and the step's distance from the mean in deviations. If a rewind skipped the step, all
+    metrics are from before its last rewind. Metrics are left out when the step was performed with other samples than
+    the present curriculum gives it."""
     from trainer.observe.metrics import TURNS, scan, standing
 
     number, most = step.number + 1, run.config.stability.window
@@ -236,8 +239,8 @@ def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | 
 
 
 def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -> str | None:
-    """Why `lines` do not apply to step `number`: the curriculum was edited after it was performed. None if they
-    apply."""
+    """The reason why `lines` do not apply to step `number`, or None if they apply. They do not apply when the
+    curriculum was edited after the step was performed, so that the step now has other samples."""
     begun = next((line for line in reversed(lines) if line["event"] in ("start", "resume")), None)
     first = None
     if begun is not None and "phases" in begun:
@@ -249,7 +252,7 @@ def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -
                 first = done + (min(old["steps"], phase.steps) if now and then == now else 0)
                 break
             done += phase.steps
-    if first is None:                           # training has resumed since the edit: the ledger records it
+    if first is None:                           # training resumed after the edit, so the ledger has it
         rewinds = [i for i, line in enumerate(ledger.lines) if line["event"] == "rewind"
                    and line["steps"][0] <= number < line["steps"][1]]
         first = min((line["step"] for line in ledger.lines[rewinds[-1]:] if line["event"] == "edit"), default=None) \

@@ -1,5 +1,5 @@
-"""`tokenmill train export`: the model of a checkpoint in Hugging Face's layout. The work is
-`trainer.checkpoint.hf`'s."""
+"""`tokenmill train export`: writes the model of a checkpoint in Hugging Face's layout. `trainer.checkpoint.hf` does the
+work."""
 
 from __future__ import annotations
 

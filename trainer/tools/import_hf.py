@@ -1,4 +1,4 @@
-"""`tokenmill train import`: the recipe entries that continue training from a model in Hugging Face's layout."""
+"""`tokenmill train import`: prints the recipe entries that continue training from a model in Hugging Face's layout."""
 
 from __future__ import annotations
 

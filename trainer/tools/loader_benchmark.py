@@ -1,10 +1,10 @@
 """`tokenmill train soak RUN`: tests, before training, whether the loader will keep up at the end of the run.
 
-It runs the loader, without a model, over the last steps of the plan. There an index that grows with the run, storage
-that has evicted shards, or a memory leak becomes visible (SmolLM3's first two problems, at a trillion tokens, on 384
-GPUs). At full speed it measures the loader's throughput. With `--rate` it reads as fast as a training of that many
-tokens per second, and measures how long that training would wait. `--ranks N` runs N loaders in N processes on this
-machine. Exit code 0: the loader keeps up; 1: it does not, or its memory grows.
+It runs the loader, without a model, over the last steps of the plan. Late steps reveal an index that grows with the
+run, storage that has evicted shards, and memory leaks. (The first two were SmolLM3's first problems, at a trillion
+tokens on 384 GPUs.) At full speed it measures the loader's throughput. With `--rate` it reads at the pace of a training
+with that many tokens per second, and measures how long such a training would wait. `--ranks N` runs N loaders in N
+processes on this machine. The exit code is 0 if the loader keeps up, and 1 if it does not or its memory grows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from trainer.loop.run import open_run
 
     opened = open_run(options.run, options.store, options.out, options.overrides)
-    if options.rank is not None:                                     # one of several processes: the parent reads this
+    if options.rank is not None:                                     # one of several processes; the parent reads this
         print(json.dumps(load(opened, options.steps, options.rate, options.rank, options.ranks)))
         return 0
     if opened.source:
@@ -60,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
-    """The measurements of `ranks` processes. Raises TrainingError when one fails."""
+    """Run a loader in each of `ranks` processes and return their measurements. Raises TrainingError when a process
+    fails."""
     from trainer.launch.local import end_with_parent
     from trainer.loop.run import TrainingError
 
@@ -81,7 +82,8 @@ def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
 
 
 def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, Any]:
-    """Read this rank's rows of the last `steps` steps. `rate`: tokens per second of all ranks; 0: without pauses."""
+    """Read this rank's rows of the last `steps` steps and return the measurements. `rate` is the tokens per second of
+    all ranks; 0 reads without pauses."""
     from trainer.data.batches import Data, Prefetch
 
     total = run.curriculum.steps
@@ -101,13 +103,13 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
         read += sum((length + 1) * widths[stream] for stream in batch.stream.tolist())
         if step.number - first <= (total - first) // 10:
             before = memory()
-        if rate:                                                     # as long as a training would compute the step
+        if rate:                                                     # the time that a training takes for the step
             time.sleep(step.batch * length / rate)
     seconds = time.perf_counter() - began
     marks = quantiles(waits, n=100, method="inclusive") if len(waits) > 1 else waits * 99
     return {"first_step": first + 1, "steps": total - first, "tokens": tokens, "seconds": seconds,
             "wait_p50_ms": 1e3 * marks[49], "wait_p99_ms": 1e3 * marks[98], "wait_max_ms": 1e3 * max(waits),
-            # without the first wait, in which the prefetch starts
+            # the first wait is left out, because the prefetch starts in it
             "wait_share": sum(waits[1:]) / seconds, "bytes": read, "disk_bytes": disk_bytes() - disk,
             "memory_before": before, "memory_after": memory()}
 
@@ -154,8 +156,8 @@ def told(report: Mapping[str, Any]) -> str:
 
 
 def memory() -> int:
-    """Bytes of this process that are not pages of files: the system may load and evict pages of memory maps at any
-    time."""
+    """Bytes of this process that are not pages of files. Pages of files are left out because the system may load and
+    evict them at any time."""
     from trainer.observe.hardware import host_memory
 
     try:

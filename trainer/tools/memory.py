@@ -1,11 +1,11 @@
-"""Estimates the memory of a rank before training: a closed formula, and a measurement of a step on fake tensors.
+"""Estimates the memory of a rank before training, by a closed formula and by a measurement of a step on fake tensors.
 
-The formula adds up everything that a step keeps at some time. It is a little too high, because gradients appear while
-activations are freed. The measurement runs the run's model, sharded over a fake process group of N ranks, on tensors
-with shapes but no storage (FakeTensorMode), and lets torch's FSDPMemTracker count. It needs no GPU and uses the CPU's
-kernels, which keep more than CUDA's: norms are not fused there, and keys and values are repeated for all heads. The
-measurement is thus an upper bound, the formula an estimate. Neither includes the allocator's waste: fill at most 92 %
-of the device.
+The formula adds up everything that a step keeps at some time. Its result is a little too high, because gradients appear
+while activations are freed. The measurement runs the model, sharded over a fake process group of N ranks, on tensors
+with shapes but no storage (FakeTensorMode), and torch's FSDPMemTracker counts the bytes. It needs no GPU and uses the
+CPU's kernels. These keep more than CUDA's, because norms are not fused, and keys and values are repeated for all heads.
+The measurement is thus an upper bound, the formula an estimate. Neither includes the allocator's waste, so a plan
+should fill at most 92 % of the device.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def number_bytes(run: Run, device: str) -> int:
 def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: int, fused: bool = True) -> float:
     """Bytes that one layer keeps for one token from forward to backward, on average over the layers.
 
-    `size`: bytes of a number in the compute dtype. `fused`: CUDA's kernels, where a norm keeps only its float32 input.
-    The CPU's also keep the normalised values, and repeat keys and values. Heads and hidden units are divided by
-    `tensor`.
+    `size` is the bytes of a number in the compute dtype. `fused` stands for CUDA's kernels, where a norm keeps only its
+    float32 input. The CPU's kernels also keep the normalised values, and repeat keys and values. Heads and hidden units
+    are divided by `tensor`.
     """
     width, query, key = model.width, model.heads * model.dim / tensor, model.kv_heads * model.dim / tensor
     hidden = model.ffn / tensor
@@ -79,8 +79,8 @@ def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: in
 
 
 def _upcast(size: int, fused: bool) -> int:
-    """Bytes a norm keeps per number: its float32 input (which exists already if `size` is 4); if not fused, also the
-    normalised value."""
+    """Bytes that a norm keeps per number. It keeps its float32 input, which exists already if `size` is 4. If not
+    fused, it also keeps the normalised value."""
     return (4 if size < 4 else 0) + (0 if fused else 4)
 
 
@@ -103,8 +103,9 @@ def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:
 
 def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int, accumulate: bool = False,
              fused: bool = True) -> dict[str, float]:
-    """Bytes by use on a rank of `ranks`, with micro-batches of `tokens` tokens and `size` bytes per number in matrix
-    products. `accumulate`: a step has several micro-batches. Raises ConfigError when the ranks cannot be arranged."""
+    """Estimate the bytes on a rank of `ranks`, by use. Micro-batches have `tokens` tokens, and a number in matrix
+    products has `size` bytes. `accumulate` says that a step has several micro-batches. Raises ConfigError when the
+    ranks cannot be arranged."""
     model, parallel = config.model, config.parallel
     shards = parallel.shape(ranks)["shard"] * parallel.tensor
     parameters = model.parameters(vocab)
@@ -123,12 +124,12 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
                                                                 fused),
     }
     output = vocab * model.width / parallel.tensor
-    # at the end of forward: logits, softmax and gradient of a chunk; gradients of the whole output matrix (which a
-    # tensor group also gathers) and of its input
+    # the end of forward holds logits, softmax and gradient of a chunk, and the gradients of the whole output matrix
+    # (which a tensor group also gathers) and of its input
     loss = min(config.loss.chunk, mine) * vocab * (4 + 2 * size) + mine * model.width * size + vocab * model.width * (
         4 + (size if parallel.tensor > 1 else 0))
-    # in backward: a layer's gradients before and during their reduction; the output's gradients, which wait for the
-    # embedding's; and the activations of a recomputed layer
+    # backward holds a layer's gradients before and during their reduction, the output's gradients, which wait for the
+    # embedding's, and the activations of a recomputed layer
     backward = size * output + (size + 4) * layer / parallel.tensor
     if parallel.checkpointing != "none":
         backward += tokens * activation_bytes(model, "none", size, parallel.tensor, fused)
@@ -137,8 +138,8 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
 
 
 def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
-    """Bytes of gradients that a rank holds between the micro-batches of a step, besides those that the optimiser
-    gets."""
+    """Bytes of gradients that a rank holds between the micro-batches of a step, in addition to the gradients that the
+    optimiser reads."""
     parallel, parameters = config.parallel, config.model.parameters(vocab)
     if parallel.accumulate == "unsharded":
         return 4.0 * parameters / parallel.tensor
@@ -150,11 +151,11 @@ def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
 
 def measure(config: TrainConfig, vocab: int, ranks: int, rows: int, length: int, size: int,
             accumulate: bool = False) -> float:
-    """Peak bytes of forward and backward on a rank of `ranks`, with parameters, gradients and optimiser state, counted
-    on fake tensors. Models with MEASURED layers are measured, and extrapolated to all layers. `accumulate`: measure two
-    micro-batches of a step.
+    """Measure the peak bytes of forward and backward on a rank of `ranks`, with parameters, gradients and optimiser
+    state, on fake tensors. Models with MEASURED layers are measured, and the result is extrapolated to all layers. With
+    `accumulate`, two micro-batches of a step are measured.
 
-    There must be no process group. Raises RuntimeError when the tracker, a private tool of torch, fails.
+    No process group may exist. Raises RuntimeError when torch's tracker, which is private to torch, fails.
     """
     layers = config.model.layers
     if layers <= MEASURED[1]:
@@ -185,7 +186,7 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
         world = arrange(0, ranks, torch.device("cpu"), replace(config.parallel, fp8=False, offload=False))
         with torch.device("meta"):
             model = Transformer(config.model, vocab)
-        # sharded on the meta device, and given fake storage later: meshes cannot be made of fake tensors
+        # sharded on the meta device and given fake storage later, as meshes cannot be made of fake tensors
         shard(model, replace(world, device=torch.device("meta")), torch.bfloat16 if size == 2 else torch.float32, False)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
@@ -199,7 +200,7 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
                     gather_gradients(model, world, last)
                     model(tokens, mask, tokens, torch.ones(()), config.loss.z, config.loss.chunk)[0].backward()
             peak = float(sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values()))
-            # the optimiser's step is not run: DTensor's bookkeeping would count the shapes of the whole model
+            # the optimiser's step is not run, because DTensor's bookkeeping would count the whole model's shapes
             shards = config.parallel.shape(ranks)["shard"] * config.parallel.tensor
             return peak + optimizer_bytes(config, vocab) / shards
     except (AttributeError, TypeError, NotImplementedError) as error:
@@ -210,10 +211,10 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
 
 def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, capacity: float | None,
           rows: int) -> tuple[list[str], str]:
-    """Returns (lines, advice). The lines show GB by micro-batch and checkpointing, for each way to divide the state.
-    The advice names settings that fit into FILL of `capacity` (bytes) with the run's own way: the least recomputation,
-    and with it the largest micro-batch. `rows`: windows of `length` tokens that a rank has in a step, the upper limit
-    of a micro-batch."""
+    """Return (lines, advice). The lines show GB by micro-batch and checkpointing, for each way to shard the state. The
+    advice names settings that fit into the share FILL of `capacity` (bytes) with the run's own sharding: the least
+    recomputation that fits, and with it the largest micro-batch. `rows` is the number of windows of `length` tokens
+    that a rank has in a step; a micro-batch cannot be larger."""
     own, data = config.parallel.shard, ranks // config.parallel.tensor
     ways: dict[Sharding, tuple[str, int]] = {"full": ("full", 0)}
     node = config.parallel.shard_size or 8
@@ -263,8 +264,8 @@ def parse_bytes(text: str) -> float:
 
 
 def device_named(text: str, known: dict[str, Any]) -> str:
-    """The full name of a device from a short one ('H200' → 'NVIDIA H200'). Raises ConfigError when it fits no device,
-    or several that differ."""
+    """The full name of a device from a short one ('H200' → 'NVIDIA H200'). Raises ConfigError when the name fits no
+    device, or several that differ."""
     text = MEANT.get(text.lower(), text)
     exact = [name for name in known if text.lower() in (name.lower(), name.lower().removeprefix("nvidia "))]
     close = exact or [name for name in known if text.lower() in name.lower().split()]

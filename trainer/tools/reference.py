@@ -1,7 +1,7 @@
 """Generates the list of all settings in docs/training.md from the config classes: `python -m trainer.tools.reference
 FILE`.
 
-The list is between two marks. `make docs` writes it, and a test checks that the page is up to date.
+The list is between two marks in the page. `make docs` writes the list, and a test checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REQUIRED = "(required)"
 
 
 def settings(config: type[Any], prefix: str = "", value: Any = None) -> Iterator[tuple[str, str]]:
-    """Yield (key as `--set` takes it, default) of every setting of a config class and of nested ones. `value` is an
+    """Yield (key as `--set` takes it, default) for every setting of a config class and of nested classes. `value` is an
     instance whose values are the defaults."""
     hints = typing.get_type_hints(config)
     for field in fields(config):
@@ -40,8 +40,8 @@ def settings(config: type[Any], prefix: str = "", value: Any = None) -> Iterator
 
 
 def optimizers(prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield the settings that all optimisers share, then for each kind those that it adds or whose default it
-    changes."""
+    """Yield the settings that all optimisers share. Then, for each kind, yield the settings that it adds or whose
+    default it changes."""
     common = dict(settings(OptimizerConfig, f"{prefix}."))
     yield f"{prefix}.kind", OptimizerConfig.DEFAULT
     yield from ((key, default) for key, default in common.items() if key != f"{prefix}.kind")

@@ -1,4 +1,4 @@
-"""The plan of a training as text: phases, sources, sizes, memory and FLOPs."""
+"""Formats the plan of a training as text: phases, sources, sizes, memory and FLOPs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trainer.tools.memory import FILL, MEMORY, estimate, measure, micro_batch, n
 
 @dataclass(frozen=True)
 class Machine:
-    """The device of a rank: `memory` in bytes, `peak` dense bf16 FLOP/s, the share of it that is reached, $ per
-    hour."""
+    """The device of a rank: `memory` in bytes, `peak` in dense bf16 FLOP/s, the share of the peak that training
+    reaches, and the price in $ per hour."""
 
     name: str = "NVIDIA H200"
     memory: float | None = MEMORY["NVIDIA H200"]
@@ -52,8 +52,8 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
 
 
 def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
-    """Lines about the memory of a rank by the formula and, if `measured`, by a step on fake tensors; and alternatives
-    that fit."""
+    """Lines about the memory of a rank by the formula and, if `measured`, by a step on fake tensors. Further lines show
+    alternatives that fit."""
     config, parallel, vocab = run.config, run.config.parallel, run.vocab
     size = number_bytes(run, "cuda")
     rows, length, accumulate = micro_batch(run, ranks)

@@ -1,11 +1,11 @@
 """`tokenmill train verify RUN`: checks whether a checkpoint matches its run, and says which data the model has seen.
 
-It computes again, from the curriculum and the ledger, and compares with the checkpoint: the hash chain over every
-window of every performed step, the sizes and sha256 of its files, the tokenizer, the shard sets (with `--shards` every
-byte of them). `--against LIST` (ids of documents, one per line, as decontamination lists them) looks each of them up in
-the document tables and reports those that the model has seen by this step; seeing one is a failure.
-`--checkpoint` only reads the files of one checkpoint.
-Exit code 0: everything matches; 1: something differs, or a listed document was seen.
+From the curriculum and the ledger, the hash chain over every window of every performed step is computed again and
+compared with the checkpoint's. The sizes and sha256 of the checkpoint's files, the tokenizer, and the shard sets (with
+`--shards` every byte of them) are checked too. `--against LIST` looks documents up in the document tables and reports
+those that the model has seen by this step; a document that was seen is a failure. LIST has one id per line, as
+decontamination lists them. `--checkpoint` only reads the files of one checkpoint. The exit code is 0 if everything
+matches, and 1 if something differs or a listed document was seen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainer.checkpoint.ledger import Ledger
     from trainer.loop.run import Run
 
-#: most documents of a list that are named; further ones are only counted
+#: most seen documents that are named; further documents are only counted
 NAMED = 20
 
 
@@ -74,7 +74,8 @@ def whole(options: argparse.Namespace) -> int:
 
 
 def marked(options: argparse.Namespace) -> Path:
-    """Find the file COMPLETE of the checkpoint given by --checkpoint, or DAMAGED of one that was set aside."""
+    """Find the marker file of the checkpoint given by --checkpoint. It is COMPLETE, or DAMAGED for a checkpoint that
+    was set aside."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint.checkpoints import ASIDE, STEP
     from trainer.loop.run import open_run
@@ -147,7 +148,7 @@ def written_by(meta: dict[str, Any]) -> str:
 
 
 def files(found: Checkpoint) -> tuple[list[str], str]:
-    """Check the sha256 of the files (`checkpoint.complete` has checked their sizes)."""
+    """Check the sha256 of the files. Their sizes have been checked when the checkpoint was found."""
     from trainer.checkpoint.checkpoints import sha256
 
     try:
@@ -226,7 +227,7 @@ def shards(run: Run, deep: bool) -> tuple[list[str], str]:
 
 # -- data that the model has seen ------------------------------------------------------------------------------------
 def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
-    """Ranges [first, stop) of steps up to `step` that were skipped, disjoint, in order."""
+    """Disjoint ranges [first, stop) of skipped steps up to `step`, in order, with the reason for each."""
     result: list[tuple[int, int, str]] = []
     for first, stop, why in sorted(ledger.passed):
         first, stop = max(first, result[-1][1] if result else 1), min(stop, step + 1)
@@ -265,7 +266,8 @@ class Hit:
 
 
 def read_ids(path: Path) -> list[str]:
-    """Read ids, one per line. The rest of a line is a remark."""
+    """Read ids, one per line. The rest of a line is a remark, and lines that begin with # are skipped. Returns the ids
+    sorted and without duplicates. Raises ConfigError."""
     from trainer.base.config import ConfigError
 
     try:
@@ -291,7 +293,7 @@ def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[
 
 
 def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield (id, first token, end) in the stream for each of `ids` that the shards hold."""
+    """Yield (id, first token, end) for each of `ids` that the shards hold. The positions are those in the stream."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -307,8 +309,8 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
 
 
 def readers(order: Order, stream: int, begin: int, end: int) -> np.ndarray:
-    """Numbers of all samples of the curriculum, int64, whose window has a token of the document [begin, end). The
-    target after a window's last token is not counted: if it is the document's first token, it is not learned."""
+    """Numbers (int64) of all samples of the curriculum whose window has a token of the document [begin, end). The
+    target after a window's last token does not count. If it is the document's first token, it is not learned."""
     last = min((end - 1) // order.longest + 1, order.supers[stream])
     result = [np.empty(0, np.int64)]
     for phase, (numbers, windows, _) in order.samples_of(stream, begin // order.longest, last).items():

@@ -69,8 +69,8 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Fingerprint:
-        """The fingerprint of another node. That node may run a version with other fields. It must then be refused by
-        name for its code, and not be taken for broken, so missing fields are empty."""
+        """The fingerprint of another node. That node may run another version, whose fingerprint has other fields.
+        Missing fields are left empty, so that the node is refused by name for its code and not taken for broken."""
         empty: dict[str, Any] = {"roots": {}, "libraries": {}}
         return cls(**{f.name: doc.get(f.name, empty.get(f.name, "")) for f in fields(cls)})
 

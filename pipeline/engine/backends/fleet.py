@@ -6,10 +6,10 @@ It only decides, from plain numbers; `ray_backend` carries the decisions out. Th
   (at most 16) with their part of the memory, or the GPUs (`pools.Available.shape_for`).
 * A task that fits no supervisor but would fit a node preempts the supervisors of one node: they finish what they run,
   then a supervisor of the right shape takes their place.
-* A task that fits no node at all waits for one (an autoscaler may add it). After `fit_s` seconds the run ends with an
-  error that names the task.
+* A task that fits no node at all waits for a node that it fits (an autoscaler may add one). After `fit_s` seconds the
+  run ends with an error that names the task.
 * A supervisor that has been idle for `idle_s` ends, so that its node can be given back.
-* A node whose supervisors die one after the other, or do not start, gets no supervisor for a while, each time for
+* A node whose supervisors die one after the other, or do not start, gets no supervisor for a while, and each time for
   longer. An idle worker on a faulty machine would otherwise draw tasks and lose them for as long as the run lasts.
 * A node that is draining (about to be taken away) gets no supervisor. `ray_backend` learns of it from Ray, and tells
   its supervisors to hand back the tasks they have not begun.
@@ -35,7 +35,7 @@ STEADY_S = 60.0          # seconds a supervisor lives until its node's record of
 PREEMPT_S = 30.0         # seconds that preempted room stays reserved
 PENDING_S = 120.0        # seconds until a supervisor that is not ready is given up: other programs have its resources
 WARN_S = 60.0            # seconds without a supervisor for a task that fits a node, until the user is warned
-BLIND_S = 5.0            # a longer gap between two polls: this driver stood still, not the supervisors
+BLIND_S = 5.0            # a longer gap between two polls means that this driver stood still, not the supervisors
 START_S = 600.0          # seconds without a single ready supervisor after which the run ends
 MAX_DEATHS = 5           # supervisors that may die in a row without any becoming ready
 MAX_DEMAND = 1000        # most tasks for which an autoscaler is asked to make room at a time
@@ -66,8 +66,9 @@ class Host:
         return self.memory_mb - OWN_MB if self.largest_mb is None else self.largest_mb
 
     def clamp(self, kind: ResourceRequest) -> ResourceRequest:
-        """Returns `kind`, with its memory lowered to what a supervisor can have here. This is done only where memory is
-        not reserved and the kind fits `largest_mb`: a task of it may then run alone, above that limit."""
+        """Returns `kind` with its memory lowered to what a supervisor can have here. It is lowered only where memory is
+        not reserved and the kind fits `largest_mb`, because such a task may run alone and exceed the supervisor's
+        memory."""
         if kind.memory_mb > self.largest or self.largest_mb is None:
             return kind
         return kind._replace(memory_mb=max(1, min(kind.memory_mb, self.memory_mb - OWN_MB)))
@@ -115,8 +116,9 @@ class ScalingPlan:
 
 
 class Fleet:
-    """The supervisors of a run. `workers` bounds the children without a GPU (None: all CPUs). `fit_s`: seconds that a
-    task which fits no node waits for one. `idle_s`: seconds until an idle supervisor ends (None: never)."""
+    """The supervisors of a run. `workers` bounds the children without a GPU (None: all CPUs). `fit_s`: seconds for
+    which a task that fits no node waits for a node that it fits. `idle_s`: seconds until an idle supervisor ends (None:
+    never)."""
 
     def __init__(self, workers: int | None = None, *, fit_s: float = FIT_S, idle_s: float | None = IDLE_S) -> None:
         self.workers, self.fit_s, self.idle_s = workers, fit_s, idle_s
@@ -169,8 +171,8 @@ class Fleet:
                 and Available(host.cpus, host.memory_mb, host.gpus).shape_for(host.clamp(kind)) is not None)
 
     def before_poll(self, now: float) -> None:
-        """Discount time in which this driver did not poll, because the machine was suspended or the driver stopped. The
-        supervisors' answers are then still on their way, so no supervisor is late."""
+        """Discount time in which this driver did not poll, because the machine was suspended or the driver stopped.
+        Nobody received the supervisors' answers in that time, so it makes no supervisor late."""
         if (blind := now - self._looked) > BLIND_S:
             for slot in self.worker_slots.values():
                 slot.polled = min(now, slot.polled + blind)
@@ -273,8 +275,8 @@ class Fleet:
         return any(p.ready or p.host not in self._crashes for p in self.worker_slots.values())
 
     def _patience(self, host: str) -> float:
-        """Seconds until a supervisor must be ready. Each failed start on the node doubles them, at most to eight times
-        as long: a slow machine would otherwise never start a supervisor."""
+        """Seconds within which a supervisor must be ready. Each failed start on the node doubles this time, up to eight
+        times the first. Otherwise a slow machine would never start a supervisor."""
         return PENDING_S * float(2 ** min(self._crashes.get(host, (0, 0.0))[0], 3))
 
     def stuck(self, now: float) -> str | None:

@@ -6,16 +6,15 @@ import logging
 import socket
 import threading
 
-CHECK_S = 5.0            # seconds between two looks
-MISSES = 2               # in a row until the user is warned
+CHECK_S = 5.0            # seconds between two checks
+MISSES = 2               # failed checks in a row until the user is warned
 
 log = logging.getLogger("tokenmill")
 
 
 def watch_head(address: str, every_s: float = CHECK_S) -> threading.Event:
-    """Watch HOST:PORT in a thread, and log an error when nothing answers there any more. Otherwise Ray would end this
-    process a minute later, in the middle of its work and with a message of its own. Setting the returned event ends the
-    watch."""
+    """Watch HOST:PORT in a thread, and log an error when nothing answers there any more. The user then knows the cause
+    when Ray, a minute later, ends this process in the middle of its work. Setting the returned event ends the watch."""
     closed = threading.Event()
     threading.Thread(target=_watch, args=(address, closed, every_s), name="head", daemon=True).start()
     return closed

@@ -1,5 +1,5 @@
-"""What fits where: how much a supervisor can take, and how large a new one is. Pure arithmetic, without Ray or
-processes.
+"""Computes how many tasks a supervisor can take, and how large a new supervisor is. This module is pure arithmetic,
+without Ray or processes.
 
 The `Capacity` of a worker (a supervisor with its children) is a number of children at a time, the memory they may
 declare together, and GPUs. On a cluster, tasks with and without a GPU have separate workers, so that filters run beside
@@ -44,7 +44,7 @@ class Capacity:
     largest_mb: int = 0          # for a task that runs alone; above `memory_mb` only where memory is not reserved
     shared: bool = False         # takes tasks with and without a GPU
     open: dict[int, ResourceRequest] = field(default_factory=dict)
-    reserved_for: ResourceRequest | None = None         # no other kind goes here until a task of this kind came
+    reserved_for: ResourceRequest | None = None         # no other kind goes here until a task of this kind has come
     _runs: int = 0               # assignments of `open` that run, as the supervisor packs them; others are prefetched
     _memory: int = 0
     _gpus: float = 0.0
@@ -99,8 +99,8 @@ class Capacity:
         return mine
 
     def _pack(self) -> None:
-        """Count the assignments of `open` that can run together, in the order in which `Supervisor` starts them; others
-        wait."""
+        """Count the assignments of `open` that can run together, in the order in which `Supervisor` starts them. The
+        others wait."""
         self._runs, self._memory, self._gpus = 0, 0, 0.0
         for kind in self.open.values():
             gpus = share(kind.gpus) if kind.gpus else 0.0
@@ -114,7 +114,7 @@ B = TypeVar("B", bound=Capacity)
 
 
 def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
-    """`Backend.room_for` for several workers together: a full worker does not reduce the room of an idle one."""
+    """`Backend.room_for` for several workers together. A full worker does not reduce the room of an idle one."""
     free = sum(b.room(kind) for b in workers if b.has_slot)
     if free:
         return free
@@ -122,7 +122,7 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
     for worker in workers:
         if worker.reserved_for is None and (most := worker.capacity(kind)):
             prefetched, capacity = prefetched + worker.prefetched, capacity + most
-    # prefetch at most one task for each that could run: more could wait there long while other workers become free
+    # prefetch at most one task for each that can run; more could wait long here while other workers become free
     return -prefetched if prefetched < capacity else -max(1, sum(b.slots for b in workers))
 
 

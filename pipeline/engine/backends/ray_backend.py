@@ -2,9 +2,9 @@
 `ray_*` beside it are the engine's only use of Ray.
 
 Ray places processes and carries records of about 1 kB; text never travels through it. Ray's restarts and retries are
-off: the scheduler repeats the tasks of a dead node. A supervisor is a synchronous actor, so its poll runs on the main
-thread of its worker process, to which the parent-death signal of its children is tied. Each supervisor has at most one
-poll in flight. `fleet` decides which supervisors there are.
+off, because the scheduler repeats the tasks of a dead node. A supervisor is a synchronous actor, so its poll runs on
+the main thread of its worker process, to which the parent-death signal of its children is tied. Each supervisor has at
+most one poll in flight. `fleet` decides which supervisors there are.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class RayBackend:
                 code = {"py_modules": [r for r in roots().values() if r]} if self.ship_code else None
                 ray.init(address=self.address, runtime_env=code, **QUIET)
             else:
-                base = tempfile.gettempdir()          # Ray's sockets lie below; their paths may have 107 characters
+                base = tempfile.gettempdir()          # Ray's sockets lie below; their paths have at most 107 characters
                 self._temp = Scratch(base if len(base) <= 8 else "/tmp")
                 start_local(self.workers or len(os.sched_getaffinity(0)), self.object_store_mb, self._temp.path)
                 # a cluster of our own: no node joins it, and no other program uses it
@@ -187,7 +187,7 @@ class RayBackend:
     def submit(self, assignment: Assignment) -> None:
         spec = assignment.spec
         fitting = most_room(self.fleet.usable, spec.kind)
-        # a second attempt at a slow task goes to another supervisor: the first one may be what is slow
+        # a second attempt at a slow task goes to another supervisor: the first one may be the cause
         slot = next((p for p in fitting if p.room(spec.kind) and all(self._keys[i] != spec.key for i in p.open)),
                     fitting[0])
         self._keys[assignment.id] = spec.key
@@ -247,8 +247,8 @@ class RayBackend:
         return events + self._report(due)
 
     def _report(self, due: bool) -> list[Event]:
-        """One report for all supervisors, because progress takes it for the list of what runs. It is the last event of
-        a poll, so that no task of it has ended meanwhile."""
+        """Make one report for all supervisors, because progress takes a report for the list of all running tasks. It is
+        the last event of a poll, so that none of its tasks has ended in the meantime."""
         running = (s for p in self.fleet.worker_slots.values() for s in p.running if s.id in p.open)
         return [StatusReport(tuple(running))] if due else []
 

@@ -1,5 +1,5 @@
 """Why a supervisor died, in words for people, derived from Ray's error. `ray_backend` notices the death. This module
-does not use Ray; texts are those of Ray 2.60."""
+does not use Ray. The error texts that it knows are those of Ray 2.60."""
 
 from __future__ import annotations
 

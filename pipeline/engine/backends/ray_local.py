@@ -18,7 +18,7 @@ log = logging.getLogger("tokenmill")
 
 
 def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
-    """Raises ClusterError when Ray does not come up."""
+    """Start Ray on this machine and connect to it. Raises ClusterError when Ray does not come up."""
     for left in reversed(range(STARTS)):
         try:
             ray.init(address="local", num_cpus=cpus, object_store_memory=object_store_mb << 20,
@@ -35,7 +35,7 @@ def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
 
 
 def _end_what_began(error: BaseException) -> None:
-    """Kill the processes of a Ray that did not come up: `ray.shutdown` only knows of one that did."""
+    """Kill the processes of a Ray that did not come up. `ray.shutdown` only ends a Ray that did."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("self")
         if isinstance(node, ray._private.node.Node):

@@ -14,7 +14,8 @@ TINY = sys.float_info.min        # a counter accepts no zero
 
 
 class Exporter:
-    """Ray takes the values over within about ten seconds, and drops them when this process ends."""
+    """Hands a run's metrics to Ray, which exports them within about ten seconds and drops them when this process
+    ends."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Counter | Gauge] = {}

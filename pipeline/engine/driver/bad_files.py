@@ -31,7 +31,7 @@ class BadFiles:
         self.allowed = allowed if isinstance(allowed, int) else max(ALWAYS, int(allowed * files))
         #: source → file → reason → bytes not read
         self.found: dict[str, dict[str, dict[str, int]]] = {}
-        #: (task, its file) that killed children and has no record yet → its label and the reason
+        #: (task's key, number of its file that killed children), until the task has a record → its label and the reason
         self._dying: dict[tuple[str, int], str] = {}
 
     def done(self, record: PartRecord) -> None:
@@ -96,6 +96,6 @@ def _first(names: list[str]) -> list[str]:
 
 
 def _of_the_reader(reason: str) -> bool:
-    """Whether the reader raised, died or could not begin; otherwise it has itself reported the file as damaged."""
+    """Whether the reader raised, died or could not begin. False when the reader itself reported the file as damaged."""
     return reason.startswith(("error:", "crash:")) or reason in (
         "memory", "cpu_limit", "wrong_schema", "no_permission")

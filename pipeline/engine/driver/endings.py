@@ -23,8 +23,8 @@ class Interrupted(KeyboardInterrupt):
 
 class TaskFailed(TokenmillError):
     """A task failed for good. `reasons` lists the message of every failed attempt, in order; `verdict` says why there
-    is no further one, if they do not. Output of the worker about it (a traceback, its last words) is a note of the
-    exception."""
+    is no further attempt, where `reasons` do not. The worker's output about the failure (a traceback, its last lines)
+    is a note of the exception."""
 
     def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = (), verdict: str = "") -> None:
         self.spec, self.reasons = spec, reasons

@@ -1,23 +1,24 @@
-"""Losses by cause: whether a task takes its nodes down, or is lost as often as other tasks on such nodes.
+"""Judges the losses of a task by cause: does it take its nodes down, or is it lost as often as other tasks on such
+nodes?
 
 An attempt ends without a fault of its task when its node dies (`lost`) or when the machine keeps it from its work
 (`environment`: memory pressure, a killed child, a full disk). Where nodes are preempted unannounced, a fixed number of
 such losses would end every long run: of 10⁶ tasks that are lost in 30 % of their attempts, 66 are lost eight times in a
-row. A task without any limit would take down one node after the other for as long as the run lasts.
+row. Without any limit, a task that takes its nodes down would do so for as long as the run lasts.
 
 So the losses of a task are compared with those of other attempts on the same class of nodes, in the time since the
 task's first loss. A node's death counts as one event, however many attempts it ends and however many supervisors of the
-node report it, and the seconds that the others ran are divided by the number of attempts that such an event ends on
-average. That gives two events-per-time rates. Were
-they equal, each event would be one of the task's with the probability of its share of the time (the conditional test of
-two Poisson rates, Przyborowski and Wilenski, Biometrika 1940). Chernoff's bound limits the probability of as many or
-more. A task that runs for hours may so be lost more often than one that runs for seconds. Attempts beside the task that
-were lost with it count neither as events nor as time of others, because the task may have caused that.
+node report it. The seconds that the other attempts ran are divided by the number of attempts that such an event ends on
+average. That gives two rates of events per time. If they were equal, the probability that an event is the task's would
+be the task's share of the time (the conditional test of two Poisson rates, Przyborowski and Wilenski, Biometrika 1940).
+Chernoff's bound limits the probability that as many events or more are the task's. So a task that runs for hours may be
+lost more often than one that runs for seconds. Attempts that were lost together with the task count neither as events
+nor as time of others, because the task may have caused their loss.
 
-On few nodes the others have hardly run without the task. So after a few losses it is *held back* while other tasks wait
-for its slot, until they have run EVIDENCE times as long as it did. Two tasks that were lost together each time cannot
-be told apart. So a task becomes a *suspect* well before its limit, and the scheduler runs one suspect at a time. An
-innocent one then finishes without the other.
+On a cluster of few nodes, other tasks have hardly run without this one. So after a few losses the task is *held back*
+while other tasks wait for its slot, until they have run EVIDENCE times as long as it did. Two tasks that were always
+lost together cannot be told apart. So a task becomes a *suspect* well before its limit, and the scheduler runs one
+suspect at a time. An innocent suspect then finishes without the guilty one.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from dataclasses import dataclass, field
 from pipeline.engine.messages import Failure
 
 CAUSES = ("lost", "environment")     # kinds of failure that are losses
-MAX_LOST = 8             # least number of losses to one cause that blame a task
-HOPELESS = 8             # times MAX_LOST losses of a task end the run at any base rate, if no task finished in between
+MAX_LOST = 8             # least number of losses to one cause for which a task is blamed
+HOPELESS = 8             # times MAX_LOST losses of a task with no task finished in between end the run at any base rate
 SUSPECT = 4              # least number of losses that make a task a suspect, or hold it back
 SUSPICION = math.log(1e3)    # a suspect's losses are less probable than one in a thousand
-PROOF = math.log(1e9)        # and those of a task that is blamed than one in 10⁹: a run may judge a million times
+PROOF = math.log(1e9)        # a blamed task's are less probable than one in 10⁹, since a run may judge a million times
 SAME_DEATH_S = 10.0      # losses on one node within this time are one death, which each of its supervisors reports
-EVIDENCE = 20            # times the task's own seconds: then MAX_LOST losses, and none of others, are a proof
+EVIDENCE = 20            # times the task's own seconds: if others ran so long without loss, MAX_LOST losses are proof
 
 
 @dataclass
@@ -60,8 +61,8 @@ class BaseRate:
         self._ended_s += now - began
 
     def failed(self, cause: str, attempts: int, host: str = "", now: float = 0.0) -> None:
-        """Count an event that ended so many attempts. Reports that name the same host within SAME_DEATH_S are one
-        event."""
+        """Count an event that ended this number of attempts. Reports that name the same host within SAME_DEATH_S are
+        one event."""
         self.lost[cause] += attempts
         self._deaths = {name: at for name, at in self._deaths.items() if now - at <= SAME_DEATH_S}
         if host not in self._deaths:
@@ -75,17 +76,17 @@ class BaseRate:
 
 
 class Losses:
-    """The losses of one task, made at its first one: `base` already counts that."""
+    """The losses of one task. The object is made at the first loss, which `base` already counts."""
 
     def __init__(self, base: BaseRate, now: float) -> None:
         self.count: Counter[str] = Counter()
         self.suspect = False
         self._base, self._events, self._since_s = base, base.events.copy(), base.seconds(now)
         self._after_first: Counter[str] = Counter()  # losses since the first one
-        self._seconds = 0.0                          # that attempts at the task ran before those
-        self._beside_s = 0.0                         # that they and the attempts lost with them ran, at most
-        self._beside_first_s = 0.0                   # the same before the first loss
-        self._fruitless = self._finished = 0         # losses since the last finished task, and the number of that
+        self._seconds = 0.0                          # seconds that attempts at the task ran before those losses
+        self._beside_s = 0.0                         # seconds that these and the attempts lost with them ran, at most
+        self._beside_first_s = 0.0                   # the same for the first loss
+        self._fruitless = self._finished = 0         # losses since a task last finished, and tasks finished by then
 
     def add(self, cause: str, seconds: float, together: int, finished: int) -> None:
         """Count a loss after `seconds`. `together`: attempts that were lost at once, this one included. `finished`:
@@ -101,8 +102,9 @@ class Losses:
         self._finished = finished
 
     def others(self, cause: str, now: float) -> tuple[int, float]:
-        """The number of events that did not end this task, and for how long there were attempts that they could have
-        ended. Since the first loss; since the run began where that is too short to compare with."""
+        """(number of events that did not end this task, seconds that attempts ran which such events could have ended).
+        The seconds are divided by the number of attempts that an event ends on average. Both count from the first loss,
+        or from the beginning of the run when the time since the first loss is too short to compare with."""
         size = max(1.0, self._base.lost[cause] / max(1, self._base.events[cause]))
         all_s = self._base.seconds(now) - self._beside_s
         events = self._base.events[cause] - self._after_first[cause]
@@ -113,7 +115,7 @@ class Losses:
         return max(0, events - first), max(0.0, (all_s - self._beside_first_s) / size)
 
     def comparable(self, cause: str, now: float) -> bool:
-        """Whether others have run for long enough that the next loss shows something."""
+        """Whether other tasks have run for so long that the next loss is evidence."""
         return self.others(cause, now)[1] >= EVIDENCE * self._seconds
 
     def held_back(self, now: float) -> bool:
@@ -121,7 +123,7 @@ class Losses:
         return any(n >= SUSPECT and not self.comparable(cause, now) for cause, n in self.count.items())
 
     def judge(self, cause: str, now: float, max_lost: int = MAX_LOST) -> str:
-        """Why the run ends, or "". Also decides whether the task is a suspect."""
+        """Return why the run must end, or "" when it goes on. Also decides whether the task is a suspect."""
         count, (events, seconds) = self.count[cause], self.others(cause, now)
         share = self._seconds / (self._seconds + seconds) if seconds else 0.0
         self.suspect = count >= SUSPECT and improbable(count - 1, events, share, SUSPICION)
@@ -148,8 +150,9 @@ class History:
     losses: Losses | None = None
 
     def failed(self, failure: Failure, max_attempts: int) -> bool:
-        """Note a failed attempt. Returns whether it was the task's own failure for good: one that every attempt would
-        meet, the same at the same row twice in a row, or too many."""
+        """Note a failed attempt. Returns whether the task has failed for good by its own fault: every attempt would
+        meet this failure, the same failure came at the same row twice in succession, or there were too many
+        failures."""
         self.reasons.append(failure.message)
         if failure.traceback:
             self.tracebacks.append(failure.traceback.rstrip())
@@ -160,8 +163,8 @@ class History:
 
 
 def improbable(count: int, others: int, share: float, least: float) -> bool:
-    """Whether of `count + others` events, each this task's with probability `share`, `count` or more are this task's
-    with a probability below exp(-least), by Chernoff's bound."""
+    """Whether it is improbable that `count` or more of the `count + others` events are this task's, if each is this
+    task's with probability `share`. Improbable means that Chernoff's bound is below exp(-least)."""
     if share <= 0.0:
         return True
     part = count / (count + others)

@@ -1,9 +1,9 @@
 """Progress of a run as Prometheus metrics: their names, their meaning, and how they are derived from a snapshot.
 
 `samples` maps the snapshot of `Progress` (the content of `runs/RUN/progress.json`) to values; the backend exports them
-(`RayBackend.emit`: on the metrics port of the driver's node). All come from the driver and form few series: they are
-labelled by run and *kind* of node, never by partition, file or worker. They serve monitoring only: counters begin at
-zero with every driver and vanish with it. The lasting facts of a run are in the store.
+(`RayBackend.emit`: on the metrics port of the driver's node). All metrics come from the driver. They form few series,
+because they are labelled by run and *kind* of node, never by partition, file or worker. They serve monitoring only:
+counters begin at zero with every driver and vanish with it. The lasting facts of a run are in the store.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class Progress:
         self._tick()
 
     def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None:
-        """Count a failed attempt. `again`: there will be another; otherwise the run ends, and its error says why."""
+        """Count a failed attempt. `again`: another attempt follows. Otherwise the run ends, and its error says why."""
         self.nodes[spec.node].failed += 1
         message = redact(message)
         key = (spec.node, kind, gist(message))
@@ -214,7 +214,7 @@ class Progress:
         self._say(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
 
     def hanging(self, task: Running) -> None:
-        """Report a task whose cursor has not moved for a long time. It may only be slow: it is just shown here, while
+        """Report a task whose cursor has not moved for a long time. The task may only be slow. It is just shown here;
         limits and second attempts act on it."""
         spec = task.spec
         self._hung[spec.key] = task.row, task.stage
@@ -329,7 +329,7 @@ class Progress:
             console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
     def _say_once(self, message: str, line: str) -> None:
-        """Print `line` unless the gist of its message was printed recently: all workers meet the same failure."""
+        """Print `line`, unless the gist of its message was printed recently. All workers may meet the same failure."""
         now, key = self._clock.now(), gist(message)
         if now - self._told.get(key, -AGAIN_S) >= AGAIN_S:
             self._told[key] = now

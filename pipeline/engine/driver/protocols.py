@@ -30,8 +30,8 @@ class Backend(Protocol):
         that can never run here, and why."""
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        """Number of assignments of this kind it would start at once. A value of 0 or -n means none, with n prefetched
-        already; at -slots or below it takes no more."""
+        """Number of assignments of this kind that would start at once. A value of 0 or -n means that none would start
+        and n are already prefetched. At -slots or below the backend takes no more."""
 
     def submit(self, assignment: Assignment) -> None: ...
 

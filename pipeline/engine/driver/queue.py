@@ -71,12 +71,12 @@ class TaskTable:
                          "PRIMARY KEY (batch, place)) WITHOUT ROWID")
 
     def add(self, batch: int, place: int, specs: Iterable[TaskSpec]) -> None:
-        """Add tasks of a batch at `place` and behind it."""
+        """Add tasks of a batch, the first of them at `place`."""
         self._db.executemany("INSERT INTO task VALUES (?, ?, ?, ?, ?)", (
             (batch, place + i, s.key, s.origin, s.weight) for i, s in enumerate(specs)))
 
     def records(self, batch: int, size: int, get: Get, node: str) -> TaskRecords:
-        """The records of the tasks of a batch, of which there are `size`."""
+        """The records of the `size` tasks of a batch."""
         def rows(first: int, stop: int) -> list[Row]:
             return self._db.execute("SELECT key, origin, weight FROM task WHERE batch = ? AND place >= ? AND place < ? "
                                     "ORDER BY place", (batch, first, stop)).fetchall()

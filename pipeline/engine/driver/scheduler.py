@@ -9,14 +9,14 @@ The consequence of a failed attempt depends on the kind of failure:
   successive attempts is taken as deterministic and ends the run.
 * `permanent`: a setting that cannot work; ends the run at once.
 * `environment` (a killed child, memory pressure) and `lost` (its node died): each counted by itself, and compared with
-  the losses of other tasks (`losses`). A task that takes down its nodes ends the run after `max_lost` of them; a
-  cluster whose nodes are preempted does not.
+  the losses of other tasks (`losses`). A task that takes down its nodes ends the run after `max_lost` losses. Losses
+  that strike all tasks alike, as on preempted nodes, do not end it as long as tasks finish.
 * `damaged`: a file of the store is not what its record says. Tasks that do not need the file are finished first, then
   DamageFound ends this plan; the next plan makes the file anew.
 * `Returned` attempts (never begun, or their node's end was announced) do not count.
 
 A quarantined row is committed at once, so that later attempts at its task skip it even if this driver dies. A task that
-fails for good releases its rows: the task, not its documents, may have been at fault.
+fails for good releases its rows, because the task and not its documents may have been at fault.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from pipeline.store.log import SEGMENT_S, attempt_name
 from pipeline.store.records import PartRecord
 
 STRAGGLER_S = 30.0       # a task that has run for less is never doubled
-LOOKS = 30               # for stragglers in that time: each walks all running attempts
+LOOKS = 30               # checks for stragglers in that time; more would cost, since each walks all running attempts
 TIMES = 512              # latest tasks of a node that its p95 is taken from
 READ_AHEAD = 1000        # tasks of a batch read between two polls of the backend
 
@@ -66,9 +66,9 @@ class Scheduler:
     every finished task is committed, also after an error.
 
     `add` takes the tasks of a node, `step` advances all of them, and `finished` returns those that are complete.
-    `dispatch_seed` shuffles the order of dispatch (tests: nothing may depend on it); by default the largest go first.
-    `grace_s`: seconds for which running tasks may go on after a SIGTERM. `bad_files` counts input files that could not
-    be read, and may end the run.
+    `dispatch_seed` shuffles the order of dispatch, for tests, since nothing may depend on it; by default the largest go
+    first. `grace_s`: seconds for which running tasks may go on after a SIGTERM. `bad_files` counts input files that
+    could not be read, and may end the run.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
@@ -82,8 +82,8 @@ class Scheduler:
         self._awaited: set[str] = set()              # nodes that other nodes wait for
         self._hindered = 0                           # environment failures since the last finished task: as many as
                                                      # `max_lost` per slot end the run, because a disk stays full
-        self._flights: dict[int, Flight] = {}        # by id of the attempt, which is the order of their starts
-        self._attempts: dict[str, list[int]] = {}    # their ids by key
+        self._flights: dict[int, Flight] = {}        # by id of the attempt; ids follow the order of starts
+        self._attempts: dict[str, list[int]] = {}    # ids of a task's attempts, by its key
         self._base_rates: dict[tuple[float, str], BaseRate] = defaultdict(BaseRate)    # by devices and kind of CPU
         self._trial = 0                              # the latest attempt at a task suspected to take its nodes down
         self._forget()
@@ -237,7 +237,7 @@ class Scheduler:
         return landed
 
     def _base_rate(self, spec: TaskSpec) -> BaseRate:
-        """The losses of the tasks that run on the same class of nodes."""
+        """The base rate of losses of the tasks that run on the same class of nodes."""
         return self._base_rates[spec.gpus, spec.cpu]
 
     def _running(self, status: TaskStatus) -> Running:
@@ -292,16 +292,16 @@ class Scheduler:
             self._double_stragglers(idle=True)
 
     def _has_room(self, kind: ResourceRequest) -> bool:
-        """Whether a task of this kind may be dispatched: one for each slot, and one prefetched for each slot while many
-        wait, so that no slot waits for the driver. Near the end nothing is prefetched: it would wait behind a long task
-        while another slot is idle."""
+        """Whether a task of this kind may be dispatched. Each slot gets one task, and while many tasks wait also a
+        prefetched one, so that no slot waits for the driver. Near the end nothing is prefetched, because a prefetched
+        task could wait behind a long one while another slot is idle."""
         room, slots = self.backend.room_for(*kind), self.backend.slots
         return room > 0 or (room > -slots and self._queue.waiting.get(kind, 0) > 2 * slots)
 
     def _may_start(self, spec: TaskSpec) -> bool:
-        """Whether an attempt at this task may start now. A task that was lost a few times waits while others can show
-        how often they are lost. Tasks that are suspected to take their nodes down run one at a time, so that the next
-        loss shows which of them does it."""
+        """Whether an attempt at this task may start now. A task that was lost a few times waits while other tasks can
+        run and show how often they are lost. Tasks that are suspected of taking their nodes down run one at a time, so
+        that the next loss shows which one does it."""
         losses = self._history[spec.key].losses if spec.key in self._history else None
         held_back = losses is not None and losses.held_back(self._clock.now())
         if losses is None or not (losses.suspect or held_back):
@@ -346,7 +346,7 @@ class Scheduler:
 
     def _failed(self, flights: list[Flight], failure: Failure, host: str = "") -> None:
         """Count attempts that failed together, on node `host` if that is known, and repeat their tasks. Raises
-        TaskFailed when one of them was the last of its task."""
+        TaskFailed when one of these tasks gets no further attempt."""
         lost: Counter[tuple[float, str]] = Counter((f.spec.gpus, f.spec.cpu) for f in flights)
         if failure.kind in CAUSES:
             for place, number in lost.items():
@@ -365,7 +365,7 @@ class Scheduler:
         self._repeat(flights)
 
     def _count(self, flight: Flight, failure: Failure, together: int) -> None:
-        """Count a failed attempt; raises TaskFailed when it was the last one of its task. `together`: attempts that
+        """Count a failed attempt. Raises TaskFailed when the task gets no further attempt. `together`: attempts that
         failed at once, this one included."""
         spec, now = flight.spec, self._clock.now()
         past, why = self._history[spec.key], ""
@@ -382,8 +382,8 @@ class Scheduler:
             raise TaskFailed(spec, past.reasons, past.tracebacks, why if len(past.reasons) > 1 else "")
 
     def _repeat(self, flights: list[Flight]) -> None:
-        """Queue the tasks of these attempts for repetition before new ones, so that a hopeless run ends soon. Two
-        attempts at one task may have ended together."""
+        """Queue the tasks of these attempts ahead of new tasks, so that a hopeless run ends soon. A task is queued
+        once, even when two attempts at it ended together."""
         for key, spec in {f.spec.key: f.spec for f in flights}.items():
             if key not in self._attempts:
                 self._retries.append(spec)

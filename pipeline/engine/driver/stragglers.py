@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pipeline.engine.task import TaskSpec
 
-FACTOR = 3.0             # idle slot: this times the node's p95; wanted slot: this times its median, at least its p95
+FACTOR = 3.0             # limit if a slot is idle: this times the node's p95; else this times its median, at least p95
 KNOWN = 5                # finished tasks of a node that are needed before its durations mean anything
 SHARE = 10               # one in this many slots may hold a second attempt that displaces other work
 
@@ -33,9 +33,9 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
               least_s: float = 0.0) -> list[TaskSpec]:
     """The tasks to start a second time, longest-running first.
 
-    `times`: seconds that finished tasks of each node took. `idle`: no task
-    waits for a slot. `unfinished`: nodes with tasks still to be dispatched; `awaited`: nodes that other nodes wait for.
-    A task that has run for less than `least_s` is never doubled.
+    `times`: seconds that finished tasks of each node took. `idle`: no task waits for a slot. `unfinished`: nodes with
+    tasks still to be dispatched; `awaited`: nodes that other nodes wait for. A task that has run for less than
+    `least_s` is never doubled.
     """
     limits: dict[str, float] = {}                    # by node; sorted once, not for every attempt
     flown: set[str] = set()
@@ -60,8 +60,8 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
 
 
 def _limit(times: Sequence[float], idle: bool, blocks: bool) -> float:
-    """Seconds from which on a task of a node gets a second attempt. `blocks`: other nodes wait for the last tasks of
-    this one."""
+    """Seconds after which a task of a node gets a second attempt. `blocks`: other nodes wait for the last tasks of this
+    one."""
     if len(times) < KNOWN or not (idle or blocks):
         return float("inf")
     known = sorted(times)

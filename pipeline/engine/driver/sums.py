@@ -1,4 +1,4 @@
-"""What the records of a node's tasks add up to, so that nobody has to read a million records for a few figures.
+"""Adds up the records of a node's tasks, so that nobody has to read a million records for a few figures.
 
 The error rate of a pass, the warnings about its sources, the progress of a resumed run and the report need sums over
 the records of a node, and never a single record. `Summing` adds a node's records up once, in plan order, when the node
@@ -30,11 +30,11 @@ class BatchSums:
 
 @dataclass
 class NodeSums:
-    """Sums over all tasks of a node. `counters` are those of a pass, or by wave those of any other node, since each
-    wave counts other things. `lost` counts documents lost to errors by reason, without unreadable records. `writes` are
-    the names of the files that the tasks wrote. `content` is the hash of the sorted contents of the kept parts or row
-    sets, or of all files of a node that is no pass. `results` is a hash over the tasks and the attempts that made their
-    records, in plan order: it differs when any record does."""
+    """Sums over all tasks of a node. `counters` are the merged counters of a pass. For any other node they are merged
+    by wave, since each wave counts different things. `lost` counts documents lost to errors by reason, without
+    unreadable records. `writes` are the names of the files that the tasks wrote. `content` is the hash of the sorted
+    contents of the kept parts or row sets, or, for a node that is no pass, of all its files. `results` is a hash over
+    the tasks and the attempts that made their records, in plan order: it differs when any record does."""
 
     batches: list[BatchSums] = field(default_factory=list)
     tasks: int = 0
@@ -58,7 +58,7 @@ class NodeSums:
 
 
 class Summing:
-    """Adds up the records of a node. Memory is that of the sums; the contents are sorted on disk."""
+    """Adds up the records of a node. Only the sums take memory, because the content hashes are sorted on disk."""
 
     def __init__(self, node: str, kind: str) -> None:
         self._node, self._pass = node, kind == "pass"
@@ -69,12 +69,13 @@ class Summing:
         self._contents.execute("CREATE TABLE content (sum TEXT)")
 
     def begin(self, node: str) -> None:
-        """The records that follow are those of a batch of this node or wave."""
+        """Begin a batch. The records that follow belong to this node or wave."""
         self.sums.batches.append(BatchSums(node))
         self._results.update(b"batch\n")
 
     def add(self, record: PartRecord, weight: int = 0, origin: str = "") -> None:
-        """Add the next record. Its spec said how many bytes the task reads (`weight`), and from where (`origin`)."""
+        """Add the next record. Its spec says how many bytes the task reads (`weight`), and from which source or dataset
+        (`origin`)."""
         sums, batch, counters = self.sums, self.sums.batches[-1], record.counters
         self._results.update(f"{record.key} {record.attempt} {origin}\n".encode("utf-8", "surrogatepass"))
         batch.tasks += 1
@@ -102,8 +103,8 @@ class Summing:
             self._count_lost(counters)
 
     def _wave(self, node: str) -> str:
-        """The wave that a record belongs to. Its node may be that of another stream or dataset, which asked for the
-        same task before."""
+        """The wave that a record belongs to. The record may name the node of another stream or dataset that asked for
+        the same task before."""
         if node == self._node or "/" not in node:
             return "task"
         return node.removeprefix(f"{self._node}/") if node.startswith(f"{self._node}/") else node.rpartition("/")[2]
@@ -117,7 +118,7 @@ class Summing:
                 self.sums.lost[reason] = self.sums.lost.get(reason, 0) + n - unreadable.get(reason, 0)
 
     def end(self) -> NodeSums:
-        """The sums. Nothing can be added afterwards."""
+        """Return the sums. Nothing can be added afterwards."""
         digest = hashlib.sha256()
         for i, (content,) in enumerate(self._contents.execute("SELECT sum FROM content ORDER BY sum")):
             digest.update(("\n" * bool(i) + content).encode())
@@ -128,7 +129,7 @@ class Summing:
 
 
 def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums:
-    """The sums over records whose specs are not at hand: without weights and origins."""
+    """The sums over records whose specs are not available. They lack weights and origins."""
     summing = Summing(node, kind)
     summing.begin(node)
     for record in records:

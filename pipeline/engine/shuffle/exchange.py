@@ -1,17 +1,17 @@
 """The exchange: barriers and `materialize` move records between tasks through files, not through Ray's object store.
 
 A map task writes one file of `buckets` segments of fixed-size records (a packed numpy dtype). A reduce task reads its
-bucket of every file, by range. Inside a segment records are sorted by the writer's key fields, ties in the order of
-writing; without key fields they stay in that order. Neither side needs memory in proportion to the data: the writer
-spills sorted runs to scratch and merges them, the reader merges blocks.
+bucket of every file, by range. Inside a segment records are sorted by the writer's key fields, with ties in the order
+of writing. Without key fields all records stay in the order of writing. Neither side needs memory in proportion to the
+data, because the writer spills sorted runs to scratch and merges them, and the reader merges blocks.
 
 File: ``TMSEG002``, header length (u64), header (JSON: dtype, buckets, rows, key, index, covers), padding to 64 bytes,
-the index, the records. All numbers are little-endian. The index is divided into pages of PAGE buckets: the record
-offsets of their borders (u64, one more than buckets), then an xxh3-128 of each bucket's records. `index` in the header
-holds an xxh3-128 per page, and the file's `content` is the sha256 of the header without `covers`. A reader checks the
-header against its reference, the page of a bucket against the header, and the bucket against the page: no damaged range
-is used, and no whole file is read. `covers` lists the contents of the parts that the records come from. It does not
-enter `content`, because a task downstream is stale only when its records changed.
+the index, the records. All numbers are little-endian. The index is divided into pages of PAGE buckets. A page holds the
+record offsets of its buckets' borders (u64, one more than buckets), then an xxh3-128 of each bucket's records. `index`
+in the header holds an xxh3-128 per page, and the file's `content` is the sha256 of the header without `covers`. A
+reader checks the header against its reference, the page of a bucket against the header, and the bucket against the
+page. So no damaged range is used, and no whole file is read. `covers` lists the contents of the parts that the records
+come from. It does not enter `content`, because a task downstream is stale only when its records changed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def _check(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 class SegmentWriter:
-    """Writes one exchange file at `path`. After `close` (or as a context manager): `rows`, `content`, and `largest`,
-    the bytes of the largest bucket.
+    """Writes one exchange file at `path`. After `close`, which a `with` block calls, it has `rows`, `content`, and
+    `largest`, the bytes of the largest bucket.
 
     `key`: fields to sort by; () keeps the order of writing, None means the whole record.
     """
@@ -204,7 +204,7 @@ def _descr(dtype: np.dtype[Any]) -> Any:
 # -- reading ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SegmentFile:
-    """The beginning of an exchange file: the description of its contents, and offsets."""
+    """The beginning of an exchange file: a description of its records, and the offsets of its parts."""
 
     store: Store
     path: str
@@ -246,7 +246,7 @@ class SegmentFile:
 
     @property
     def start(self) -> int:
-        """Offset of the records, bytes."""
+        """Offset of the records in bytes."""
         return self.after + _index_bytes(self.buckets)
 
     def bounds(self, bucket: int) -> tuple[int, int, bytes]:
@@ -333,8 +333,8 @@ def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
     """A bucket of a file as a run. Only the few facts needed to read it stay in memory.
 
-    A run must be read from beginning to end. Its checksum is compared after its last record: a task that has used
-    damaged records until then raises before it returns, and commits nothing.
+    A run must be read from beginning to end. Its checksum is compared after its last record. A task that has used
+    damaged records until then raises before it returns, and so commits nothing.
     """
     first, stop, expected = file.bounds(bucket)
     store, path, dtype, start = file.store, file.path, file.dtype, file.start

@@ -1,4 +1,5 @@
-"""Merges sorted runs of records in bounded memory, whatever their length, their number and their equal keys.
+"""Merges sorted runs of records in bounded memory, however long the runs, however many they are, and however many keys
+are equal.
 
 A run is a pair (read, length): `read(start, stop)` returns its records [start, stop) as a numpy structured array. Runs
 are sorted by the fields of a *key*; without key fields they follow each other unchanged.
@@ -140,8 +141,8 @@ def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[n
 # -- many runs, whole keys -------------------------------------------------------------------------------------------
 def in_few(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
            limits: MergeLimits = LIMITS) -> list[Run]:
-    """The same records in at most `limits.fan_in` runs, with the same order of ties: groups of consecutive runs are
-    merged into files below the folder `scratch`, none of which stays open. Runs without key fields are returned as they
+    """Return the same records in at most `limits.fan_in` runs, with the same order of ties. Groups of consecutive runs
+    are merged into files below the folder `scratch`. No file stays open. Runs without key fields are returned as they
     are."""
     runs = [run for run in runs if run[1]]
     files: list[str] = []

@@ -1,8 +1,8 @@
 """One attempt at a task, in this process: run it on scratch, hash its outputs, and move them into the store.
 
-The inline backend and the child share it. Files go to `objects/KEY/ATTEMPT.name`; the name of an attempt is made unique
-by a nonce, so a repeated attempt never collides with files of an earlier one. Nothing here commits: the files do not
-count until the driver's log names them.
+The inline backend and the child share this module. Files go to `objects/KEY/ATTEMPT.name`; the name of an attempt is
+made unique by a nonce, so a repeated attempt never collides with files of an earlier one. Nothing here commits: the
+files do not count until the driver's log names them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
 
 def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
     """Run the task and return its counters. Raises DamagedFile instead of the task's error when a file it read by range
-    is damaged: damaged records can cause any error before the checksum of their bucket is compared."""
+    is damaged, because damaged records can cause any error before the checksum of their bucket is compared."""
     try:
         return task.run(inputs, cursor, out)
     except (EnvironmentFailure, ChangedInput, MemoryError):
@@ -117,8 +117,8 @@ def _cpu_seconds() -> float:
 
 
 def _reset_peak_rss() -> None:
-    """Restart the measurement of peak memory: a reused process must not report the peak of an earlier task (Linux:
-    proc(5), clear_refs)."""
+    """Restart the measurement of peak memory, so that a reused process does not report the peak of an earlier task
+    (Linux: proc(5), clear_refs)."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as f:
         f.write("5")
 

@@ -6,17 +6,17 @@ Nothing here has side effects: `classify` reads an exit status, `CrashTriage` is
 supervisor reports deaths to it and starts the next child in the mode it names.
 
 1. A child dies at rows a to b for a reason that can be a document's fault (a crash, CPU time, memory).
-2. If a < b, these rows are *replayed* in a fresh child, one by one and nothing else. The results are discarded.
-3. The row at which that child dies is the suspect. It is *probed*, which means run alone in a fresh child. Only if this
-   child dies at the row too, the row is quarantined and the partition runs again without it.
+2. If a < b, only these rows are *replayed* in a fresh child, one by one. The results are discarded.
+3. The row at which that child dies is the suspect. It is *probed*, which means run alone in a fresh child. The row is
+   quarantined only if this child dies at it too. The partition then runs again without it.
 
 A death while a record of the task's input file n is read (stage -2 - n, `Cursor.reading`) is handled in the same way
-with that file in place of the document: the file is read *alone* in a fresh child. Only if this child dies too, all
-later attempts stop reading the file before that record. Each such record of a file costs two deaths, and a file has at
-most MAX_STOPS of them.
+with that file in place of the document: the file is read *alone* in a fresh child. If this child dies too, all later
+attempts stop reading the file before that record. Finding such a record costs two deaths, and a file may have at most
+MAX_STOPS such records.
 
 Deaths outside any document (row -1) or while a part of the store is read (stage -1), signals from outside (SIGKILL,
-SIGTERM, SIGBUS), memory pressure of the node and stalled machines are the environment's fault: the attempt is repeated
+SIGTERM, SIGBUS), memory pressure of the node and stalled machines are the environment's fault. The attempt is repeated
 a few times and then handed back to the scheduler. A full disk and unresponsive storage are handled likewise, after a
 wait.
 """
@@ -39,14 +39,15 @@ _OWN = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIG
 #: errors of a file system whose storage does not answer (NFS, FUSE, a broken disk)
 _AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.ENOTCONN)
 MEMORY_EXIT = 137       # exit status of a child after a MemoryError
-#: records of one input file (or piece of it) that may kill its reader. After the first the task reads on behind it if
-#: the format shows where, after the second it ends the file, and after the third it skips the whole file
+#: records of one input file (or piece of it) that may kill its reader. After the first, the task continues behind it if
+#: the format shows where; after the second, it ends the file there; after the third, it skips the whole file
 MAX_STOPS = 3
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a child died. `charged`: it may be the document's fault. `reason` goes into the quarantine entry."""
+    """Why a child died. `charged` is true when the document may be at fault. `reason` goes into the quarantine
+    entry."""
 
     reason: str
     charged: bool
@@ -60,7 +61,8 @@ ENDLESS = Fault("cpu_limit", False)     # CPU limit outside documents: blames th
 
 
 def classify(returncode: int) -> Fault:
-    """The fault behind an exit status that we did not cause (negative: killed by that signal, as in subprocess)."""
+    """Returns the fault behind the exit status of a child that we did not kill. A negative status means that this
+    signal killed the child, as in subprocess."""
     if returncode == MEMORY_EXIT:
         return MEMORY
     if returncode >= 0:
@@ -88,8 +90,8 @@ def permanent(error: Exception) -> bool:
 
 
 def failure(error: Exception, row: int, hint: str = "") -> Failure:
-    """The Failure for `error`, which was raised at `row`; called while it is being handled. An error of the operating
-    system gets no row: it may be temporary, so its repetition proves nothing."""
+    """Returns the Failure for `error`, which was raised at `row`. Must be called while the error is being handled. An
+    error of the operating system gets no row, because it may be temporary and its repetition proves nothing."""
     message, trace = describe(error) + hint, traceback.format_exc()[-8000:]
     if path := damaged_path(error):
         return Failure("damaged", message, path=path, traceback=trace)
@@ -108,13 +110,12 @@ def describe(error: BaseException) -> str:
 
 
 def gist(message: str) -> str:
-    """`message` without its paths, so that forty workers which meet a full disk in forty files count as one message."""
+    """`message` without its paths, so that a full disk that forty workers meet in forty files counts as one message."""
     return re.sub(r"\S*/\S*", "…", message)
 
 
 def damaged_path(error: BaseException) -> str:
-    """The path of the damaged file that a DamagedFile among an error, its causes and contexts names; "" if there is
-    none."""
+    """The path of the damaged file, if `error`, one of its causes or one of its contexts is a DamagedFile; else ""."""
     at: BaseException | None = error
     seen: set[int] = set()                   # an error raised again while handled is its own context
     while at is not None and id(at) not in seen:
@@ -131,8 +132,8 @@ _TOO_BIG = ("; reading or writing its files takes more memory than its reader an
 
 
 class GaveUp(Exception):
-    """Triage ends without proof against a document. `kind`: exception (the task is at fault) or environment (the node
-    is)."""
+    """Raised when triage ends without proof against a document. `kind` is exception (the task is at fault) or
+    environment (the node is at fault)."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
@@ -169,7 +170,8 @@ class CrashTriage:
         return self.mode != "run" or self.unproven > 0
 
     def passed(self) -> bool:
-        """Note that a child finished alive. True when it did the run itself; otherwise triage goes on."""
+        """Note that a child finished alive. Returns True when the child completed the run itself; otherwise triage goes
+        on."""
         if self.mode == "run":
             return True
         if self.mode == "replay" and self._explained:

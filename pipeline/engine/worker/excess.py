@@ -11,8 +11,8 @@ from pipeline.store.records import READING
 
 
 def excess(child: ChildProcess, job: Job, limits: Limits, now: float) -> Fault | None:
-    """The fault for a limit that a child exceeds, or None. Called again and again: it notes in the child where its
-    cursor stood, and what it had used by then."""
+    """Returns the fault for a limit that the child exceeds, or None. Each call notes in `child` the position of its
+    cursor, and the CPU time used when the cursor got there; the next call compares with that."""
     cursor = child.cursor.read()
     try:
         cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)

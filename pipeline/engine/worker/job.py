@@ -34,13 +34,13 @@ class Job:
 
     @property
     def share(self) -> float:
-        """The part of the devices it takes (`pools.share`)."""
+        """The share of the devices that the task takes (`pools.share`)."""
         return share(self.spec.gpus) if self.spec.gpus else 0.0
 
     def allows(self, answer: Answer) -> bool:
         """Whether the child may give this answer. A record must be of this task and name only files of this attempt. A
-        damaged file must be inside the store. Otherwise a document that took the child over could commit, retire or
-        remove the results of other tasks."""
+        damaged file must be inside the store. Without these checks, a document that took over the child could commit,
+        retire or remove the results of other tasks."""
         match answer:
             case Finished(record):
                 attempt = f"{self.assignment.attempt}-"

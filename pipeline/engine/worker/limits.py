@@ -1,8 +1,9 @@
 """The limits of a child, and how its use is measured. `pipeline.engine.worker.child` sets the kernel's limits; the
-supervisor watches the others. Linux (proc(5), cgroups v1 and v2).
+supervisor watches the others. Works on Linux only (proc(5), cgroups v1 and v2).
 
 Limits of CPU time and memory can put a document into quarantine, so they are generous and only ever lead to crash
-triage. The wall limit only ever leads to a repetition (docs/contracts.md: no clock decides about text).
+triage. The limit on wall-clock time only ever leads to a repetition, because no clock decides about text
+(docs/contracts.md).
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Limits:
     idle_s: float = 20.0           # the same for a child that uses no CPU time either: it is stopped or waits
 
     def batch_cpu_s(self, rows: int) -> float:
-        """CPU seconds that a batch of `rows` documents may take in one stage. All but one document in a thousand take
-        at most a tenth of `cpu_s`, so an eighth of it per document is plenty. The limit keeps an endless document from
-        holding the child for hours. The documents of a batch that exceeds it are run again one by one, and none of them
-        is blamed for the batch."""
+        """CPU seconds that a batch of `rows` documents may take in one stage. A big batch gets an eighth of `cpu_s` per
+        document. This is plenty, because all but one document in a thousand take at most a tenth of `cpu_s`. The limit
+        keeps an endless document from holding the child for hours. When a batch exceeds the limit, its documents are
+        run again one by one, and none of them is blamed for the batch."""
         return self.cpu_s * min(rows, max(16, rows / 8))
 
     def hangs(self, still: float, idle: float, told: int) -> bool:
@@ -86,13 +87,13 @@ def doing(pid: int) -> str:
 
 
 def anonymous_mb(pid: int) -> float:
-    """Memory in MB of a process that the kernel cannot reclaim (without mapped files)."""
+    """Memory of a process that the kernel cannot reclaim, in MB. Mapped files are not counted."""
     return status_kb(pid, ("RssAnon:", "RssShmem:", "VmSwap:")) / 1024
 
 
 def die_of(number: int) -> NoReturn:
-    """End this process by the signal that ended a process we started, so that the supervisor treats its death as
-    ours."""
+    """End this process by signal `number`, which killed a process that this one had started. The supervisor then treats
+    that death like one of this process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()                              # its traceback would show a place that did not crash
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
@@ -164,8 +165,8 @@ class Devices:
         self._free = dict.fromkeys(self.names, 1.0)
 
     def take(self, share: float) -> dict[str, float] | None:
-        """Take {device: part} for a child that needs `share` (`pools.share`): {} for no share, None when not enough is
-        free. A part comes from the fullest device that still has it, so that whole devices stay free."""
+        """Take {device: part} for a child that needs `share` (`pools.share`). Returns {} for no share, None when not
+        enough is free. A part comes from the fullest device that still has it, so that whole devices stay free."""
         if share < 1:
             fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)
             taken = {self.names[fitting[0][1]]: share} if fitting and share else {}

@@ -68,8 +68,8 @@ RELIEF_S = 60.0          # seconds without memory pressure after which one more 
 
 class Supervisor:
     """Owns up to `slots` children. `memory_mb` bounds the declared memory of concurrent tasks (default: what the cgroup
-    leaves). `devices` are the GPUs its children share (default: all of this machine). `libraries` and `witness` (a path
-    in the store) are the things that the `Ready` event reports on."""
+    leaves). `devices` are the GPUs its children share (default: all of this machine). The `Ready` event reports on
+    `libraries` and on `witness`, a path in the store."""
 
     def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
                  devices: Sequence[str] | None = None, scratch: str | None = None,
@@ -165,7 +165,8 @@ class Supervisor:
 
     def _next(self) -> Job | None:
         """The job to start now, which is the first that fits; None if there is none. A job that was overtaken too often
-        blocks all behind it, since its memory and devices would otherwise never be free at the same time."""
+        blocks all jobs behind it. Otherwise the memory and devices that it needs might never be free at the same
+        time."""
         busy = [c.job for c in self._children if c.job]
         if len(busy) >= self._allowed:
             return None
@@ -200,7 +201,8 @@ class Supervisor:
     def _suits(self, child: ChildProcess, job: Job) -> bool:
         """Whether the child can take the job. It must be confined alike, its broker must serve what the job reads, and
         it must hold the share of devices that the job needs. A child that ran tasks of another node of the plan may
-        still hold their models: it must hold no devices, and at most half of the memory that the job declared."""
+        still hold their models. Such a child must hold no devices, and at most half of the memory that the job
+        declared."""
         if child.confined != job.spec.confined:
             return False
         if child.broker is not None and child.broker.roots not in (None, job.spec.roots):
@@ -299,7 +301,7 @@ class Supervisor:
             self._failed(job, Failure(e.kind, str(e), traceback=traceback))
 
     def _failed(self, job: Job, failure: Failure) -> None:
-        """Report a failure with the secrets of this node masked: the driver may not know them, so it could not mask
+        """Report a failure with the secrets of this node masked. The driver cannot mask them, because it may not know
         them."""
         self._events.append(Failed(job.id, replace(failure, message=redact(failure.message),
                                                    traceback=redact(failure.traceback))))
@@ -345,7 +347,7 @@ class Supervisor:
 
     def _relieve(self) -> None:
         """Kill the largest child while the cgroup is nearly full, and run fewer children from then on. The last child
-        is spared if other processes fill the memory: otherwise no task would ever be done."""
+        is spared if other processes fill the memory, because otherwise no task would ever be done."""
         used, total = measure.memory_use()
         busy = [c for c in self._children if c.job]
         if used <= self.limits.memory_share * total or not self._children:

@@ -1,7 +1,7 @@
 """trafilatura's fallback extractors, readability and justext, with the same results for less CPU time.
 
-readability runs only where its result can be chosen; justext works on the tree itself instead of SAX events. Installed
-by `stages.extract.html.xpath_rules`, for the one version of trafilatura it knows.
+readability runs only where its result can be chosen. justext works on the tree itself instead of SAX events.
+`stages.extract.html.xpath_rules` installs both, for the only version of trafilatura that it supports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WHITESPACE = re.compile(r"\s{2,}|[^\S ]")
 
 
 def _normalize(text: str) -> str:
-    """justext's normalize_whitespace; a single space, which it replaces by itself, skips the call."""
+    """The same as justext's normalize_whitespace. It does not match single spaces, which would replace themselves."""
     return _WHITESPACE.sub(lambda m: "\n" if "\n" in m[0] or "\r" in m[0] else " ", text)
 
 
@@ -93,8 +93,8 @@ def make_paragraphs(root: Any) -> list[_Paragraph]:
 
 
 def classify(paragraphs: list[_Paragraph], stoplist: frozenset[str]) -> None:
-    """justext's context-free classification with trafilatura's thresholds (50, 150, 0.1, 0.2, 0.25, no headings); the
-    density of stop words, the expensive part, is computed only where it decides."""
+    """justext's context-free classification with trafilatura's thresholds (50, 150, 0.1, 0.2, 0.25, no headings). The
+    density of stop words is expensive and is computed only where it decides."""
     for p in paragraphs:
         text = p.text
         length = len(text)
@@ -115,7 +115,7 @@ _stoplist: frozenset[str] = frozenset()
 
 
 def try_justext(tree: Any, url: str | None, target_language: str | None) -> etree._Element:
-    """trafilatura.external.try_justext, for pages whose language is not given."""
+    """Replaces trafilatura.external.try_justext for pages whose language is not given."""
     global _stoplist
     if target_language is not None:
         return _try_justext(tree, url, target_language)
@@ -143,8 +143,9 @@ def longest_summary(tree: Any) -> int | None:
     """Upper bound for the length of the text that readability can find in a tree; None when no bound is known.
 
     readability's summary consists of pieces of the page in their order, without scripts and styles, each used once.
-    Leaving pieces out never makes trimmed text longer. No bound is known if the tree holds an element whose empty form
-    (`<title/>`) HTML reads as an opening tag. readability writes "VIDEO" into frames that hold one.
+    Leaving pieces out never makes trimmed text longer. readability writes "VIDEO" into frames with a video, so the
+    bound counts this word for every frame. No bound is known if the tree holds an element whose empty form (`<title/>`)
+    HTML reads as an opening tag.
     """
     extra = 0
     for element in tree.iter(*_RAW_TEXT):
@@ -157,8 +158,8 @@ def longest_summary(tree: Any) -> int | None:
 
 
 def cannot_win(tree: Any, body: Any, text: str, options: Any) -> bool:
-    """Whether `_prefer_readability` rejects every summary of this tree: its conditions are tested for the longest
-    possible one."""
+    """Whether `_prefer_readability` rejects every summary of this tree. Its conditions are tested for the longest
+    possible summary."""
     if options.focus != "balanced" or not text:
         return False
     longest = longest_summary(tree)
@@ -168,7 +169,7 @@ def cannot_win(tree: Any, body: Any, text: str, options: Any) -> bool:
 
 
 def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> tuple[Any, str]:
-    """trafilatura.core._extract_and_compare that runs readability only where its result can be chosen."""
+    """Replaces trafilatura.core._extract_and_compare; runs readability only where its result can be chosen."""
     body, text = core.extract_content(cleaned, options)
     if options.fast:
         return body, text
@@ -178,7 +179,7 @@ def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> t
 
 
 def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, options: Any) -> tuple[Any, str]:
-    """compare_extraction as if readability had found nothing; only the search for uncleaned elements remains."""
+    """Run compare_extraction as if readability had found nothing. Only the search for uncleaned elements remains."""
     summary.skip = True
     try:
         return external.compare_extraction(backup, tree, body, text, options)
@@ -187,7 +188,7 @@ def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, o
 
 
 class _Summary:
-    """trafilatura.external.try_readability with a switch."""
+    """trafilatura.external.try_readability, with the switch `skip` that makes it return nothing."""
 
     def __init__(self) -> None:
         self.skip, self.ask = False, external.try_readability

@@ -1,7 +1,7 @@
 """jusText (J. Pomikálek, Removing Boilerplate and Duplicate Content from Web Corpora, 2011), in time linear in a page.
 
-A page is cut into paragraphs at block elements. Length, share of text in links and share of stop words make each of
-them good, bad or undecided; the neighbours decide about undecided ones. The thresholds are the paper's.
+A page is cut into paragraphs at block elements. Its length, its share of text in links and its share of stop words make
+a paragraph good, bad or undecided. The neighbours decide about undecided paragraphs. The thresholds are the paper's.
 
 The package must be told the language of a page. Here the language is the one whose stop words the page uses most; of
 several with equal counts, the first by name. A paragraph in a script that does not separate words counts as full of
@@ -104,7 +104,7 @@ def make_paragraphs(root: Any) -> list[Paragraph]:
 
 @cache
 def stop_words() -> dict[str, tuple[str, ...]]:
-    """Word → sorted languages that have it on their list."""
+    """Word → sorted languages that have it on their lists of stop words."""
     result: dict[str, list[str]] = {}
     for language in sorted(get_stoplists()):
         for word in sorted({w.lower() for w in get_stoplist(language)}):
@@ -154,12 +154,12 @@ def classify(paragraphs: Sequence[Paragraph], stoplist: frozenset[str]) -> None:
 
 
 def revise(paragraphs: Sequence[Any], distance: int = HEADING_DISTANCE) -> None:
-    """`justext.core.revise_paragraph_classification` in one walk each way; the package looks for the neighbours of
-    every paragraph anew, which takes minutes for 50,000 short ones."""
+    """Does what `justext.core.revise_paragraph_classification` does, in one walk each way. The package searches the
+    neighbours of every paragraph separately, which takes minutes for 50,000 short paragraphs."""
     for p in paragraphs:
         p.class_type = p.cf_class
-    # (the package's first step, for headings, asks for classes it has not set yet, and changes none)
-    # short ones: by what stands at either end of the undecided block around them
+    # The package's first step, for headings, is left out: it reads classes that are not set yet, and so changes none.
+    # Short paragraphs are decided by the paragraphs at both ends of the undecided block around them.
     classes = [p.class_type for p in paragraphs]
     before = _neighbours(classes)
     after = [*reversed(_neighbours(classes[::-1]))]
@@ -171,7 +171,8 @@ def revise(paragraphs: Sequence[Any], distance: int = HEADING_DISTANCE) -> None:
             else:
                 near = near_left if left == "bad" else near_right
                 p.class_type = "good" if near == "neargood" else "bad"
-    # near-good ones: bad only between bad ones. Those before are decided by then, those after are passed over
+    # A near-good paragraph is bad only between bad paragraphs. Near-good ones before it are already decided, those
+    # after it are skipped.
     following, last = ["bad"] * len(paragraphs), "bad"
     for i in range(len(paragraphs) - 1, -1, -1):
         following[i] = last
@@ -188,9 +189,9 @@ def revise(paragraphs: Sequence[Any], distance: int = HEADING_DISTANCE) -> None:
 
 
 def _good_follows(paragraphs: Sequence[Any], i: int, distance: int) -> bool:
-    """Whether a good paragraph begins within so many characters after paragraph `i`."""
+    """Whether a good paragraph begins within `distance` characters after paragraph `i`."""
     passed = 0
-    for p in paragraphs[i + 1:i + 2 + distance]:             # each has a character at least
+    for p in paragraphs[i + 1:i + 2 + distance]:             # each has at least one character
         if passed > distance:
             return False
         if p.class_type == "good":
@@ -200,7 +201,8 @@ def _good_follows(paragraphs: Sequence[Any], i: int, distance: int) -> bool:
 
 
 def _neighbours(classes: list[str]) -> list[tuple[str, str]]:
-    """For each place the nearest earlier class that is good or bad, and the nearest that may be near-good too."""
+    """For each paragraph the nearest earlier class that is good or bad, and the nearest that is good, bad or
+    near-good."""
     out, decided, near = [], "bad", "bad"
     for c in classes:
         out.append((decided, near))
@@ -212,8 +214,8 @@ def _neighbours(classes: list[str]) -> list[tuple[str, str]]:
 
 
 class Engine:
-    """jusText as an engine of `stages.extract.html.step`. It knows neither tables nor comments, and keeps what is
-    prose."""
+    """jusText as an engine of `stages.extract.html.step`. It keeps prose and does not recognise tables or readers'
+    comments."""
 
     def __init__(self, *, max_depth: int = 255, **_: Any) -> None:
         self.too_deep = etree.XPath("/*" * (max_depth + 1))

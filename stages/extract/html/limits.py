@@ -1,12 +1,12 @@
 """Limits applied to a page before it is parsed: how many of its bytes are read, and how many nodes it would make.
 
 Real pages above two megabytes are large because of scripts, styles, drawings and inline images, not text. These are
-removed first; what is still too long is cut, as a crawl cuts it (Common Crawl: at 1 MiB until 2025, 5 MiB since). The
-cut depends on the bytes alone.
+removed first. A page that is still too long is cut, as a crawl cuts it (Common Crawl: at 1 MiB until 2025, 5 MiB
+since). The cut depends on the bytes alone.
 
-Nodes are counted as an HTML5 parser creates them: formatting elements left open (`<b id=1><b id=2>…`) are reopened in
+Nodes are counted as an HTML5 parser creates them. It reopens formatting elements left open (`<b id=1><b id=2>…`) in
 every following block (HTML §13.2.4.3), so that 40 kB can become a gigabyte. Parsers also compare each attribute of a
-tag with those before it, and each option of a list. One walk over the bytes counts all of this.
+tag with those before it, and each option of a list with the others. One walk over the bytes counts all of this.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ENDS = {b"<script": re.compile(rb"</script\b[^>]{0,100}>", re.IGNORECASE),
          b"<svg": re.compile(rb"</svg\b[^>]{0,100}>", re.IGNORECASE),
          b"<!--": re.compile(rb"-->"), b"data:": re.compile(rb"(?=[\"'()<>\s])")}
 _BEGINS = re.compile(rb"<script\b|<style\b|<svg\b|<!--|data:", re.IGNORECASE)
-#: scripts that hold text: metadata of the page, formulas
+#: scripts that are kept because they hold text: metadata of the page, formulas
 _TOLD = re.compile(rb"[^>]{0,300}(?:ld\+json|math/tex)", re.IGNORECASE)
-#: most non-text stretches removed from one page, and how much of a page is scanned for them, as a multiple of what is
-#: kept
+#: most non-text stretches looked at in one page, and how many bytes are scanned for them, as a multiple of the bytes
+#: that may be kept
 _LOOKS, _REACH = 50_000, 10
 #: shorter data URIs stay
 _SHORT = 1_000
@@ -39,8 +39,8 @@ class TooMuchWork(ValueError):
 
 
 def shorten(data: bytes, most: int) -> bytes:
-    """At most `most` bytes of a page: without scripts, styles, comments, drawings and data URIs, and then cut in front
-    of a tag. Pages that are not longer are returned as they are."""
+    """At most `most` bytes of a page. A longer page loses scripts, styles, comments, drawings and data URIs, and is
+    then cut in front of a tag if it is still too long. Other pages are returned unchanged."""
     if len(data) <= most:
         return data
     data = _without_code(data[:_REACH * most])
@@ -57,7 +57,7 @@ def shorten(data: bytes, most: int) -> bytes:
 def _without_code(data: bytes) -> bytes:
     out: list[bytes] = []
     at = looks = 0
-    endless: set[bytes] = set()                                   # beginnings that have no end from here on
+    endless: set[bytes] = set()                                   # beginnings whose end does not occur any more
     for begin in _BEGINS.finditer(data):
         if begin.start() < at:
             continue
@@ -76,7 +76,7 @@ def _without_code(data: bytes) -> bytes:
     return b"".join([*out, data[at:]])
 
 
-#: marks on one character (accents, vowel points): no script uses more than ten
+#: most marks (accents, vowel points) on one character; no script uses more than ten
 _MARKS = 30
 
 
@@ -87,12 +87,12 @@ def _many_marks() -> re.Pattern[str]:
 
 
 def stream_safe(text: str) -> str:
-    """The text without marks in excess of `MARKS` on one character: Unicode normalisation sorts them in time that grows
+    """The text with at most `_MARKS` marks on one character, since Unicode normalisation sorts them in time that grows
     with the square of their number (UAX #15, stream-safe text)."""
     return text if text.isascii() else _many_marks().sub(lambda m: m[0][:_MARKS], text)
 
 
-#: most attributes of one tag and most options of a page: more cost a parser seconds
+#: most attributes of one tag and most options of a page, since more cost a parser seconds
 ATTRIBUTES, OPTIONS = 10_000, 10_000
 #: most nested templates: lexbor serialises them by recursion, and 100,000 end the process
 TEMPLATES = 100

@@ -14,7 +14,7 @@ from lxml import etree
 
 from stages.extract.html.marks import LANGUAGE, REFERENCE, dollars, fence
 
-#: quotes and lists nested deeper than this are written as plain blocks: every level indents everything below it
+#: quotes and lists nested deeper than this are written as plain blocks, because every level indents all text inside it
 DEEPEST = 8
 #: columns of a table; a wider one is not written as a table
 COLUMNS = 60
@@ -34,7 +34,7 @@ _MARKS = {"b": "**", "strong": "**", "i": "*", "em": "*", "code": "`", "tt": "`"
 _RENDS = {"#b": "**", "#i": "*", "#t": "`", "#sup": "^", "#sub": "_"}
 _OF_TABLES = frozenset({"caption", "colgroup", "col", "thead", "tbody", "tfoot", "tr", "row", "td", "th", "cell"})
 _HEADING = re.compile(r"h[1-6]")
-#: a line break; no text of a tree holds it
+#: stands for a line break; no text of a tree contains it
 _BREAK = "\x00"
 
 
@@ -67,15 +67,15 @@ class _Writer:
         self.markup, self.depth, self.lines = markup, depth, lines
         self.out: list[str] = []
         self.run: list[str] = []
-        self.open: set[str] = set()                       # marks we are inside of, # for a heading
-        self.closed = (0, "")                             # where in the run the last mark was closed, and which
+        self.open: set[str] = set()                       # open marks; # stands for a heading
+        self.closed = (0, "")                             # position in `run` where the last mark was closed, that mark
 
     def end(self) -> list[str]:
         self.flush()
         return self.out
 
     def take(self) -> list[str]:
-        """The blocks so far; `blocks` then starts empty again."""
+        """Return the blocks so far and start again with none."""
         blocks, self.out = self.end(), []
         return blocks
 
@@ -128,7 +128,7 @@ class _Writer:
             self.inline(e, _RENDS.get(rend, "") if tag == "hi" else _MARKS.get(tag, ""))
 
     def inside(self, e: Any) -> list[str]:
-        """Blocks of an element, as a level of its own."""
+        """Blocks of an element that is written as a level of its own."""
         inner = _Writer(self.markup, self.depth + 1, self.lines)
         inner.walk(e)
         return inner.end()
@@ -242,7 +242,7 @@ class _Writer:
             self.out.append("\n".join(items))
 
     def table(self, e: Any) -> None:
-        """A table of short cells becomes rows of them; any other table is layout, and its cells are blocks."""
+        """Write a table. One with short cells becomes rows of cells; any other is layout, and its cells are blocks."""
         self.flush()
         rows = [[c for c in row if c.tag in ("td", "th", "cell")] for row in e.iter("tr", "row")]
         rows = [row for row in rows if row]

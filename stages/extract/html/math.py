@@ -2,8 +2,8 @@ r"""Replaces the formulas of a page by their TeX source before an engine reads t
 
 Pages carry TeX beside what they show: in `<script type="math/tex">` (MathJax 2), as annotation or `alttext` of MathML
 (KaTeX, Wikipedia, arXiv's HTML), as `alt` of an image (WordPress, older Wikipedia). Each becomes `\(…\)` or `\[…\]`,
-and its rendered form is removed. All searches run forwards over the page, nothing is searched twice, and tags of
-rendered formulas are limited by count, so that no page takes long.
+and its rendered form is removed. No page takes long, because all searches run forwards over the page, no stretch is
+searched twice, and the number of tags in rendered formulas is limited.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import re
 from stages.extract.html.metadata import unescape
 
 _LIKELY = re.compile(r"<math[\s>]|math/tex|\bmwe-math|class=[\"'][^\"'<>]{0,100}\b(?:latex|tex)\b", re.IGNORECASE)
-#: Every page in which `_LIKELY` finds something holds one of these; searching for them takes half the time.
+#: Every page that `_LIKELY` matches contains one of these; searching for them takes half the time.
 _WORDS, _TEX = ("<math", "math/tex", "mwe-math"), re.compile(r"tex\b")
 _FORMULA = re.compile(
     r"<script[^<>]{0,200}?\btype\s*=\s*[\"']math/tex(?P<script>[^\"'<>]{0,40})[\"'][^<>]{0,200}>"
     r"|<math\b(?P<attributes>[^<>]{0,4000})>"
     r"|<img\b(?P<image>[^<>]{0,8000})>", re.IGNORECASE)
-#: what follows the beginning of a formula
+#: patterns that are searched for after the beginning of a formula
 _NEXT = {"math": re.compile(r"</math\s*>", re.IGNORECASE), "script": re.compile(r"</script\s*>", re.IGNORECASE),
          "annotation": re.compile(r"<annotation\b[^<>]{0,200}\bencoding\s*=\s*[\"']application/x-tex[\"'][^<>]{0,200}>"
                                   r"([^<]{1,20000})</annotation", re.IGNORECASE)}
@@ -32,9 +32,9 @@ _RENDERED = re.compile(r"<(span|div)\b[^<>]{0,400}\bclass\s*=\s*[\"'](?:katex-ht
                        re.IGNORECASE)
 _TAGS = {tag: re.compile(rf"<(/?){tag}\b", re.IGNORECASE) for tag in ("span", "div")}
 _STYLE = re.compile(r"\{\\(?:display|text)style\s(.*)\}\s*\Z", re.DOTALL)
-#: characters between MathML and its end, and of one rendered formula
+#: most characters between the beginning and the end of a formula, and of one rendered formula
 _LONGEST = 100_000
-#: tags looked at for the ends of rendered formulas in one page
+#: most tags examined in one page to find the ends of rendered formulas
 _TAGS_SEEN = 300_000
 
 
@@ -47,7 +47,8 @@ def expose(page: str) -> str:
     known: dict[str, re.Match[str] | None] = {}
 
     def following(name: str, at: int) -> re.Match[str] | None:
-        """The next match of that name, None when it is too far away. No stretch is searched twice."""
+        """The next match of `_NEXT[name]`, None when it is more than `_LONGEST` characters away. No stretch is searched
+        twice."""
         found = known.get(name)
         if name not in known or (found is not None and found.start() < at):
             found = known[name] = _NEXT[name].search(page, at)
@@ -113,8 +114,8 @@ def _without_rendered(page: str) -> str:
 
 
 def _end_of(page: str, start: re.Match[str], most: int) -> tuple[int, int]:
-    """(end of the element that begins at `start`, tags passed). The end is that of its start tag when it has no end
-    within `_LONGEST` characters and `most` tags."""
+    """(end of the element that begins at `start`, tags passed). If the element does not end within `_LONGEST`
+    characters and `most` tags, the end of its start tag is returned."""
     depth = seen = 0
     for tag in _TAGS[start[1].lower()].finditer(page, start.start(), start.start() + _LONGEST):
         depth += -1 if tag[1] else 1

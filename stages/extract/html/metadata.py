@@ -1,8 +1,8 @@
 """What a page says about itself: title, author, date, canonical URL, language, licence, and the uses it forbids.
 
-All of it is what the page claims, unchecked. Regular expressions run forwards once over the head and the JSON-LD of a
-page, so the cost is small beside extraction. The library that trafilatura asks for dates is not used: it reads the
-clock to tell which dates are plausible.
+These are claims of the page, and they are not checked. Regular expressions run forwards once over the head and the
+JSON-LD of a page, so the cost is small beside extraction. The library that trafilatura uses for dates is not used here,
+because it reads the clock to tell which dates are plausible.
 
 Share of pages on which a fact equals the gold, letters and digits compared:
 
@@ -13,8 +13,8 @@ Share of pages on which a fact equals the gold, letters and digits compared:
     dates                                                66 %    94 %
     …, of the pages for which a date was found           92 %    98 %
 
-WCXB are its 310 pages for development, Fundus 64 news pages of 27 countries. Facts that were missed stand in the text
-of a page, which is not searched.
+WCXB stands for its 310 development pages, Fundus for 64 news pages of 27 countries. Missed facts stand in the text of a
+page, which is not searched.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _MANY = 20
 #: how SEO plugins of WordPress announce the author
 _WRITTEN_BY = frozenset(("written by", "geschrieben von", "verfasst von", "escrito por", "écrit par", "scritto da",
                          "geschreven door", "skrevet av", "skriven av", "написано автором", "автор", "napisane przez"))
-#: characters in which a name must follow the mark of an author
+#: an author's name must follow the mark of an author within this many characters
 _NEAR = 800
 _CONTENT = re.compile(r"<[^<>]{0,300}?\bcontent\s{0,3}=\s{0,3}[\"']([^\"'<>]{2,100})[\"']")
 _TEXT = re.compile(r"(?:\s{0,50}<(?:span|a|b|strong|em|i)\b[^<>]{0,500}>){0,4}\s{0,50}([^<>]{2,100})<")
@@ -238,7 +238,7 @@ def _json_ld(page: str) -> Iterator[str]:
 
 
 def _found(blocks: list[str], what: str) -> Iterator[str]:
-    """The first match in each block."""
+    """Yield the first match of the pattern `_LD[what]` in each block, decoded from JSON."""
     for block in blocks:
         if (m := _LD[what].search(block)) is not None:
             value = next(filter(None, m.groups()), "")

@@ -1,4 +1,4 @@
-"""A copy of trafilatura's modules under another name, used by this project alone.
+"""Loads a copy of trafilatura's modules under another name, for use by this project alone.
 
 The engines replace functions of trafilatura to bound its work, to let MemoryError through and to save CPU time.
 Replacing them in the package itself would change it for every other user in the process. So its modules are loaded a
@@ -61,9 +61,9 @@ def loud(parse: Callable[..., Any]) -> Callable[..., Any]:
 def _raise_memory_errors() -> None:
     """Keep trafilatura's handlers from swallowing MemoryError.
 
-    Its `except Exception` would turn a page that a larger machine extracts into one without text, or with another text:
-    the text would depend on the machine. Python looks the name `Exception` up in the module when something is raised,
-    so rebinding it there is enough.
+    Otherwise its `except Exception` would make the text depend on the machine: a page that a larger machine extracts
+    would have no text here, or a different one. Python looks the name `Exception` up in the module when something is
+    raised, so rebinding it there is enough.
     """
     for module in (baseline, core, external, readability_lxml, utils):
         module.Exception = _SURVIVABLE

@@ -1,10 +1,10 @@
-"""Readability (arc90's algorithm, as trafilatura carries it), bounded: it scores the blocks around paragraphs and takes
-the best one with what stands beside it.
+"""Readability (arc90's algorithm, in trafilatura's copy) with bounded work. It scores the blocks around paragraphs and
+takes the best block together with the siblings that belong to it.
 
-It examines all siblings of an empty block with an image, so 40,000 of them in a row take a quarter of an hour; it
-rereads nested blocks; and it joins the text after every element it removes to the text before. `Bounded` counts that
-work and gives up at a fixed amount, many times what any of 1,864 real pages takes. trafilatura, which falls back on
-readability, then continues without it.
+Three parts of the algorithm can take very long. It examines all siblings of an empty block with an image, so 40,000 of
+them in a row take a quarter of an hour. It rereads nested blocks. It joins the text after every element it removes to
+the text before. `Bounded` counts that work and gives up at a fixed amount, many times what any of 1,864 real pages
+takes. trafilatura, which falls back on readability, then continues without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOK = 2_000
 
 
 class _Work:
-    """`readability_lxml.text_length` with a count."""
+    """`readability_lxml.text_length` that counts its work."""
 
     def __init__(self) -> None:
         self.left, self.ask = MOST, private.readability_lxml.text_length
@@ -45,7 +45,7 @@ work = _Work()
 
 
 class Bounded(private.readability_lxml.Document):
-    """`summary` that raises TooMuchWork instead of running without end."""
+    """A readability document whose `summary` raises TooMuchWork where the original would run for very long."""
 
     __slots__ = ()
 
@@ -56,8 +56,8 @@ class Bounded(private.readability_lxml.Document):
         return super().summary()
 
     def transform_misused_divs_into_paragraphs(self) -> None:
-        """The package's method with the same result; the package finds the place of each new paragraph by counting from
-        the first."""
+        """Gives the same result as the package's method, which is slow because it finds the place of each new paragraph
+        by counting from the first."""
         blocks = private.readability_lxml.DIV_TO_P_PREFIXES
         for div in self.doc.findall(".//div"):
             if not any(str(e.tag).startswith(blocks) for e in div.iterdescendants("*")) and (
@@ -91,8 +91,8 @@ private.readability_lxml.text_length = work
 
 
 class Engine:
-    """Readability as an engine of `stages.extract.html.step`. `tables=False` leaves tables out. It does not know
-    comments."""
+    """Readability as an engine of `stages.extract.html.step`. `tables=False` leaves tables out. It does not recognise
+    readers' comments."""
 
     def __init__(self, *, tables: bool = True, max_depth: int = 255, **_: Any) -> None:
         self.tables = tables
@@ -120,8 +120,7 @@ class Engine:
                 return None
             if len(summary) >= _SHORT:
                 break
-        # XML writes an empty element as `<b/>`, which HTML does not read as closed, so it is read back as it was
-        # written
+        # The summary is XML, where an empty element is `<b/>`. An HTML parser would not read this as closed.
         found = etree.fromstring(summary.encode("utf-8", "surrogatepass"),
                                  etree.XMLParser(recover=True, huge_tree=True, resolve_entities=False))
         if found is None:

@@ -12,8 +12,8 @@ from stages.extract.html.markdown import write
 
 #: a page with no more tags than this costs resiliparse no noticeable time, however they are nested
 _HARMLESS = 5_000
-#: Its cost grows with the square of the depth (2 s of CPU for 10,000 nested elements), and with tags times depth: 240
-#: levels around 90,000 elements take 6 s. This limit stands for 2 s.
+#: Most tags times depth, worth 2 s of CPU. The cost grows with the square of the depth (2 s for 10,000 nested elements)
+#: and with tags times depth (6 s for 240 levels around 90,000 elements).
 _LOOKS = 6_000_000
 
 
@@ -31,14 +31,14 @@ class Engine:
         found = self._found(page, "minimal_html")
         if not found:
             return found
-        # it sets the cells of a row apart by tabs
+        # resiliparse separates the cells of a row by tabs
         tree = html.document_fromstring(f"<body>{found}".replace("\t\t", " | "), parser=html.HTMLParser())
         return write(tree, lines=True)
 
     def _found(self, page: str, form: bool | Literal["minimal_html"]) -> str | None:
         tree, tags = HTMLTree.parse(page), page.count("<")
         if tags > _HARMLESS:
-            # an element this many levels down: a selector keeps the search in C
+            # search for an element `deepest + 1` levels down; the selector is evaluated in C
             deepest = min(self.max_depth, max(_LOOKS // tags, 30))
             if tree.document is not None and tree.document.query_selector(" > ".join(["*"] * (deepest + 1))):
                 return None

@@ -19,7 +19,7 @@ from stages.extract.html.metadata import describe
 from stages.stage import Stage, StageConfig, signal
 from stages.text.encoding import decode, once
 
-#: first bytes that no page has, whatever the server declared
+#: a file that begins with one of these is no page, whatever the server declared
 _BINARY = (b"%PDF-", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"PK\x03\x04", b"\x1f\x8b", b"RIFF", b"\x00\x00\x01\x00",
            b"ID3", b"OggS", b"\x7fELF", b"MZ\x90", b"Rar!", b"7z\xbc\xaf", b"BZh", b"\xfd7zXZ", b"wOFF", b"wOF2")
 _DECLARED = ("text/html", "application/xhtml+xml", "application/vnd.wap.xhtml+xml")
@@ -31,16 +31,16 @@ DEEPEST = 255
 
 
 class Engine(Protocol):
-    """An engine finds the main text of a page. It is made with `favor`, `fast`, `tables`, `comments` and `max_depth` of
-    the config as keyword arguments and ignores those it does not use.
+    """An engine finds the main text of a page. Its constructor gets `favor`, `fast`, `tables`, `comments` and
+    `max_depth` of the config as keyword arguments and ignores those it does not use.
 
-    The same page gives the same text, whatever came before and on any machine: an engine keeps no state, reads no clock
-    and bounds long work by a count. An engine with signals (`SIGNALS`) holds those of the last page in `signals`.
+    The same page gives the same text on any machine, whatever pages came before. So an engine keeps no state, reads no
+    clock and bounds long work by a count. An engine with signals (`SIGNALS`) holds those of the last page in `signals`.
     """
 
     def text(self, page: str) -> str | None:
-        """Main text of a page, "" when it has none. None: elements nest deeper than `max_depth`, or take more work than
-        the engine's count allows."""
+        """Main text of a page, "" when it has none. None when elements nest deeper than `max_depth`, or would take more
+        work than the engine's count allows."""
 
     def markdown(self, page: str) -> str | None:
         """The same with headings, lists, tables, code and formulas as Markdown."""
@@ -55,7 +55,8 @@ ENGINES: dict[EngineName, str] = {
     "readability": "stages.extract.html.readability:Engine",
     "mill": "stages.extract.html.mill.engine:Engine",
 }
-#: distributions an engine loads, whose versions may change its text; resiliparse detects the encoding for all of them
+#: distributions that an engine loads and whose versions may change its text; `resiliparse` is added for every engine,
+#: because it detects the encoding
 _ON_LXML = ("trafilatura", "justext", "lxml")
 LIBRARIES = {"trafilatura": _ON_LXML, "justext": _ON_LXML, "readability": _ON_LXML, "resiliparse": ("lxml",),
              "mill": ()}
@@ -79,8 +80,8 @@ class Html(Stage):
 
     No page is too large. A page above `max_bytes` is read without its scripts, styles, comments and drawings; if it is
     still longer, its end is cut. `html_cut_bytes` says how many bytes were not read. About 1 % of real pages are above
-    2 MB, and nearly all of these lose only scripts and styles. All caps are counts, so the verdict is the same on any
-    machine. There is no timeout, and nothing is remembered from page to page. (trafilatura's `deduplicate` is a cache
+    2 MB, and nearly all of these lose only scripts and styles. All limits are counts and there is no timeout, so the
+    verdict is the same on any machine. Nothing is remembered from page to page. (trafilatura's `deduplicate` is a cache
     over pages, which would make the text of a page depend on those before it.) With one set of library versions, the
     same bytes give the same text.
 
@@ -93,10 +94,10 @@ class Html(Stage):
         … precision                    0.841  19.6      readability                    0.694   7.7
 
     Other modes of trafilatura (benchmarks/html_engines.py): `fast` has 0.858 and `favor: recall` 0.875. Both take 0.6
-    of the time of balanced. Called as its documentation says, with its XPath instead of our rules, trafilatura takes
-    1.7 times as long. docs/texts.md has the numbers for news pages. jusText and readability are for articles (0.80 and
-    0.90 there). `metadata` takes about 0.4 ms per page. Markdown takes 2 to 3 ms more than text, most of it to look for
-    formulas.
+    of the time of balanced. With its own XPath instead of our rules, as its documentation says, trafilatura takes 1.7
+    times as long. jusText and readability are for articles (0.80 and 0.90 on these). docs/texts.md has the numbers for
+    news pages. `metadata` takes about 0.4 ms per page. Markdown takes 2 to 3 ms more than text, most of it to search
+    for formulas.
 
     `meta` gets what the page says of itself: `title`, `author`, `date` (published, YYYY-MM-DD), `lang` (a hint, often
     wrong), `canonical` (when not the URL itself), `license` (a URL; of something on the page), and what the step
@@ -155,7 +156,7 @@ class Html(Stage):
 
     @cached_property
     def _engine(self) -> Engine:
-        # it logs an error for every odd page, while the reasons of dropped documents are counted
+        # trafilatura would log an error for every malformed page; the reasons of dropped documents are counted anyway
         logging.getLogger("tokenmill_trafilatura").setLevel(logging.CRITICAL)
         limits.nodes(b"<p>", 1)                   # compiles the kernel
         names = ("favor", "fast", "tables", "comments", "max_depth")

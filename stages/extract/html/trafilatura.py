@@ -16,23 +16,24 @@ DEEPEST = 255
 #: pages with fewer tags cannot have expensive tables
 _FEW = 5_000
 #: Cells trafilatura may add to the tables of a page to make them rectangular, and elements it may read again for each
-#: pair of nested tables: a second of CPU. A table of 10,000 rows and 20 columns is far below.
+#: pair of nested tables. Either limit is worth a second of CPU. A table of 10,000 rows and 20 columns is far below.
 CELLS, LOOKS = 400_000, 10_000_000
-#: tags times levels: it reads all content of every block, so 240 of them around 60,000 links take minutes
+#: most tags times levels: trafilatura reads all content of every block, so 240 blocks around 60,000 links take minutes
 LEVELS = 6_000_000
-#: most columns it lets one cell span
+#: most columns that trafilatura lets one cell span
 _SPAN = 100
-#: paragraphs nested in one paragraph, whose texts trafilatura joins one by one
+#: most paragraphs nested in one paragraph; trafilatura joins their texts one by one
 PARAGRAPHS = 8_000
-#: elements in one list item, which trafilatura counts again for each of them
+#: most elements in one list item; trafilatura counts them again for each of them
 IN_AN_ITEM = 10_000
-#: characters copied when elements are removed and the text after each is joined to the text before: half a second
+#: most characters copied when elements are removed and the text after each is joined to the text before; copying so
+#: many takes half a second
 JOINED = 500_000_000
 
 
 class _Deletion:
-    """`trafilatura.xml.delete_element` with a count of the characters it copies: the text behind an element is joined
-    to the text before it, and 100,000 buttons in a row would make 10 GB of that."""
+    """`trafilatura.xml.delete_element` that counts the characters it copies. It joins the text after an element to the
+    text before it, so 100,000 buttons in a row would copy 10 GB."""
 
     def __init__(self) -> None:
         self.left, self.delete = JOINED, private.xml.delete_element
@@ -65,8 +66,8 @@ def crowded_items(tree: Any) -> bool:
 
 
 def tangled_tables(tree: Any) -> bool:
-    """Whether trafilatura would take long for the tables of a page, by a count: it pads all rows to the widest, and
-    rereads nested tables for every table around them."""
+    """Whether trafilatura would take long for the tables of a page, judged by a count. It pads all rows to the width of
+    the widest, and rereads nested tables for every table around them."""
     rows: dict[Any, int] = {}
     widths: dict[Any, int] = {}
     cells = 0
@@ -94,10 +95,11 @@ xpath_rules.install()
 
 
 class Engine:
-    """`trafilatura.extract(page, …)` without its detours.
+    """`trafilatura.extract(page, …)` without its repeated parsing and copying.
 
-    Parameters as in `stages.extract.html.step.Html.Config`. Calls the cascade itself (`trafilatura_sequence`) instead
-    of `extract`: the tree is parsed once and not copied, and its depth can be looked at before the work begins.
+    Parameters are those of `stages.extract.html.step.Html.Config`. The engine calls the cascade itself
+    (`trafilatura_sequence`) instead of `extract`, so that the tree is parsed once and not copied, and its depth can be
+    checked before the work begins.
     """
 
     def __init__(self, *, favor: str = "balanced", fast: bool = False, tables: bool = True, comments: bool = False,
@@ -107,7 +109,7 @@ class Engine:
                 output_format="txt", fast=fast, precision=favor == "precision", recall=favor == "recall",
                 comments=comments, formatting=formatting, links=False, images=False, tables=tables, dedup=False)
             for formatting in (False, True))
-        # an element this many steps below the root: evaluated step by step in C, it stops where the tree ends
+        # finds an element this many steps below the root; evaluated step by step in C, it stops where the tree ends
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
 
     def text(self, page: str) -> str | None:
@@ -120,8 +122,8 @@ class Engine:
         return str(private.utils.normalize_unicode(stream_safe(text)))
 
     def markdown(self, page: str) -> str | None:
-        """The same as Markdown, by the writer of all engines: trafilatura's own escapes characters that look like
-        markup."""
+        """The same as Markdown. It is written by the writer of all engines, because trafilatura's own escapes
+        characters that look like markup."""
         found = self._found(page, self.formatted)
         if not found:
             return None if found is None else ""

@@ -1,13 +1,13 @@
-"""Rules in place of the XPath expressions of trafilatura 2.3.1: the same text from the same page for 0.6 of its CPU.
+"""Rules that replace the XPath expressions of trafilatura 2.3.1. They give the same text for 0.6 of the CPU time.
 
 Two thirds of trafilatura's time goes into evaluating XPath expressions whose `re:test(@class, …)` calls Python once for
 every element, attribute and expression. Class and id values repeat all over a site, so here a rule is a function that
 walks the elements once and caches its answer by attribute value. The cache holds values of pure functions of one string
 and is emptied as a whole when full, so no page can influence another.
 
-`install` puts them into our copy of its modules (`stages.extract.html.private`). It changes nothing unless the
-installed trafilatura has exactly the expressions these rules were derived from: a fingerprint of their text is
-compared.
+`install` puts the rules into our copy of trafilatura's modules (`stages.extract.html.private`). It compares a
+fingerprint of the expressions' text, and changes nothing unless the installed trafilatura has exactly those from which
+the rules were derived.
 `tests/stages/test_extract_trafilatura.py` compares the texts of real pages with those of the package.
 """
 
@@ -68,7 +68,7 @@ def first_of(element: etree._Element, a: str, b: str) -> str:
 
 
 class Rule:
-    """Stands in for an `etree.XPath`: called with a tree, gives the matching elements in document order."""
+    """Replaces an `etree.XPath`. A call with a tree returns the matching elements in document order."""
 
     def __init__(self, tags: tuple[str, ...], test: Callable[[Any], Any]) -> None:
         self.tags, self.test = tags, test
@@ -134,8 +134,8 @@ def _overall() -> Rule:
 
 
 def _raw_prune() -> Rule:
-    """The rule of trafilatura's RAW_TREE_PRUNE_XPATH. Its two expressions are tested at once, which nested matches
-    allow: trafilatura prunes one after the other."""
+    """The rule for RAW_TREE_PRUNE_XPATH. trafilatura prunes by its two expressions one after the other. Here both are
+    tested at once, which gives the same result even if matches are nested."""
     path = xpaths.RAW_TREE_PRUNE_XPATH[0].path
     pattern, always = _tests(path, "@id")
     matches, wins = _searcher(pattern), _searcher(always)
@@ -209,8 +209,8 @@ _FRAMES = ("article", "div", "main", "section")
 
 def _frame(index: int, exact: dict[str, frozenset[str]], *, ignoring_case: str = "",
            more: Callable[[str], bool] | None = None) -> Rule:
-    """A rule for a BODY_XPATH that tests attributes for equality (`exact`), and id and class by patterns. `more` is one
-    more test for id and class."""
+    """A rule for a BODY_XPATH that tests attributes for equality (`exact`), and id and class by patterns. `more` is an
+    additional test for id and class."""
     path = xpaths.BODY_XPATH[index].path
     by_id = _searcher(_tests(path, "@id")[0])
     patterns = [p for p in _tests(path, "@class") if p != ignoring_case]
@@ -240,8 +240,8 @@ def _main() -> Rule:
 
 # -- parsing ---------------------------------------------------------------------------------------------------------
 class _InvalidChars:
-    """trafilatura.utils.INVALID_XML_CHARS.sub for pages that hold none of them, which is nearly all: one look at the
-    bytes instead of a regular expression over every character."""
+    """Replaces the pattern trafilatura.utils.INVALID_XML_CHARS. Nearly all pages hold no such character. On these pages
+    `sub` scans the bytes instead of trying a regular expression at every character."""
 
     _CONTROLS = bytes({*range(0x20)} - {9, 10, 13})
 
@@ -259,7 +259,7 @@ class _InvalidChars:
 class _Forum:
     """trafilatura.core's search for the JSON-LD of a forum's thread, in time linear in the script. From every
     `"@type": [` the original reads on to the next bracket. This search reads at most 500 characters there, and skips a
-    script without the word."""
+    script that does not contain `_WORD`."""
 
     _WORD = "DiscussionForumPosting"
     _LISTED = re.compile(rf'"@type"\s*:\s*(?:"{_WORD}"|\[[^\]]{{0,500}}"{_WORD}")')
@@ -305,15 +305,15 @@ def install() -> bool:
     for target, rule in zip((xpaths.OVERALL_DISCARD_XPATH, xpaths.RAW_TREE_PRUNE_XPATH,
                              xpaths.REMOVE_COMMENTS_AND_LISTS_XPATH, xpaths.TEASER_DISCARD_XPATH,
                              xpaths.DISCARD_IMAGE_ELEMENTS, xpaths.BODY_XPATH), (*rules, frames)):
-        target[:] = rule                                  # lists are shared by all importers: change them in place
+        target[:] = rule                                  # all importers share the list, so it is changed in place
     private.baseline.BASIC_CLEAN_XPATH = basic
     private.external.try_justext = fallbacks.try_justext
     private.external.try_readability = fallbacks.summary
     private.core._DISCUSSION_FORUM_POSTING_RE = _Forum()
     private.core._extract_and_compare = fallbacks.extract_and_compare
     private.utils.INVALID_XML_CHARS = _InvalidChars(private.utils.INVALID_XML_CHARS)
-    # lxml.html asks a Python function for the class of every element it touches; here all of them are HtmlElement,
-    # whose special classes (forms, inputs, labels) trafilatura never uses
+    # lxml.html calls a Python function to get the class of every element it touches. Here every element is a plain
+    # HtmlElement, since trafilatura never uses the special classes (forms, inputs, labels).
     private.utils.HTML_PARSER.set_element_class_lookup(etree.ElementDefaultClassLookup(
         element=HtmlElement, comment=HtmlComment, pi=HtmlProcessingInstruction, entity=HtmlEntity))
     return True

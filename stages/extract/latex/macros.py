@@ -1,4 +1,4 @@
-"""Does what TeX does with a source before it sees text: removes comments, sets verbatim pieces aside, expands macros.
+"""Does what TeX does with a source before typesetting: removes comments, sets verbatim pieces aside, expands macros.
 
 Only macros that the source itself defines (\\newcommand, \\def, \\let, \\DeclareMathOperator, \\newenvironment …) are
 expanded, with their arguments and in the order of the source. Uses are replaced as TeX would wherever they occur, also
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from stages.extract.latex.words import KNOWN, LISTINGS, SIGNS
 
-#: most macros, longest body in characters, and how deep macros are expanded inside bodies and arguments of macros
+#: most macros, longest body in characters, and deepest expansion of macros inside bodies and arguments of macros
 MACROS, _BODY, _DEPTH = 2000, 4000, 12
 #: Expansion may read and write _WORK characters and _TIMES the text's length; every use also costs _USE characters. A
 #: character takes about 1 µs.
@@ -38,7 +38,7 @@ def set_aside(text: str, keep: Callable[[str], str]) -> str:
     """The text without comments (`%`, `comment`, \\iffalse). Listings, \\verb and URLs are replaced by what `keep`
     returns for them, since nothing in them is a command or a comment."""
     names = {*LISTINGS, *(n for m in _NEW_LISTING.findall(text) for n in (m[0], m[1] or (m[2] and f"{m[2]}code")) if n)}
-    short = _SHORT_VERB.findall(text)[:4]                # marks that write |…| for \verb|…|
+    short = _SHORT_VERB.findall(text)[:4]                # marks that let a source write |…| for \verb|…|
     token = re.compile(
         (rf"([{''.join(map(re.escape, short))}])(?!\s)|" if short else r"(\Z(?!\Z))|") +
         r"\\begin[ \t]*\{(" + "|".join(sorted(names)) + r"|comment|filecontents)(\*?)\}"
@@ -137,7 +137,7 @@ def braces(text: str) -> dict[int, int]:
 
 class _Macro(NamedTuple):
     arguments: int
-    default: str | None           # of the first argument, if that is optional
+    default: str | None           # default of the first argument, if it is optional
     body: str
     end: str = ""                 # replacement of an environment's \end
 
@@ -157,7 +157,7 @@ _DEFINES = {**dict.fromkeys(("newcommand", "renewcommand", "providecommand", "De
             **dict.fromkeys(("def", "gdef", "edef", "xdef", "define", "redefine"), "def"), "let": "let",
             "DeclareMathOperator": "operator", "DeclarePairedDelimiter": "delimiter",
             **dict.fromkeys(("newenvironment", "renewenvironment"), "environment")}
-#: bodies that program TeX: such macros cannot be expanded by replacing text
+#: bodies that program TeX; macros with such a body cannot be expanded by replacing text
 _PROGRAM = re.compile(r"\\(?:@|csname|expandafter|futurelet|if(?!f(?![A-Za-z])|thenelse)|(?:g|e|x)?def(?![A-Za-z])|"
                       r"(?:let|catcode|everypar|write|output|global|noexpand|the|number|loop|halign|vtop|vbox|vcenter|"
                       r"setbox|advance|begingroup|endgroup|bgroup|egroup|afterassignment|aftergroup|list|trivlist|"
@@ -319,8 +319,8 @@ class Expansion:
         return end[1]
 
     def _add(self, name: str, macro: _Macro) -> None:
-        """Store a macro, or remove an older one of its name if it programs TeX or exceeds a limit. Names whose meaning
-        is built in (KNOWN, and drawn SIGNS) are ignored."""
+        """Store a macro. If it programs TeX or exceeds a limit, remove an older macro of its name instead. Names with a
+        built-in meaning (KNOWN, and SIGNS if the body only draws the sign) are ignored."""
         body = macro.body
         if name in KNOWN or (name in SIGNS and _DRAWS.search(body)):
             return

@@ -48,8 +48,8 @@ _GROUP = re.compile(r"\s{0,9}\{")
 _REST = re.compile(r"[ \t]*(?:\n[ \t]*(?!\n))?")
 _UNIT = r"-?[0-9.]{1,12}[ \t]?(?:true[ \t]?)?(?:pt|cm|mm|em|ex|in|bp|sp|pc|dd|cc|mu)(?![A-Za-z])"
 _STRETCH = r"(?:[ \t]{1,3}(?:plus|minus)[ \t]{0,3}-?[0-9.]{1,9}[ \t]?(?:fil{1,3}|pt|cm|mm|em|ex|in)(?![A-Za-z]))*"
-#: lengths such as \vskip 2cm plus 1fil, assignments such as \unitlength=1mm, and values of registers such as \hsize
-#: 6in, \magnification=\magstep1, \count0=1
+#: lengths such as \vskip 2cm plus 1fil, assignments such as \unitlength=1mm, and values of registers such as
+#: \hsize 6in, \magnification=\magstep1, \count0=1
 _LENGTH = re.compile(rf"[ \t]{{0,9}}{_UNIT}{_STRETCH}")
 _ASSIGNED = re.compile(rf"[ \t]{{0,9}}=[ \t]{{0,9}}(?:{_UNIT}{_STRETCH}|-?[0-9]{{1,9}}(?=[ \t]{{0,9}}(?:\n|\\|\Z)))")
 _VALUE = re.compile(rf"[0-9]{{0,3}}[ \t]{{0,9}}(?:=?[ \t]{{0,9}}{_UNIT}{_STRETCH}|=[ \t]{{0,9}}(?:-?[0-9.]{{1,12}})?"
@@ -64,7 +64,8 @@ BREAK, INDENT = MARKS
 _NAMED, _FILE = re.compile(r"[ \t]*\\[A-Za-z@]{1,60}"), re.compile(r"[ \t]+[\w./+-]{1,100}")
 _TRIM = re.compile(r"[ \t]*\([lr\d.{}a-z]{1,20}\)")
 _SPACE = re.compile(r"\{\}|[ \t]+")
-#: where a source without \begin{document} begins and ends, and \end… words, by which AMS-TeX closes what has no braces
+#: where a source without \begin{document} begins and ends, and the \end… words that close AMS-TeX commands without
+#: braces
 _BEGINS = re.compile(r"\\(?:topmatter|document)(?![A-Za-z])")
 _ENDS = re.compile(r"\\(?:bye|enddocument|end)(?![A-Za-z])(?![ \t]*\{)")
 _MARK = re.compile(r"\\(end[a-z]{3,14})(?![A-Za-z])")
@@ -120,7 +121,7 @@ class Scan:
             m = _AMS_TITLE.search(self.text)
             inner = m[1] if m else ""
         inner = re.sub(r"\\(?:thanks|footnote)\s*\{.*", "", inner, flags=re.DOTALL)
-        if not inner or "\\title" in inner:  # a title that holds \title is dropped: no recursion
+        if not inner or "\\title" in inner:  # a title with \title in it is dropped, to avoid recursion
             return ""
         return " ".join(Scan(inner, {}, False, self.kept).run()[0].split())
 
@@ -434,10 +435,10 @@ def _columns(name: str) -> int | None:
 def _tidy(text: str) -> str:
     """Put each paragraph on one line, as TeX reads it, with one empty line between paragraphs, and drop empty
     headings."""
-    # each pattern meets only runs that the previous ones made short, so the time is linear whatever the text
+    # each pattern sees only runs that the previous ones shortened, so the time is linear for any text
     text = re.sub(r"\n{3,}", "\n\n", re.sub(r" ?\n ?", "\n", re.sub(r"[ \t]+", " ", text)))
     text = re.sub(r" +", " ", re.sub(r"(?<!\n)\n(?!\n)", " ", text))
     text = re.sub(f"[ \n]*{BREAK}[ {BREAK}]*", "\n", re.sub(f"{BREAK}[ {BREAK}]+", BREAK, text))
     text = re.sub(r"^#+ *$", "", text.replace(INDENT, "  "), flags=re.MULTILINE)
-    text = re.sub(r"^[ |]+\n", "", text, flags=re.MULTILINE)      # rows of tables of pictures
+    text = re.sub(r"^[ |]+\n", "", text, flags=re.MULTILINE)      # rows of tables that held only pictures
     return re.sub(r"\n{3,}", "\n\n", re.sub(r" ?\n", "\n", text))

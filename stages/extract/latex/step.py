@@ -33,8 +33,8 @@ _SHORTHAND = re.compile("\"([aouAOUs`'<>=~-])")
 class Latex(Stage):
     """Text of LaTeX source (`doc.text`, or else `doc.raw`), with its formulas in LaTeX.
 
-    A title the paper gives goes to `meta.title`. Text without any command or formula is left alone. Reasons:
-    `too_large`, and `no_text` when the source holds nothing but commands.
+    The paper's title, if it gives one, goes to `meta.title`. Text without any command or formula is left unchanged.
+    Reasons: `too_large`, and `no_text` when the source holds nothing but commands.
     """
 
     name = "latex"

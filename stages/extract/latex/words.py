@@ -43,8 +43,8 @@ BLOCKS = frozenset({"block", "alertblock", "exampleblock"})
 OVERLAID = re.compile(
     r"(\\(?:item|only|uncover|onslide|alert|visible|invisible|alt|action|structure|color|textbf|textit|emph|pause|column|"
     r"includegraphics)(?![A-Za-z])\*?|\\begin[ \t]*\{[A-Za-z]{1,40}\*?\}(?:\[[^\[\]\n]{0,100}\])?)<[^<>\n]{1,40}>")
-#: AMS-TeX commands that end with a word of their own when they have no braces. ENDED are dropped up to that word, PARTS
-#: are kept with a heading or none.
+#: AMS-TeX commands that end with a word of their own (\endabstract) when they have no braces. ENDED are dropped up to
+#: that word. PARTS are kept, below the heading given here if it is not empty.
 ENDED = {w: f"end{w}" for w in ("author", "affil", "address", "curraddr", "email", "urladdr", "thanks", "date", "ref",
                                 "keywords", "subjclass", "toc", "dedicatory", "translator", "title")}
 PARTS = {"abstract": "## Abstract", **dict.fromkeys(("proclaim", "demo", "definition", "remark", "example"), "")}

@@ -34,11 +34,11 @@ class Piece(NamedTuple):
 
 class PageChars(NamedTuple):
     pieces: list[Piece]
-    width: int            # of the page, as turned, units
+    width: int            # width of the turned page, units
     height: int
     chars: int            # characters that are not spaces
     spaces: int           # spaces, including those PDFium inserted
-    garbled: int          # U+FFFD, private and control characters, as a font without a usable encoding yields
+    garbled: int          # U+FFFD, private and control characters, which fonts without a usable encoding yield
     across: int           # characters left out because they run across the page's main direction
 
 
@@ -82,7 +82,7 @@ def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -
 
 
 def _downwards(code: np.ndarray, inked: np.ndarray, loose: np.ndarray) -> bool:
-    """Whether upright characters follow each other from top to bottom, as in Japanese and Chinese books."""
+    """Whether upright characters follow one another from top to bottom, as in Japanese and Chinese books."""
     wide = np.flatnonzero(inked & (code >= 0x3040) & (code < 0xA000))
     if len(wide) < 20:
         return False

@@ -1,8 +1,8 @@
-"""Detects pages whose text has other letters than the page shows, because a font's map to Unicode is shifted.
+"""Detects pages whose extracted text has other letters than the page shows, because a font's map to Unicode is shifted.
 
 Such a page looks right but reads `Sgd bnlonrhshnm ne` for "The composition of". Its words have the shapes of words, so
-only the frequencies of letters reveal it. In real text in Latin script, pairs of letters are likelier as they are than
-with every letter moved by the same number of places; in shifted text they are not.
+only the frequencies of letters reveal it. Real text in Latin script consists of likelier pairs of letters than the same
+text with every letter moved by the same number of places. In shifted text, some move makes the pairs likelier.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _LIKELIER = 4
 _SURE = 100
 #: percentage of a page's pairs that shifted stretches must hold
 _SHARE = 10
-#: most quarter bits per pair of a language (keys in base 64 have 40 and more), and fewest different pairs (a table
-#: repeats the same few names)
+#: A page reads like a language if it has at most this many quarter bits per pair (keys in base 64 have 40 and more) and
+#: at least this many different pairs (a table repeats the same few names).
 _LANGUAGE, _DIFFERENT = 37, 45
 _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "đ": "d", "ł": "l", "æ": "ae", "œ": "oe", "ı": "i", "ð": "d",
                           "þ": "th"})
 
 
 def shifted(stretches: Sequence[str]) -> bool:
-    """Whether the letters of a page are shifted: all of them, or, where only one font is shifted, those of stretches
+    """Whether the letters of a page are shifted. Either all are, or, if only one font is shifted, those of stretches
     that together hold at least a tenth of the page's pairs.
 
     `stretches` are parts of lines. Letters of other scripts, digits and signs do not count.
@@ -71,7 +71,7 @@ def shifted(stretches: Sequence[str]) -> bool:
 
 
 def _reads(cost: np.ndarray, pairs: np.ndarray) -> bool:
-    """Whether text, moved back, reads like a language: its letters are neither random nor a few that repeat."""
+    """Whether text, moved back, reads like a language, whose letters are neither random nor a few that repeat."""
     return int(cost.sum()) <= _LANGUAGE * len(pairs) and len(np.unique(pairs)) >= _DIFFERENT
 
 

@@ -25,8 +25,8 @@ _STAMP = re.compile(r"downloaded (?:from|by|on)|download date|this content downl
 _FOOT = re.compile(r"https?:|www\.|©|\bdoi\b|\bvol(?:ume|\.)? ?\d|\bissn\b| \| | • ", re.IGNORECASE)
 #: running heads and feet lie within this share of the page's height from its top or bottom
 _EDGE = 0.13
-#: Pages with wide margins have them within this share; there only page numbers that count and text repeated on half of
-#: the pages are removed.
+#: On pages with wide margins they lie within this share. Beyond _EDGE, only page numbers that count the pages and text
+#: repeated on half of the pages are removed.
 _DEEP = 0.22
 #: lines less than this far apart in height are at the same place on their pages, units: 4 points
 _NEAR = 256
@@ -35,7 +35,7 @@ _NEAR = 256
 class _Row(NamedTuple):
     top: bool             # at the top of its page
     lines: list[Line]
-    text: str             # of all its lines
+    text: str             # text of all its lines
     key: str              # the text with # for numbers that may count
     height: int           # height on the page, in steps of _NEAR
     numbers: list[tuple[bool, int]]       # (roman, value) at its ends

@@ -19,7 +19,7 @@ _IS_ACCENT[list(_ACCENTS)] = True
 _DOTLESS = {"ı": "i", "ȷ": "j"}
 #: most accents of a page whose letters are searched for on the whole page
 _FAR = 500
-#: marks white seen before a combining mark: only the positions of the letters decide whether it is a space
+#: stands for a space found before a combining mark; only the positions of the letters decide whether it is a real space
 _ABOUT = 3
 _ALEF, _LAM = "اأإآٱ", "ل"
 _MIRRORED = str.maketrans("()[]{}<>«»", ")(][}{><»«")
@@ -85,10 +85,10 @@ def is_rtl_code(code: np.ndarray) -> np.ndarray:
 def logical(text: str, made: list[bool], box: list[list[int]]) -> str:
     """The text of a piece with right-to-left letters, in reading order.
 
-    PDFium usually reorders such letters itself, but not where it takes the line for left-to-right, and it also reverses
-    the letters of a ligature, which share one box. `box` is left, top, right, bottom of each character. Characters
-    without ink are spaces, inserted by PDFium where `made`. Where successive letters run to the right, the piece is
-    still in drawing order; the main rules of the bidirectional algorithm (Unicode, annex 9) are then applied in
+    PDFium usually reorders such letters itself, but not where it takes the line for left-to-right. It also reverses the
+    letters of a ligature, which share one box. `box` is left, top, right, bottom of each character. Characters without
+    ink are spaces; `made` marks those that PDFium inserted. If most successive letters run to the right, the piece is
+    still in drawing order. The main rules of the bidirectional algorithm (Unicode, annex 9) are then applied in
     reverse.
     """
     parts: list[list] = []                    # text, left, right, space before it (1 PDFium's own, 2 in the file), box
@@ -142,7 +142,7 @@ def _kind(text: str) -> str:
 
 
 def _turned(parts: list[str]) -> list[str]:
-    """Parts given from left to right, in reading order."""
+    """Put parts that are given from left to right into reading order."""
     kinds = [_kind(part) for part in parts]
     if kinds.count("R") >= kinds.count("L"):
         return _reversed_but_numbers(parts, kinds)
@@ -160,7 +160,7 @@ def _turned(parts: list[str]) -> list[str]:
 
 
 def _reversed_but_numbers(parts: list[str], kinds: list[str]) -> list[str]:
-    """All parts reversed, except words and numbers that run to the right."""
+    """Reverse all parts, except words and numbers that run to the right."""
     out: list[str] = []
     at = len(parts) - 1
     while at >= 0:

@@ -21,7 +21,8 @@ from stages.text.compiled import njit
 _LINES = 3
 #: fewest characters per piece, on average, of columns whose lines stand side by side
 _TEXT = 18
-#: deepest nesting of columns, and most pieces of a page that is laid out; beyond, the order of the content is kept
+#: deepest nesting of columns, and most pieces of a page that is laid out; a page with more keeps the order of its
+#: content
 _DEPTH, _PIECES = 8, 5_000
 ITEM = re.compile(r"(?:[•◦▪‣·∙●○■□–—*-]|\(?\d{1,3}[.)]|\(?[a-zA-Z][.)]|\d{1,3}(?:\.\d{1,3})+\.?|\[\d{1,3}\]|\d{1,3})$")
 
@@ -79,8 +80,8 @@ def _initials(pieces: list[Piece]) -> list[Piece]:
 
 
 def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
-    """Pieces grouped into rows of those side by side (half the smaller height shared with the row's tallest), left to
-    right."""
+    """Groups pieces that stand side by side into rows, each sorted from left to right. A piece joins a row when it
+    shares half of the smaller height with the row's tallest piece."""
     rows: list[tuple[int, int, list[Piece]]] = []
     for piece in sorted(pieces, key=lambda p: (p.top + p.bottom, p.left)):
         middle, best = piece.top + piece.bottom, None
@@ -103,7 +104,7 @@ def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
 
 
 def _cut(rows: list[list[Piece]], rtl: bool, out: list[list[list[Piece]]], depth: int) -> None:
-    """Append `rows` to `out`, cut into columns, each of them a list of rows."""
+    """Cut `rows` into columns and append each column to `out` as a list of rows."""
     if not rows:
         return
     if len(rows) >= _LINES and depth < _DEPTH:
@@ -149,11 +150,11 @@ def _columns(rows: list[list[Piece]], at: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _gutters(boxes, row, rows, wide, lines):
-    """White strips at least `wide` wide, best first: (g, 3) int64 of x, first row, last row. At most 8.
+    """White strips at least `wide` wide, best first and at most 8: (g, 3) int64 of x, first row, last row.
 
-    A strip is tried at the right edge of every piece. It is as long as a run of rows that no piece crosses. The lines
-    of a run are its rows with a piece on the left, or those with a piece on the right, whichever are fewer. Of the runs
-    at one edge, the one with most lines counts.
+    A strip is tried at the right edge of every piece. It is as long as a run of rows that no piece crosses. The score
+    of a run is the smaller of two counts: its rows with a piece left of the strip, and its rows with a piece right of
+    it. Of the runs at one edge, only the one with the highest score is kept.
     """
     n = boxes.shape[0]
     found = np.zeros((n, 4), np.int64)
@@ -227,7 +228,8 @@ def _lines(rows: list[list[Piece]], rtl: bool) -> Block:
 
 
 def _box(row: list[Piece]) -> tuple[int, int, int, int]:
-    """A box as wide as all pieces and as high as the one with the longest text."""
+    """(left, top, right, bottom) of a row: as wide as all its pieces, and as high as the piece with the longest
+    text."""
     longest = max(row, key=lambda p: len(p.text))
     return min(p.left for p in row), longest.top, max(p.right for p in row), longest.bottom
 
@@ -261,15 +263,16 @@ def _read_leftwards(row: list[Piece]) -> list[Piece]:
 
 
 def _pitch(row: list[Piece]) -> int:
-    """Width of a character if the row is set in a fixed-pitch font, else 0. Digits do not count, since most fonts have
-    them equally wide."""
+    """Width of a character if the row is set in a fixed-pitch font, else 0. Digits are ignored, because they are
+    equally wide in most fonts."""
     pitch = max((p.mono for p in row if p.mono and len({c for c in p.text if not c.isdigit()}) >= 4), default=0)
     return pitch if pitch and all(abs(p.mono - pitch) <= 3 for p in row) else 0
 
 
 def _run(rows: list[list[Piece]], at: int) -> int:
-    """End of the rows from `at` on that might be one table: rows of two or more pieces, with at most one row of a
-    single piece between two of them, none in a fixed-pitch font, no gap of more than two and a half lines."""
+    """End of the longest run of rows from `at` on that may be one table. Its rows have two or more pieces, but one row
+    of a single piece may stand between two of them. No row is in a fixed-pitch font, and no gap exceeds two and a half
+    lines."""
     end, since = at, 0
     for k in range(at, len(rows)):
         row = rows[k]
@@ -285,14 +288,14 @@ def _run(rows: list[list[Piece]], at: int) -> int:
 def _edges(rows: list[list[Piece]]) -> list[int]:
     """Left edges of the columns of a table; empty if the rows are not a table.
 
-    Columns are stretches covered by cells. They are separated by strips at least half a line's height wide that at most
-    one row in six reaches into. In a table at least three rows, and a third of all, fill two columns, and the first
-    column holds more than list marks or line numbers of code.
+    Columns are stretches covered by cells. The strips between them are at least half a line's height wide, and at most
+    one row in six reaches into a strip. In a table, at least three rows and at least a third of all rows fill two
+    columns. Its first column holds more than list marks or line numbers of code.
     """
     full = [row for row in rows if len(row) >= 2]
     if len(full) < 3 or all(ITEM.match(row[0].text) for row in full):
         return []
-    # a table of contents
+    # a table of contents is not read as a table
     if 2 * sum(LEADER.search(" ".join(p.text for p in row)) is not None for row in full) > len(full):
         return []
     wide = (full[0][0].bottom - full[0][0].top) // 2

@@ -1,7 +1,7 @@
-"""Calls PDFium's functions on characters from compiled code, by their addresses. Imported at the first page.
+"""Calls PDFium's character functions from compiled code, by their addresses. It is imported at the first page.
 
 Calling PDFium from Python for four values per character takes four times as long as loading the page. Addresses are
-arguments, so that numba can cache the compiled kernel on disk.
+passed as arguments, so that numba can cache the compiled kernel on disk.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _I32, _F32 = ir.IntType(32), ir.FloatType()
 
 
 def _call(builder: Any, values: Any, result: Any, kinds: str) -> Any:
-    """C call of the function at address `values[0]` with the other values as arguments, each a p (pointer) or i (int)
-    in `kinds`."""
+    """C call of the function at address `values[0]` with the other values as arguments. `kinds` has a letter for each
+    argument: p (pointer) or i (int)."""
     given = [builder.inttoptr(v, cgutils.voidptr_t) if kind == "p" else v for kind, v in zip(kinds, values[1:])]
     function = ir.FunctionType(result, [v.type for v in given])
     return builder.call(builder.inttoptr(values[0], function.as_pointer()), given)
@@ -57,8 +57,8 @@ _ADDRESSES = np.array([ctypes.cast(getattr(pdfium_c, name), ctypes.c_void_p).val
 
 @njit(cache=True, nogil=True)
 def _read(addresses, page, code, made, angle, loose, tight):
-    """Fill the arrays, one entry per character. `loose` is left, top, right, bottom (FS_RECTF) of the character's
-    advance by its font's height; `tight` is left, right, bottom, top of its ink."""
+    """Fill the arrays, one entry per character. `loose` is left, top, right, bottom (FS_RECTF) of a box as wide as the
+    character's advance and as high as its font. `tight` is left, right, bottom, top of the character's ink."""
     for i in range(code.shape[0]):
         code[i] = np.uint32(_integer(addresses[0], page, np.int32(i)))  # type: ignore[call-arg]
         made[i] = _integer(addresses[1], page, np.int32(i)) == 1

@@ -1,9 +1,9 @@
 """Reads the text of a page's picture by an OCR engine: the command tesseract, or rapidocr in a process of its own.
 
 A process per page draws the picture and then becomes the engine. The kernel enforces its limits of CPU time and memory,
-so that a hostile picture harms no other page. The process has one thread and ends with its parent. Whether a page is
-read is decided by counts alone (pixels here, pages in the step `pdf`), never by time. Raises ProcessDied when the
-process is killed; the engine of the run then decides whether the document is to blame.
+so that a hostile picture harms no other page. The process has one thread and ends with its parent. Counts alone decide
+whether a page is read (pixels here, pages in the step `pdf`), so the decision never depends on time. Raises ProcessDied
+when the process is killed; the engine of the run then decides whether the document is to blame.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stages.extract.pdf.chars import UNIT, PageChars, Piece, is_rtl
 from stages.scoring.models import MissingModel
 from stages.text.compiled import njit
 
-#: dots to the inch at which pictures are drawn
+#: dots per inch at which pictures are drawn
 DPI = 200
 #: distributions whose versions affect an engine's output
 LIBRARIES = {"none": (), "tesseract": (), "rapidocr": ("onnxruntime", "opencv-python", "rapidocr_onnxruntime")}
@@ -42,7 +42,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {"none": (), "tesseract": ("tesseract",),
 #: shared libraries of tesseract that affect its output: recognition, and the conversion of grey to black and white
 _PARTS = ("libtesseract", "liblept")
 #: most letters of a picture that is read. tesseract takes a CPU-ms per letter (4.1 s for 6,300, 17.8 s for 17,800),
-#: more for letters of 4 points; rapidocr takes four.
+#: and more for letters of 4 points; rapidocr takes four CPU-ms.
 GLYPHS = {"tesseract": 12_000, "rapidocr": 4_000}
 #: exit statuses of a process whose picture is blank, and of one whose picture has too many letters
 _BLANK, _DENSE = 119, 118
@@ -121,9 +121,9 @@ def _tesseract(languages: str) -> Engine:
 
 
 def _parts(binary: str) -> dict[str, str]:
-    """Paths of the shared libraries of a program that affect its output; the program itself is hardly more than
+    """{name: path} of the shared libraries that affect a program's output. The program itself is hardly more than
     `main`."""
-    # does what ldd does, which is a script and would need a shell
+    # does what ldd does; ldd itself is a script and needs a shell
     told = subprocess.run([binary], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}).stdout
     result = {Path(path).name.split(".so")[0]: os.path.realpath(path) for path in re.findall(r"=> (/\S+)", told)}
@@ -184,7 +184,7 @@ def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, 
 
 
 def inked(image: np.ndarray) -> bool:
-    """Whether anything is on the picture: more than one dark dot in 50,000."""
+    """Whether the picture is not blank: more than one pixel in 50,000 is dark."""
     return 50_000 * int((image < 128).sum()) > image.size
 
 
@@ -261,10 +261,11 @@ def _words(table: str) -> list[Word]:
 
 
 def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageChars, int]:
-    """(page in the form of a text layer's, confidence 0 to 99). The confidence is the mean over letters and digits.
+    """(page in the same form as that of a text layer, confidence 0 to 99). The confidence is the mean over letters and
+    digits.
 
     `width` and `height` are in pixels. The page is turned so that its lines, whose direction the words show, run to the
-    right. Lines whose heights differ only by the ascenders and descenders that occur get the usual height.
+    right. Lines whose heights differ only because some lack ascenders or descenders all get the usual height.
     """
     turn = _turn(words)
     turned = [_turned(word, turn, width, height) for word in words]

@@ -14,7 +14,7 @@ import pypdfium2.raw as pdfium_c
 from stages.extract.pdf.ocr import DPI
 
 #: most pixels of a page's picture, and most along one side (leptonica takes 32,767); larger pages are drawn at fewer
-#: dots to the inch
+#: dots per inch
 PIXELS, ALONG = 10_000_000, 32_000
 #: most pixels of all pictures on a page that is drawn (A4 at 800 dpi): a pixel of JPEG 2000 takes 15 bytes
 DECODED = 60_000_000
@@ -25,7 +25,7 @@ _OBJECTS, _LEVELS = 10_000, 3
 
 
 def dots(page: pdfium.PdfPage) -> int:
-    """Dots to the inch at which a page is drawn; 0 for a page larger than PDF allows."""
+    """Dots per inch at which a page is drawn; 0 for a page larger than PDF allows."""
     width, height = page.get_size()
     if not (0 < width <= _SIDE and 0 < height <= _SIDE):
         return 0
@@ -45,8 +45,8 @@ def draw(page: pdfium.PdfPage, dpi: int, turn: int = 0) -> np.ndarray:
 
 
 def pictures(page: pdfium.PdfPage) -> tuple[bool, int]:
-    """(whether one picture covers half of the page, declared pixels of all pictures). Pictures in forms count each time
-    the form is shown."""
+    """(whether one picture covers half of the page, declared pixels of all pictures). A picture in a form counts each
+    time the form is shown."""
     left, bottom, right, top = page.get_bbox()
     sides = [ctypes.c_float() for _ in range(4)]
     covers, total, room = False, 0, _OBJECTS

@@ -39,15 +39,16 @@ class Quality(NamedTuple):
 
 def quality_of(page: PageChars) -> Quality:
     """Signals of a page's text layer. A word is judged when it has two letters or more. It looks like a word when it
-    consists of letters (with hyphens and apostrophes inside), is in lower case, in capitals or has a capital at the
-    beginning or after one (McDonald, iPhone), has at most 30 characters and, if it is four or more Latin letters, has a
-    vowel. Combining marks, frequent in Indic scripts, belong to their letters.
+    meets four conditions. It consists of letters, with hyphens and apostrophes inside. It is in lower case or in
+    capitals, or has a capital at the beginning or one inside (McDonald, iPhone). It has at most 30 characters. It has a
+    vowel if it consists of four or more Latin letters. Combining marks, frequent in Indic scripts, belong to their
+    letters.
 
     Confidence, in integers, is 99 for text without garbled characters in which at least six in ten words look like
-    words. It falls to 0 at a tenth of garbled characters. It is cut to four tenths in four cases: fewer than 3 % of
-    characters are spaces though the script uses them; letters stand apart; fewer than 22 % of Latin letters are vowels
-    (languages have 33 to 50 %; a font whose encoding is lost leaves "7KLV LV QRW"); or more than half of the Latin
-    letters are not ASCII (Vietnamese has most, 28 %; Cyrillic, Greek or Arabic in 8 bits leaves "Ïðèâåò").
+    words. It falls to 0 when a tenth of the characters are garbled. It is cut to four tenths in four cases: fewer than
+    3 % of characters are spaces though the script uses them; letters stand apart; fewer than 22 % of Latin letters are
+    vowels (languages have 33 to 50 %; a font whose encoding is lost leaves "7KLV LV QRW"); or more than half of the
+    Latin letters are not ASCII (Vietnamese has most, 28 %; Cyrillic, Greek or Arabic in 8 bits leaves "Ïðèâåò").
     """
     words = good = wide = single = letters = vowels = beyond = 0
     for piece in page.pieces:

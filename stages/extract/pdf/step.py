@@ -41,7 +41,7 @@ _LITTLE = 500
 #: a text layer with fewer characters, over a picture of half the page, is only a stamp on it
 _STAMP = 200
 
-#: The look of fonts that are not in the file must not depend on the fonts of this machine, so PDFium's own are used.
+#: Fonts that are not embedded in the file must look the same on every machine, so PDFium's own fonts replace them.
 _NO_FONTS = pdfium_c.FPDF_SYSFONTINFO(version=1)
 pdfium_c.FPDF_SetSystemFontInfo(_NO_FONTS)
 
@@ -64,16 +64,16 @@ class Pdf(Stage):
     `pdf_cipher` (no page gave text, and the fonts of some map to other letters than they draw).
 
     The text layer is read by the positions of its characters: columns one after the other, tables as rows of cells
-    between bars, fixed-pitch code with its indents. Running heads, feet and page numbers are left out, words cut at
-    line ends mended, lines joined to paragraphs, ligatures spelled out. Text across the page's main direction is left
-    out.
+    between bars, fixed-pitch code with its indents. Running heads, feet and page numbers are left out. Words cut at
+    line ends are mended, lines are joined to paragraphs, and ligatures are spelled out. Text across the page's main
+    direction is left out.
 
     `ocr: tesseract` or `rapidocr` reads the pages whose text layer is missing (fewer than 16 characters, or fewer than
-    200 over a picture of half the page), degraded (confidence below 50) or of shifted letters. Its text is used when
-    its confidence exceeds 58 and is higher than the text layer's or, where that is missing, when it is more than twice
-    as long. OCR reads at most `ocr_pages` of a document, and no page whose pictures have too many pixels or whose
-    letters exceed a budget. A page that exceeds its own limits of CPU seconds or memory sends the document to
-    quarantine. An engine or language that is not installed stops the run before it begins.
+    200 over a picture of half the page), degraded (confidence below 50) or made of shifted letters (other letters than
+    those drawn). OCR text is used when its confidence exceeds 58 and is higher than the text layer's or, where that is
+    missing, when it is more than twice as long. OCR reads at most `ocr_pages` of a document, and no page whose pictures
+    have too many pixels or whose letters exceed a budget. A page that exceeds its own limits of CPU seconds or memory
+    sends the document to quarantine. An engine or language that is not installed stops the run before it begins.
 
     A page of shifted letters (`stages.extract.pdf.cipher`) that OCR does not read gives no text.
 
@@ -89,8 +89,8 @@ class Pdf(Stage):
     name = "pdf"
     version = 4
     cost_ms, leaves = 2.5, 0.05
-    #: Every rule here is in integers, but PDFium finds words and lines and draws pages in floating point, and OCR is a
-    #: neural network: the output may depend on the machine.
+    #: Every rule here is in integers. But PDFium finds words and lines and draws pages in floating point, and OCR is a
+    #: neural network, so the output may depend on the machine.
     exact = False
     libraries: tuple[str, ...] = ("pypdfium2",)
     extracts = True

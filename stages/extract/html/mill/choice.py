@@ -17,7 +17,7 @@ LEAST = 20
 SCALE = 1_000_000
 #: share of a heading's words (1/1000) in the page's title that makes it the headline
 TITLED = 600
-#: number of alike paragraphs from which a page counts as long as a book
+#: a page with more paragraphs of the same tags and classes than this counts as a book
 MANY = 300
 #: characters of a comment without spaces: shorter texts are buttons, names and dates
 COMMENT = 25
@@ -27,10 +27,10 @@ def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: 
     """Which blocks to keep (bool), and the F1 of their words (1/1000) that the unshifted chances predict.
 
     With words w and chances p, F_β of a choice S is about (1 + β²) Σ_S wp / (Σ_S w + β² Σ wp), and the best S holds the
-    blocks above some chance (Lipton et al. 2014, arXiv 1402.1892). The errors on one page are alike: where a template
-    misleads the model, all chances are too high, or all are too low. The choice therefore has the largest mean of F_β
-    over several shifts of all chances. A page that the model is sure of is cut as its chances say. An uncertain page
-    keeps more, since losing the text costs more than some words around it.
+    blocks above some chance (Lipton et al. 2014, arXiv 1402.1892). The errors on one page are correlated: where a
+    template misleads the model, all chances are too high, or all are too low. The choice is therefore the one with the
+    largest mean of F_β over several shifts of all chances. A page that the model is sure of is cut as its chances say.
+    An uncertain page keeps more, since losing the text costs more than some words around it.
 
     `shifts` (int[shifts, 1001]) maps a chance to a shifted chance, in 1/1000. `recall` is β² in 1/1000. The title is
     never chosen.
@@ -52,9 +52,9 @@ def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: 
 
 def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = "balanced",
            comments: bool = False) -> tuple[np.ndarray, int]:
-    """Which blocks make the text of a page (bool), and the expected F1 of their words (1/1000): the best blocks by
-    probability and the headline above them. With `comments` all readers' comments are added. Otherwise they are left
-    out, unless at least half of the chosen words are theirs (a forum)."""
+    """Which blocks make the text of a page (bool), and the expected F1 of their words (1/1000). The text consists of
+    the best blocks by probability and the headline above them. With `comments` all readers' comments are added.
+    Otherwise comments are left out, unless they hold at least half of the chosen words (a forum)."""
     chosen, expected = choose(page.blocks, level(page, chances), shifts, FAVORS[favor])
     if (at := headline(page, chosen)) is not None:
         chosen[at] = True
@@ -67,10 +67,11 @@ def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = 
 
 
 def level(page: Page, chances: np.ndarray) -> np.ndarray:
-    """The chances. Where more than MANY paragraphs have the same tags and classes, as in a book, each gets their mean.
+    """The chances, levelled: where more than MANY paragraphs have the same tags and classes, as in a book, each of them
+    gets their mean.
 
-    No page that the model learned from is so long. Its trees tell such paragraphs apart by their place alone, which
-    would cut a book in the middle."""
+    The model did not learn from pages that long. Its trees tell such paragraphs apart by their place alone, which would
+    cut a book in the middle."""
     b = page.blocks
     if len(b) <= MANY:
         return chances
@@ -85,8 +86,8 @@ def level(page: Page, chances: np.ndarray) -> np.ndarray:
 def headline(page: Page, chosen: np.ndarray) -> int | None:
     """The block of the headline above the chosen blocks; None when it is already chosen or there is none.
 
-    It is the last heading above the first chosen block that repeats words of the page's title; without one, the last
-    h1.
+    It is the last of the headings above the first chosen block that repeat words of the page's title. If no heading of
+    the page does, it is the last h1 above that block.
     """
     b = page.blocks
     heading = b[:, B_FLAGS] & (IN_HEADING | IN_TITLE) == IN_HEADING
@@ -100,7 +101,7 @@ def headline(page: Page, chosen: np.ndarray) -> int | None:
 
 
 def comment_texts(page: Page) -> np.ndarray:
-    """Which blocks could be readers' comments (bool): text long enough that is not a link, form or button."""
+    """Which blocks could be readers' comments (bool): those with enough text that is not in a link, form or button."""
     b = page.blocks
     return ((b[:, B_UNITS] >= COMMENT) & (2 * b[:, B_LINKED] < b[:, B_UNITS])
             & (b[:, B_FLAGS] & (IN_TITLE | IN_FORM | IN_BUTTON | IN_NAV | IN_HIDDEN) == 0))

@@ -56,8 +56,8 @@ class Model:
 
 
 class Engine:
-    """An engine of `stages.extract.html.step`. `favor` weighs precision against recall (`choice.FAVORS`); `comments`
-    keeps what readers wrote; `tables=False` leaves rows of tables out, cells that hold texts stay."""
+    """An engine of `stages.extract.html.step`. `favor` weighs precision against recall (`choice.FAVORS`). `comments`
+    keeps readers' comments. `tables=False` leaves out rows of data tables; the cells of layout tables stay."""
 
     def __init__(self, *, favor: str = "balanced", tables: bool = True, comments: bool = False, max_depth: int = 255,
                  model: Model | None = None, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""What `mill` knows about a block: integer features computed from arrays alone."""
+"""The features of a block that `mill` uses: integers computed from arrays alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAMES: tuple[str, ...] = tuple(
     + [f"{side}{n}_{f}" for side in ("before", "after") for n in range(1, BESIDE + 1) for f in _BESIDE]
     + [f"page_{f}" for f in _PAGE])
 FEATURES = len(NAMES)
-#: slots of a table tried for a key
+#: most slots of a table that are tried for one key
 PROBES = 1000
 N_OWN, N_FLAGS, N_ABOVE, N_BESIDE = len(_OWN), len(_FLAG_NAMES), len(_ABOVE), len(_BESIDE)
 
@@ -49,7 +49,8 @@ N_OWN, N_FLAGS, N_ABOVE, N_BESIDE = len(_OWN), len(_FLAG_NAMES), len(_ABOVE), le
 def count_alike(keys, n):
     """How often each of the first `n` keys (int64) occurs among them: int32[n], by an open-addressing table.
 
-    A key that finds no place after PROBES others (a page may choose its keys so that they collide) counts as alone."""
+    A key that finds PROBES slots taken by others counts as alone, since a page may choose its keys so that they
+    collide."""
     size = 16
     while size < 2 * n:
         size *= 2
@@ -328,7 +329,8 @@ SECOND = ["own", "before1", "before2", "before3", "after1", "after2", "after3", 
 
 def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     """A number for the structure of each block (int64[blocks]). It is equal for blocks whose boxes, and the elements
-    around them, have equal tags and classes. This is no kernel, since numba takes three seconds to compile a sort."""
+    around them, have equal tags and classes. This is not a kernel, since numba takes three seconds to compile a
+    sort."""
     signature = elements[:, E_SIGNATURE].astype(np.int64)
     box = blocks[:, B_BOX]
     keys = signature[elements[box, E_PARENT]] << 32 ^ signature[box] & 0xFFFFFFFF

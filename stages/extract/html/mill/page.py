@@ -16,9 +16,9 @@ _HIDDEN = np.frombuffer(b"display: none", np.uint8)
 
 
 class Page(NamedTuple):
-    """Elements int32[n, ELEMENT] (the first is the document), blocks int32[m, BLOCK_COLUMNS], their text (uint8), where
-    inline marks such as emphasis begin and end in it (int32[k, MARK_COLUMNS]), the markup, the class words of elements
-    (uint32 hashes, int32 elements; empty unless asked for)."""
+    """Arrays of a page: elements int32[n, ELEMENT] (the first is the document), blocks int32[m, BLOCK_COLUMNS], the
+    text of the blocks (uint8), where inline marks such as emphasis begin and end in it (int32[k, MARK_COLUMNS]), the
+    markup, and the class words of elements (uint32 hashes, int32 elements; empty unless asked for)."""
 
     elements: np.ndarray
     blocks: np.ndarray

@@ -43,7 +43,7 @@ _Block = tuple[int, list[int], list[int]]
 
 
 def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool = True) -> str:
-    """The text of the chosen blocks (bool[blocks]) in their order. Without `tables`: no rows of tables.
+    """The text of the chosen blocks (bool[blocks]) in their order. Without `tables`, rows of tables are left out.
 
     In plain text a block is one line (several for code, and for a block with line breaks), the cells of a row are
     joined by ` | `, and items of lists begin with `- `. Markdown has headings, nested lists, tables with their first
@@ -127,7 +127,7 @@ def _table(body: bytes, blocks: list[_Block], marks: dict[int, list[list[int]]],
 
 
 def _in_list(text: str, at: list[int], begun: list[tuple[int, int, int]], markup: bool) -> str:
-    """A block of a list item: with the item's mark when the item begins here, indented below it otherwise."""
+    """Write a block of a list item, with the item's mark if the item begins here, otherwise indented below the mark."""
     new = all(item != at[P_ITEM] for item, _, _ in begun)
     depth = at[P_DEPTH]
     while begun and (begun[-1][1] >= depth if new else begun[-1][0] != at[P_ITEM]):

@@ -2,10 +2,10 @@
 
 The input is what lexbor serialises (HTML §13.3): every element closed, attributes quoted, text escaped, raw text raw.
 So a walk suffices and no parser is needed. Where a page makes the serialisation ambiguous (elements inside a foreign
-`script`) the walk misreads that page, in the same way every time and never out of bounds.
+`script`), the walk misreads that page, in the same way every time and never out of bounds.
 
-All kernels stand in one file because numba caches a kernel under the file of its caller: a change in another file would
-go unnoticed.
+All kernels stand in one file because numba's cache notices only changes in the caller's file: a change to a kernel in
+another file would go unnoticed.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, 
         own += weight
         best = max(best, weight)
         worst = min(worst, weight)
-        if elements[el, E_TAG] not in (HTML, BODY):          # these words tell whether a page may have comments
+        if elements[el, E_TAG] not in (HTML, BODY):          # here the words only say that a page may have comments
             elements[el, E_FLAGS] |= lookup(comment_keys, comment_values, hashes[k])
         if n_seen < len(seen):
             seen[n_seen] = hashes[k]

@@ -41,7 +41,7 @@ def places(page: Page, chosen: np.ndarray) -> np.ndarray:
 @njit(cache=True, nogil=True)
 def _places(elements, blocks, chosen, kinds, levels, ordered):
     n = len(elements)
-    # for each element the nearest ancestor of a kind, itself included; for lists what encloses them
+    # for each element its nearest ancestor of each kind, itself included; for each list the list around it
     at = np.zeros((n, PLACES), np.int32)
     list_of = np.zeros(n, np.int32)
     counted = np.zeros(n, np.int32)         # cells of a row, or the number of a list's next item
@@ -49,7 +49,7 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
     messy = np.zeros(n, np.bool_)
     for i in range(1, n):
         up = elements[i, E_PARENT]
-        for c in range(PLACES):                # one by one: numba takes four seconds to compile the assignment of a row
+        for c in range(PLACES):                # numba takes four seconds to compile the assignment of a whole row
             at[i, c] = at[up, c]
         list_of[i] = list_of[up]
         kind = kinds[elements[i, E_TAG]]

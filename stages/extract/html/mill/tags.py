@@ -1,4 +1,4 @@
-"""The HTML tables of the `mill` kernel: tags, their kinds and character classes. They hold no natural-language
+"""The HTML tables of the `mill` kernel: tags, kinds of tags, and character classes. They hold no natural-language
 words."""
 
 from __future__ import annotations
