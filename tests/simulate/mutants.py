@@ -101,7 +101,7 @@ MUTANTS = [
     Mutant("segments of the own epoch are removed", "pipeline.store.garbage:packed_segments",
            "number < before and", ""),
     Mutant("a driver that came too late takes the place of a removed segment", LOG + "_begin",
-           "and not self.store.exists(epoch_mark(self.epoch + 1)):", ":"),
+           "if not self.store.exists(epoch_mark(late)):", "if True:"),
     # -- the scheduler
     Mutant("a lost attempt counts as a failed one", LOSSES + "History.failed", 'failure.kind == "exception"', "True"),
     Mutant("a lost attempt stays in flight", SCHEDULER + "_take", 'self._failed(self._landed(ids),',
