@@ -37,10 +37,9 @@ class DclmQuality(Stage):
 
     Dialect: DCLM at c7ed275 with `dclm_baseline_refinedweb.yaml`. Its rules differ from Gopher's: the length counts
     fastText's tokens that begin with a letter or a digit, while all other rules use runs without white space,
-    punctuation included; `#` and ellipses are added up; lines are stripped and blank ones ignored; `●`, `•`, `*` and
-    `-` are bullets; stop words count in upper and lower case and at every occurrence. All rules are measured, whichever
-    drops the document.
-    """
+    punctuation included; one symbol ratio counts `#` and ellipses together; lines are stripped and blank ones ignored;
+    `●`, `•`, `*` and `-` are bullets; stop words count in upper and lower case and at every occurrence. All rules are
+    measured, whichever drops the document."""
 
     name = "dclm_quality"
     version = 2

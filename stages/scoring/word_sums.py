@@ -159,7 +159,8 @@ def _centroids(data: mmap.mmap, at: int, codes: np.ndarray) -> tuple[np.ndarray,
 
 def _tree(counts: list[int]) -> np.ndarray:
     """Huffman's tree over labels (hierarchical softmax), int32 (labels - 1, 2): the two children of each inner node.
-    Numbers below `labels` are labels, others inner nodes; the last row is the root."""
+    With L labels, a child below L is a label, and a child n >= L is the inner node
+    in row n - L. The last row is the root."""
     size = len(counts)
     weight = [*counts, *[10**15] * (size - 1)]
     tree = np.empty((size - 1, 2), np.int32)

@@ -309,8 +309,9 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
 
 
 def readers(order: Order, stream: int, begin: int, end: int) -> np.ndarray:
-    """Numbers (int64) of all samples of the curriculum whose window has a token of the document [begin, end). The
-    target after a window's last token does not count. If it is the document's first token, it is not learned."""
+    """Numbers (int64) of all samples of the curriculum whose window has a token of the document [begin, end). A
+    window that reaches the document only with its last target, the token after the window, is left out: that target is
+    then the document's first token, which is never learned."""
     last = min((end - 1) // order.longest + 1, order.supers[stream])
     result = [np.empty(0, np.int64)]
     for phase, (numbers, windows, _) in order.samples_of(stream, begin // order.longest, last).items():

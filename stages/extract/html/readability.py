@@ -2,9 +2,9 @@
 takes the best block together with the siblings that belong to it.
 
 Three parts of the algorithm can take very long. It examines all siblings of an empty block with an image, so 40,000 of
-them in a row take a quarter of an hour. It rereads nested blocks. It joins the text after every element it removes to
-the text before. `Bounded` counts that work and gives up at a fixed amount, many times what any of 1,864 real pages
-takes. trafilatura, which falls back on readability, then continues without it.
+them in a row take a quarter of an hour. It rereads nested blocks. When it removes an element, it appends the text
+behind that to the text in front of it. `Bounded` counts that work and gives up at a fixed amount, many times what any
+of 1,864 real pages takes. trafilatura, which falls back on readability, then continues without it.
 """
 
 from __future__ import annotations
