@@ -139,7 +139,6 @@ class Log(LogView):
     def _begin(self, me: Holder, takeover: bool) -> None:
         """Append an epoch of this driver's own once no living driver holds the lease."""
         self.store.check_conditional_put()
-        late = -1                                             # epoch that we opened although its mark was there
         met = 0                                               # segment we last tried to write and found taken
         while True:
             try:
@@ -149,9 +148,6 @@ class Log(LogView):
             if self.segments < met:
                 raise StoreError(f"{self.store.at(segment_name(met))} is there but not listed; see that this user can "
                                  f"read {self.store.at('log')}")
-            if self.epoch == late:
-                raise StoreError(f"{self.store.at(epoch_mark(late))} is newer than the log; if the log was restored "
-                                 f"from an older copy, restore {self.store.at('log/epochs')} with it, or remove it")
             if self.holder is not None and not takeover:
                 self._wait_for_the_lease(self.holder, self.epoch)
             body = {"format": FORMAT, "kind": "epoch", "epoch": self.epoch + 1, "nonce": self._clock.new_id(),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.store import snapshot
-from pipeline.store.fs import Store, StoreError
+from pipeline.store.fs import Store
 from pipeline.store.garbage import packed_segments, remove_packed_segments
 from pipeline.store.lease import identity
 from pipeline.store.log import Fenced, Log
@@ -511,11 +511,3 @@ def test_segments_of_earlier_drivers_count_towards_the_next_snapshot(tmp_path):
     fill(store, 4, pack_segments=1000).close()
     with Log.open(store, threaded=False) as log:
         assert log.unpacked == sum(len(store.read(segment_name(n))) for n in range(1, 5))
-
-
-def test_a_log_restored_from_an_older_copy_is_told_from_a_race(tmp_path):
-    store = Store(tmp_path)
-    fill(store, 3).close()
-    store.write("log/epochs/00000002", b"")
-    with pytest.raises(StoreError, match="restored from an older copy"):
-        Log.open(store, takeover=True, threaded=False)
