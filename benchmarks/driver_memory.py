@@ -63,10 +63,12 @@ def main() -> int:
                 command = [sys.executable, __file__, "--phase", phase, "--folder", folder, "--partitions", str(n)]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True,
                                       env={**os.environ, "PYTHONPATH": str(ROOT)})
-                said = json.loads(done.stdout.splitlines()[-1])
-                print(f"{n:>9,} partitions, {said['tasks']:>9,} tasks: {phase:<10} peak {said['peak_mb']:.0f} MB "
-                      f"(before: {said['before_mb']:.0f} MB), {said['cpu_s']:.1f} s CPU, "
-                      f"{1000 * said['cpu_s'] / said['tasks']:.3f} ms a task; reading the log {said['log_s']:.1f} s",
+                figures = json.loads(done.stdout.splitlines()[-1])
+                print(f"{n:>9,} partitions, {figures['tasks']:>9,} tasks: {phase:<10} "
+                      f"peak {figures['peak_mb']:.0f} MB "
+                      f"(before: {figures['before_mb']:.0f} MB), {figures['cpu_s']:.1f} s CPU, "
+                      f"{1000 * figures['cpu_s'] / figures['tasks']:.3f} ms a task; "
+                      f"reading the log {figures['log_s']:.1f} s",
                       flush=True)
     return 0
 

@@ -80,10 +80,10 @@ def generated(segments: int, in_segment: int) -> Iterator[bytes]:
 
     key, rng = "f" * 32, random.Random(1)
     spec = TaskSpec(key, "documents", "clean", {}, label="")
-    made = record(Assignment(1, spec, "00000001-00000001", {}))
-    for info in made.files.values():
+    example = record(Assignment(1, spec, "00000001-00000001", {}))
+    for info in example.files.values():
         info.sha256 = info.content = "?" * 64
-    parts = re.split(rb"(f{32}|\?{64})", encode_record(made))
+    parts = re.split(rb"(f{32}|\?{64})", encode_record(example))
     head = {"format": FORMAT, "epoch": 1}
     yield encode_segment({**head, "kind": "epoch", "nonce": "", "holder": identity("first")})
     for number in range(1, segments):

@@ -144,7 +144,7 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
                     verify_inputs: bool, report: bool, mended: Mapping[str, str]) -> RunSummary:
     """Plan from the log, run the missing tasks, and publish the results. Raises DamageFound or DamagedFile when a file
     that it needs differs from its record."""
-    journal = ListingJournal(store, f"runs/{name}/listing", log.check_lease)
+    journal = ListingJournal(store, log.check_lease)
     planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                       verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal)
     nodes = planner.nodes() + token_nodes(recipe, planner)

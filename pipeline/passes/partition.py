@@ -30,6 +30,8 @@ from stages.read.reader import Reader, Skipped
 BATCH_DOCS, BATCH_BYTES = 256, 8 << 20
 #: maximum records of a batch, including those whose outcome is known before the chain
 BATCH_RECORDS = 1024
+#: verdicts of barriers decoded at a time
+VERDICTS = 1024
 
 
 @dataclass
@@ -79,6 +81,27 @@ Item = Document | Removed | Settled | Quarantined
 Items = list[tuple[int, Item]]
 
 
+class _Verdicts:
+    """What a removal slice or a row set says about rows of a part. VERDICTS of them are decoded at a time, because a
+    part is read in order. Dicts for all of them would exceed the memory of the task when documents are short."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table, self._first = table, 0
+        self._block: list[dict[str, Any]] = []
+        #: row of the part → its place in the table
+        self.rows: dict[int, int] = {row: place for place, row in enumerate(table["row"].to_pylist())}
+
+    def get(self, row: int) -> dict[str, Any] | None:
+        """The verdict on a row, by the columns of SLICE_SCHEMA, or None."""
+        place = self.rows.get(row)
+        if place is None:
+            return None
+        if not self._first <= place < self._first + len(self._block):
+            self._first = place - place % VERDICTS
+            self._block = self._table.slice(self._first, VERDICTS).to_pylist()
+        return self._block[place - self._first]
+
+
 class PartitionReader:
     """Reads the records of one partition in batches. `quarantined`: entries of the log about documents that killed or
     hung a process at a stage of `steps`, by document."""
@@ -95,7 +118,7 @@ class PartitionReader:
         self._reader: Reader | None = None
         part = self.args.get("part", {})
         #: by row of the part: what earlier barriers said, and what the barrier before this pass says
-        self._earlier, self._slice = self._by_row(part.get("gone")), self._by_row(part.get("removed"))
+        self._earlier, self._slice = self._verdicts(part.get("gone")), self._verdicts(part.get("removed"))
 
     def batches(self) -> Iterator[Items]:
         """The items of the partition, at most BATCH_DOCS documents or about BATCH_BYTES at a time."""
@@ -173,22 +196,26 @@ class PartitionReader:
                     continue
             yield row, doc
 
-    def _by_row(self, ref: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
-        return {row["row"]: row for row in read_table(self.inputs.fetch(ref)).to_pylist()} if ref else {}
+    def _verdicts(self, ref: dict[str, Any] | None) -> _Verdicts:
+        return _Verdicts(read_table(self.inputs.fetch(ref)) if ref else SLICE_SCHEMA.empty_table())
 
     def row_set(self, lost: Iterable[int]) -> pa.Table:
         """The row set that this pass leaves of its part. It lists the rows that are gone, including those that the pass
         itself `lost`, and the barriers' notes on other rows. The entry of a row that is gone does not name the document
         kept in its place, so that a different choice of that document changes no key.
         """
-        lost, barrier, rows = set(lost), self.args["part"]["barrier"], []
-        for row in sorted({*self._earlier, *self._slice, *lost}):
-            earlier, verdict = self._earlier.get(row, {}), self._slice.get(row, {})
+        lost, barrier = set(lost), self.args["part"]["barrier"]
+        rows = sorted({*self._earlier.rows, *self._slice.rows, *lost})
+        columns: dict[str, list[Any]] = {name: [None] * len(rows) for name in SLICE_SCHEMA.names}
+        columns["row"] = rows
+        for place, row in enumerate(rows):
+            earlier, verdict = self._earlier.get(row) or {}, self._slice.get(row) or {}
             reason = earlier.get("reason") or (barrier if verdict.get("reason") else "lost" if row in lost else "")
-            rows.append({"row": row, "reason": reason} if reason else
-                        {"row": row, "reason": "", "cluster": verdict.get("cluster") or earlier.get("cluster"),
-                         "near": verdict.get("near") or earlier.get("near")})
-        return pa.Table.from_pylist(rows, schema=SLICE_SCHEMA)
+            columns["reason"][place] = reason
+            if not reason:
+                columns["cluster"][place] = verdict.get("cluster") or earlier.get("cluster")
+                columns["near"][place] = verdict.get("near") or earlier.get("near")
+        return pa.table(columns, schema=SLICE_SCHEMA)
 
     def _count_in(self, doc: Document) -> int:
         size = len(doc.raw) if doc.raw is not None else doc.text_bytes

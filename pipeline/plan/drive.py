@@ -63,18 +63,18 @@ def steps(nodes: list[Node], scheduler: Scheduler, finished: Finished,
 
     def go_on(node: Node, work: Work, records: Any) -> None:
         """Resume the node up to its next batch of tasks, or its end."""
-        told = len(all_warnings)
+        before = len(all_warnings)
         try:
             specs = next(work) if records is None else work.send(records)
         except StopIteration as stop:
-            warnings[node.name] += all_warnings[told:]
+            warnings[node.name] += all_warnings[before:]
             results.put(node.name, stop.value)
             sums = _sums(node)
             finished(node, results, sums)
             if fresh:
                 fresh.ended(node, sums, warnings[node.name])
             return
-        warnings[node.name] += all_warnings[told:]
+        warnings[node.name] += all_warnings[before:]
         awaited = any(node.name in other.deps for other in nodes)
         active[scheduler.add(specs, awaited).number] = (node, work)
 

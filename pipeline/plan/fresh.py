@@ -148,14 +148,14 @@ class FreshNodes:
 
     def made_again(self, node: Node, results: Mapping[str, Any], batches: Sequence[TaskRecords]) -> Any:
         """The result of a fresh node, from the records of its tasks."""
-        told = len(self.warnings)
+        before = len(self.warnings)
         work = node.work(results)
         try:
             next(work)
             for batch in batches:
                 work.send(batch)
         except StopIteration as stop:
-            del self.warnings[told:]                       # `find` has added them
+            del self.warnings[before:]                       # `find` has added them
             return stop.value
         raise RuntimeError(f"{node.name} asks for more tasks than it had when it ended")
 

@@ -75,7 +75,7 @@ def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str
     given."""
     skipped: list[str] = []
     for pattern, given in patterns.items():
-        found = False
+        matched = False
         for p in _paths(name, pattern, given, suffixes, links):
             try:
                 info = os.stat(p)
@@ -92,12 +92,12 @@ def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str
             rel = os.path.relpath(p, top)
             if rel == ".." or rel.startswith("../"):
                 raise InputError(f"source '{name}': '{p}' is outside its root '{top}'; set `root:` to one above it")
-            found = True
+            matched = True
             path = os.path.join(top, rel)
             bad = "" if os.access(path, os.R_OK) else "no_permission"
             etag, hashed = _hashed(path, info, clock) if verify and not bad else (str(info.st_mtime_ns), "")
             yield rel.replace(os.sep, "/"), info.st_size, etag, bad, hashed
-        if not found:
+        if not matched:
             raise InputError(f"source '{name}': no file matches '{given}' (looked in {os.path.dirname(pattern)}); "
                              + (f"{_named(links.leading_out, top)} leads out of it: allow that with "
                                 f"`follow_symlinks: true`" if links.leading_out else
@@ -216,11 +216,11 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
     if len(places) > 1 or any(glob.has_magic(p) for p in places):
         raise InputError(f"source '{name}': its paths lie in different buckets ({', '.join(patterns)}); "
                          f"make a source of each")
-    found = {p: list_objects(p.rstrip("/"), listings, journal) for p in patterns}
-    top = (root or common_root([folder for folder, _ in found.values()])).rstrip("/")
+    listed = {p: list_objects(p.rstrip("/"), listings, journal) for p in patterns}
+    top = (root or common_root([folder for folder, _ in listed.values()])).rstrip("/")
 
     def files() -> Iterator[Listed]:
-        for pattern, (folder, objects) in found.items():
+        for pattern, (folder, objects) in listed.items():
             any_suffix = not suffixes or folder != pattern.rstrip("/")
             none = True
             for url, size, etag in objects:

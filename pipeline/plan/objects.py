@@ -3,10 +3,11 @@
 S3 and Google Cloud Storage answer in pages, in the order of the keys, starting after any given key. Listed objects go
 to a temporary database. Every `CHUNK` objects are also written to a file of the store:
 
-    runs/RUN/listing/PATTERN/N.json    {"version", "pattern", "after", "at", "objects": [[path, size, version] …]}
+    listing/PATTERN/N.json    {"version", "pattern", "after", "at", "objects": [[path, size, version] …]}
 
-`after` is the last path of the previous file. A run that finds such files continues after their last path. Patterns on
-the Hugging Face hub and on the web are listed in memory, by fsspec.
+`after` is the last path of the previous file. A run that finds such files for one of its patterns continues after
+their last path. A run that has listed its sources removes all such files, also those of other recipes. Patterns on the
+Hugging Face hub and on the web are listed in memory, by fsspec.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pipeline.store.temp import Spilled
 
 logger = logging.getLogger("tokenmill")
 
+FOLDER = "listing"
 #: objects of a file of the journal: ten pages of S3, about 1 MB
 CHUNK = 10_000
 #: Seconds after which a part of a listing is not continued. Objects that were added since in its range are missed until
@@ -44,23 +46,22 @@ Listings: TypeAlias = dict[str, Sequence[Row]]
 
 
 class ListingJournal:
-    """Records what has been listed so far, in the folder `folder` of a store. `check_lease` raises when this driver no
+    """Records what has been listed so far, in a folder of the store. `check_lease` raises when this driver no
     longer owns the store."""
 
-    def __init__(self, store: Store, folder: str, check_lease: Callable[[], None] = lambda: None,
-                 clock: Clock = SYSTEM, chunk: int = CHUNK) -> None:
-        self._store, self._folder, self._check_lease, self._clock = store, folder, check_lease, clock
-        self._chunk, self._used = chunk, False
+    def __init__(self, store: Store, check_lease: Callable[[], None] = lambda: None, clock: Clock = SYSTEM,
+                 chunk: int = CHUNK) -> None:
+        self._store, self._check_lease, self._clock, self._chunk = store, check_lease, clock, chunk
 
     def listed(self, pattern: str, scan: Callable[[str], Iterable[Row]]) -> Iterator[Row]:
         """Yields the objects of `pattern` in the order of their paths. `scan(after)` lists those after a path."""
-        folder = f"{self._folder}/{hashlib.sha256(pattern.encode()).hexdigest()[:16]}"
+        folder = f"{FOLDER}/{hashlib.sha256(pattern.encode()).hexdigest()[:16]}"
         number, after, oldest = 0, "", self._clock.wall()
         while (part := self._read(f"{folder}/{number:06d}.json", pattern, after)) is not None:
             yield from map(_row, part["objects"])
             number, after, oldest = number + 1, part["objects"][-1][0], min(oldest, part["at"])
         if number:
-            logger.warning("%s: its listing goes on where a run of this recipe was interrupted, after '%s'; what comes "
+            logger.warning("%s: its listing goes on where a run was interrupted, after '%s'; what comes "
                            "before was listed up to %s ago. Stop and remove %s to list it again", pattern, after,
                            duration(self._clock.wall() - oldest),
                            f"{self._store.root}/{folder}")
@@ -69,7 +70,6 @@ class ListingJournal:
             sorted_so_far &= _ascending(after, [path for path, _, _ in chunk])
             if len(chunk) == self._chunk and sorted_so_far:
                 self._check_lease()
-                self._used = True
                 self._store.write(f"{folder}/{number:06d}.json", json.dumps(
                     {"version": VERSION, "pattern": pattern, "after": after, "at": self._clock.wall(),
                      "objects": chunk}).encode())
@@ -84,7 +84,6 @@ class ListingJournal:
             return None
         except ValueError:
             part = {}
-        self._used = True
         expected = {"version": VERSION, "pattern": pattern, "after": after}
         with contextlib.suppress(LookupError, TypeError, ValueError):         # a damaged file
             rows = [_row(row)[0] for row in part["objects"]]
@@ -94,11 +93,12 @@ class ListingJournal:
         return None
 
     def remove(self) -> None:
-        """Remove the journal once every source is listed, so that the next run lists the sources again."""
-        if self._used:
+        """Remove the journal once every source is listed, so that the next run lists the sources again. What runs of
+        other recipes left goes, too: nobody may start them again."""
+        paths = list(self._store.list(FOLDER))
+        if paths:
             self._check_lease()
-            for path in list(self._store.list(self._folder)):
-                self._store.remove(path)
+            self._store.remove_all(paths)
 
 
 def _ascending(after: str, paths: list[str]) -> bool:
@@ -128,8 +128,8 @@ def list_objects(pattern: str, listings: Listings, journal: ListingJournal | Non
             remote = _reached(pattern)
             listings[pattern] = _listing(pattern, _journalled(remote, pattern, journal, lambda after: (
                 (e.path, e.size, e.version) for e in remote.list("", after))))
-    found = listings[pattern]
-    return folder if len(found) == 1 and found[0][0] == pattern else pattern, found
+    objects = listings[pattern]
+    return folder if len(objects) == 1 and objects[0][0] == pattern else pattern, objects
 
 
 def fixed_prefix(pattern: str) -> str:

@@ -107,7 +107,7 @@ def leftovers(top: Path, clock: Path) -> list[str]:
                             found.append(Path(entry.path).relative_to(top).as_posix())
 
     look(top, deep=False)
-    for name in ("log", "nodes", "runs", "shards"):
+    for name in ("listing", "log", "nodes", "runs", "shards"):
         look(top / name)
     return found
 

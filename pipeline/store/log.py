@@ -233,7 +233,7 @@ class Log(LogView):
         with self._lock:
             last = self.segments
             tail = last - self.packed >= self._pack_segments or self.unpacked >= 2 * PACK_BYTES
-            self._next_snapshot, self.unpacked = last + self._pack_segments, 0
+            self._next_snapshot, self.unpacked = last + self._pack_segments, 0 if tail else self.unpacked
         try:
             for hole in list(self.holes):
                 for pack in snapshot.take(self.store, *hole, self.damaged, self._pack_segments,

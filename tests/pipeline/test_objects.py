@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def journal(store: Store, clock: Clock | None = None, **options) -> ListingJournal:
-    return ListingJournal(store, "runs/r/listing", clock=clock or At(), chunk=10, **options)
+    return ListingJournal(store, clock=clock or At(), chunk=10, **options)
 
 
 def interrupted(store: Store, lasts: int, **options) -> None:
@@ -93,7 +93,7 @@ def test_a_listing_that_is_too_old_begins_anew(store):
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_damaged_part_and_those_after_it_are_listed_anew(store, damage, number):
     interrupted(store, 35)
-    path = sorted(store.list("runs/r/listing"))[number]
+    path = sorted(store.list("listing"))[number]
     if damage is None:
         store.remove(path)
     else:
@@ -114,9 +114,9 @@ def test_nothing_stays_when_all_is_listed(store):
     interrupted(store, 35)
     one = journal(store)
     list(one.listed(PATTERN, Bucket().scan))
-    assert list(store.list("runs/r/listing"))
+    assert list(store.list("listing"))
     one.remove()
-    assert not list(store.list("runs/r/listing"))
+    assert not list(store.list("listing"))
 
 
 def test_few_objects_write_nothing(store):
@@ -145,7 +145,7 @@ def test_storage_that_does_not_list_in_order_is_not_continued_from_a_path(store)
     with pytest.raises(ConnectionError):
         taken += journal(store).listed(PATTERN, lambda after: (
             row if n < 35 else stop() for n, row in enumerate(shuffled) if row[0] > after))
-    assert len(list(store.list("runs/r/listing"))) == 2, "what came in order, and nothing behind it"
+    assert len(list(store.list("listing"))) == 2, "what came in order, and nothing behind it"
 
 
 def stop() -> Row:

@@ -20,7 +20,7 @@ from pipeline.plan.file_list import FileList
 from pipeline.plan.inputs import list_source
 from pipeline.plan.objects import ListingJournal, walk
 from pipeline.recipe import load_recipe
-from pipeline.run import make_backend, run_name, run_recipe
+from pipeline.run import make_backend, run_recipe
 from pipeline.store.dataset import dataset_hash
 from pipeline.store.errors import StoreError
 from pipeline.store.fs import Store
@@ -218,11 +218,11 @@ def test_an_interrupted_listing_goes_on_where_it_stopped(gcs, tmp_path):
 
         starts.clear()
         gcs.on_list = asked
-        return list_source("s", [pattern], journal=ListingJournal(store, "runs/r/listing", chunk=100))
+        return list_source("s", [pattern], journal=ListingJournal(store, chunk=100))
 
     for pattern, last in (("gs://bucket/in", "in/3/0399.txt"), ("gs://bucket/in/*/*.txt", "in/2/0299.txt")):
         whole, requests = list(run(pattern, 100)), len(starts)
-        for path in list(store.list("runs")):
+        for path in list(store.list("listing")):
             store.remove(path)
         with pytest.raises(StoreError):
             run(pattern, 8)
@@ -242,14 +242,14 @@ def test_a_run_removes_the_journal_of_its_listing(gcs, tmp_path):
     recipe.write_text("version: 1\nsources: {s: {read: jsonl, path: 'gs://bucket/in/*.jsonl'}}\n"
                       "datasets: {d: {from: s, steps: [{exact: {}}]}}\n")
     store, given = Store(tmp_path / "store"), load_recipe(recipe, [])
-    first = ListingJournal(store, f"runs/{run_name(given)}/listing", chunk=1)
+    first = ListingJournal(store, chunk=1)
     assert len(list_source("s", ["gs://bucket/in/*.jsonl"], journal=first)) == 2
-    assert len(list(store.list(f"runs/{run_name(given)}/listing"))) == 2
+    assert len(list(store.list("listing"))) == 2
     gcs.on_list = lambda query: starts.append(query.get("startOffset", ""))  # None: go on
     starts: list[str] = []
     summary = run_recipe(given, str(tmp_path / "store"), make_backend=make_backend("inline", 1, None), report=False)
     assert summary.datasets == {"d": 2} and starts[0] == "in/b.jsonl"
-    assert not list(store.list(f"runs/{run_name(given)}/listing"))
+    assert not list(store.list("listing"))
 
 
 def test_a_run_equals_one_on_disk(gcs, tmp_path):
