@@ -65,8 +65,8 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
 
 
 def _cut(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
-    """Cut a text at the borders of its spans. Returns (pieces, each with 1 if it counts for the loss and 0 if not; 1 if
-    the document's EOS counts, else 0)."""
+    """Cut a text at the borders of its spans. Returns the pieces, each with its flag (1: it counts for the loss), and
+    the same flag of the document's EOS."""
     if spans is None:
         return [(text, 1)], 1
     data, at = text.encode(), 0

@@ -1,6 +1,6 @@
 """Checks a Ray cluster before it is used: it must answer at its address, demand a token, and accept ours.
 
-Ray is imported late, because it reads whether it has a token only once, at its import.
+Ray is imported late, because it looks for a token only once, when it is imported.
 """
 
 from __future__ import annotations

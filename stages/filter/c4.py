@@ -96,8 +96,8 @@ class C4(Stage):
         return reason
 
     def _lines(self, doc: Document) -> Iterator[tuple[str, int, int]]:
-        """(line without white space at its ends, its number of words, its number of sentences or -1 if still to be
-        counted)."""
+        """Yields for each line its text without white space at its ends, its number of words, and its number of
+        sentences (-1: not counted yet)."""
         if (self.config.min_words_per_line or 0) < 1:            # blank lines count, too
             for line in doc.lines:
                 line = line.strip()

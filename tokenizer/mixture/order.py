@@ -157,8 +157,8 @@ def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.nd
 # -- reservations ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
-    """Super-windows of one epoch of a stream that a phase reserved; windows of `length` tokens are permuted inside
-    it."""
+    """Super-windows of one epoch of a stream that one phase reserved. The windows of `length` tokens in the piece are
+    permuted within it."""
 
     stream: int
     epoch: int

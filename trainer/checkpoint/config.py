@@ -17,8 +17,8 @@ class CheckpointConfig:
 
     The checkpoints kept are the latest `keep`, the first after every `keep_every` tokens ('1B'; 0: none), the
     `keep_best` with the lowest held-out loss, and those at the ends of phases. `moments: bf16` stores the optimiser's
-    moments in half the bytes (AdamW: 8 instead of 12 bytes a parameter). A resume then starts from moments rounded to 3
-    digits, so it follows the uninterrupted training closely but not bit for bit.
+    moments in half the bytes (AdamW, with the fp32 weights: 8 instead of 12 bytes a parameter). A resume then starts
+    from moments rounded to 2 or 3 decimal digits, so it follows the uninterrupted training closely but not bit for bit.
     """
 
     every: int = 200

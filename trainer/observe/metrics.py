@@ -57,8 +57,8 @@ class View(Protocol):
 
 
 class Metrics:
-    """Appends to `folder`/metrics.jsonl, and to the views. Only rank 0 writes (`enabled`). `about`: the configuration
-    that W&B shows."""
+    """Appends to `folder`/metrics.jsonl and sends the numbers to the views (TensorBoard, W&B). Only rank 0 writes
+    (`enabled`). `about` is the configuration that W&B shows."""
 
     def __init__(self, folder: Path, enabled: bool, config: MetricsConfig | None = None, name: str = "",
                  about: Mapping[str, Any] | None = None, say: Callable[[str], None] | None = None) -> None:
