@@ -35,7 +35,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from pipeline.base.files import link, sha256, sync, write_synced
 from trainer.checkpoint.config import CheckpointConfig
@@ -227,10 +227,9 @@ class Saver:
         # a separate group, since collectives of a background thread must not mix with those of a step; gloo takes no
         # GPU memory
         self.group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
-        cuda = world.device.type == "cuda"
-        self.stager = DefaultStager(StagingOptions(
-            use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False,
-            use_non_blocking_copy=cuda)) if config.async_ else None
+        # on CUDA the copy stays in pinned memory, which is expensive to allocate; only one checkpoint is in flight.
+        # (DefaultStager of torch 2.11 fails at its second copy)
+        self.stager = BlockingAsyncStager(world.device.type == "cuda") if config.async_ else None
         self.writing: Writing | None = None
 
     def __enter__(self) -> Saver:
@@ -239,8 +238,6 @@ class Saver:
     def __exit__(self, *_: object) -> None:
         if self.writing is not None and self.writing.thread is not None:
             self.writing.thread.join()
-        if self.stager is not None:
-            self.stager.close()
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]) -> None:
         """Write and commit the checkpoint of step `meta['step']`. With `async`, only start it, once the checkpoint in
