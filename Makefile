@@ -8,7 +8,7 @@ export TOKENMILL_TEST_DATA := $(DATA)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test slow chaos simulate fuzz bench docs lint clean
+.PHONY: demo test slow gpu chaos simulate fuzz bench docs lint clean
 
 # what the demo runs on. torch first and alone: its wheel is chosen by the machine, the constraints then hold for all
 # that depends on it
@@ -39,6 +39,9 @@ test: .venv/.installed .venv/.models     ## all tests but the slow ones
 
 slow: .venv/.installed .venv/.models     ## the slow ones: whole recipes, kills, real corpora
 	$(PYTEST) -m "slow and not gpu"
+
+gpu: .venv/.installed    ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -q -m gpu tests/trainer tests/stages/test_encoder.py
 
 chaos: .venv/.installed .venv/.models    ## kills at seeded points, poisoned documents, fenced drivers, clusters that come and go (long)
 	$(PYTEST) -m "not gpu" tests/chaos tests/e2e tests/deploy tests/storage tests/trainer/test_damage.py tests/pipeline/test_forecast.py tests/pipeline/test_engine_faults.py tests/pipeline/test_engine_processes.py tests/pipeline/test_engine_ray.py tests/pipeline/test_engine_cluster.py

@@ -289,7 +289,7 @@ def store(top: Path, spec: dict[str, Any], vocab: int, micro: int, packed: bool,
             {"name": "speed", "until": "100%", "sequence": sequence, "batch": spec["batch"], "mix": {"random": 1}}]},
         "shards": {"random": {"longest": sequence}},
         "train": {"model": spec["model"], "optimizer": {"lr": LR}, "schedule": {"kind": "constant"},
-                  "compile": not smoke, "micro_batch": micro, "log_every": WINDOW,
+                  "parallel": {"shard": "none"}, "compile": not smoke, "micro_batch": micro, "log_every": WINDOW,
                   "evaluate": {"every": 10 ** 6, "windows": 1}, "checkpoint": {"every": 10 ** 6},
                   "sample": {"tokens": 0}}}
     curriculum, _ = resolve(recipe, {"random": {"name": "random", "tokenizer": identity,

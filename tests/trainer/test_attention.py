@@ -120,7 +120,7 @@ def test_varlen_is_called_with_what_it_needs(monkeypatch, dim):
     mask = document_mask(positions_of(), torch.float32, backend="varlen")
     monkeypatch.setattr(attention, "varlen_attn", stand_in)
     for gqa in (True, False):
-        monkeypatch.setattr(attention, "_VARLEN_GQA", gqa)
+        monkeypatch.setattr(attention, "VARLEN_GQA", gqa)
         for scale in (None, 0.5):
             assert torch.allclose(attend(q, k, v, mask, scale), apart(q, k, v, scale or dim ** -0.5), atol=1e-6)
 
@@ -153,6 +153,22 @@ def test_causal_without_documents_on_a_gpu(dtype):
     whole = document_mask(torch.arange(32, device="cuda").repeat(4, 1), dtype)
     plain = document_mask(positions_of().cuda(), dtype, "none")
     assert torch.allclose(attend(q, k, v, plain).float(), attend(q, k, v, whole).float(), atol=2e-2)
+
+
+@pytest.mark.gpu
+def test_windows_of_one_document_need_no_mask():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    for rows, whole in ((torch.arange(32).repeat(4, 1), True), (positions_of(), False)):
+        zeros = torch.zeros_like(rows)
+        batch = Batch(zeros, zeros, rows, torch.zeros(len(rows), dtype=torch.int64), 0)
+        [part] = batch.micro(4, torch.device("cuda"))
+        mask = part.mask(torch.bfloat16, "document")
+        assert (mask.starts is None) == whole and mask.dense is None
+        assert torch.equal(mask.positions.cpu(), rows)
+        q, k, v = tensors(64, torch.bfloat16, "cuda")
+        masked = document_mask(rows.cuda(), torch.bfloat16, backend="varlen")
+        assert torch.allclose(attend(q, k, v, mask).float(), attend(q, k, v, masked).float(), atol=3e-2)
 
 
 def test_rows_of_one_length_are_the_same_in_any_arrangement():

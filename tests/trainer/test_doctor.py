@@ -106,7 +106,8 @@ def test_a_folder_that_cannot_be_written_and_one_without_hard_links(run, tmp_pat
 
 def test_too_little_memory_is_said_before_it_is_wanted(run, capsys):
     checks = doctor.Checks()
-    doctor.memory(checks, open_run(str(run), None, None, ["model={preset: 8b}", "micro_batch=16384"]), 1, "cpu")
+    large = ["model={preset: 8b, layers: 1000}", "micro_batch=16384"]
+    doctor.memory(checks, open_run(str(run), None, None, large), 1, "cpu")
     assert checks.failed >= 1
     assert "train.parallel.checkpointing" in capsys.readouterr().out
 

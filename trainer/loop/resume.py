@@ -110,5 +110,5 @@ def probe_loss(samples: list[int], run: Run, data: Data, model: Transformer, wor
     batch = data.samples(samples)
     rows = run.micro_rows(batch.tokens.shape[1])
     with uncompiled(model):
-        totals = losses(model, batch, len(data.streams), rows, dtype, run.config.loss.chunk, world)
+        totals = losses(model, batch, len(data.streams), rows, dtype, run.loss_chunk(world.device), world)
     return sum(t.nll for t in totals) / max(1, sum(t.targets for t in totals))

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Phase
 from trainer.base.config import ConfigError, build, override, read_train
 from trainer.base.config import TrainingError as TrainingError
@@ -43,6 +45,10 @@ class Run:
     def micro_rows(self, length: int) -> int:
         """Number of windows of `length` tokens that a rank computes at once."""
         return max(1, self.config.micro_batch // length)
+
+    def loss_chunk(self, device: torch.device) -> int:
+        """Number of tokens whose loss a rank on `device` computes at once."""
+        return self.config.loss.tokens(self.vocab, device.type == "cuda")
 
     def unshared(self, ranks: int) -> list[str]:
         """Phases whose smallest batch cannot be divided equally among `ranks` ranks, one line each. Raises ConfigError

@@ -240,7 +240,7 @@ class Trainer:
     def evaluate(self) -> dict[str, Any]:
         """Evaluate the held-out loss on windows of the first phase's length, and also of the current phase's length
         where that differs."""
-        run, heldout, chunk = self.run, self.heldout, self.run.config.loss.chunk
+        run, heldout, chunk = self.run, self.heldout, self.run.loss_chunk(self.world.device)
         with self.goodput.of("evaluation"):
             values = heldout.evaluate(self.model, run.micro_rows(heldout.length), self.dtype, chunk, self.world)
             length = run.curriculum.phases[run.curriculum.phase_at(max(0, self.samples - 1))].sequence
@@ -287,7 +287,7 @@ class Trainer:
         if self.samples == run.curriculum.samples:
             after = after or self.evaluate()
             gap = self.heldout.gap(after, self.model, self.samples, 4 * config.evaluate.windows,
-                                   run.micro_rows(self.heldout.length), self.dtype, config.loss.chunk, world)
+                                   run.micro_rows(self.heldout.length), self.dtype, run.loss_chunk(world.device), world)
             text, reason = sample(run, self.model, world, self.dtype)
             self.metrics.write("sample", self.number, prompt=config.sample.prompt, text=text, skipped=reason)
             self.say(reason or f"sample: {text}")
@@ -323,12 +323,12 @@ def forward_backward(model: Transformer, step: Step, batch: Batch, run: Run, dat
     # the loss is divided by the number of targets that count in the whole step, on all ranks and micro-batches
     valid = world.sum(torch.full((), float(batch.valid()), device=world.device))
     scale = 1 / valid.clamp(min=1)
-    rows = min(run.micro_rows(length), batch.rows)
+    rows, chunk = min(run.micro_rows(length), batch.rows), run.loss_chunk(world.device)
     starts = list(range(0, batch.rows, rows))
     for start, part in zip(starts, batch.micro(rows, world.device)):
         gather_gradients(model, world, start == starts[-1])
         objective, nll, z_sum = model(part.tokens, part.mask(dtype, config.model.masking), part.targets, scale,
-                                      config.loss.z, config.loss.chunk)
+                                      config.loss.z, chunk)
         objective.backward()
         sums[0] += z_sum
         nll, targets = nll.detach().double().sum(1), (part.targets != IGNORE).double().sum(1)

@@ -29,7 +29,7 @@ try:  # torch >= 2.10 with CUDA
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:
     varlen_attn = None  # type: ignore[assignment]
-_VARLEN_GQA = varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters  # torch >= 2.13
+VARLEN_GQA = varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters  # torch >= 2.13
 
 BackEnd = Literal["varlen", "flex", "dense"]
 Masking = Literal["document", "none"]
@@ -145,9 +145,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask, scale: float | None =
     groups = k.shape[2]
     if mask.starts is not None:
         q, k, v = (x.reshape(rows * length, -1, dim) for x in (q, k, v))
-        if groups != heads and not _VARLEN_GQA:
+        if groups != heads and not VARLEN_GQA:
             k, v = (x.repeat_interleave(heads // groups, 1) for x in (k, v))
-        options: dict[str, Any] = {"enable_gqa": True} if groups != heads and _VARLEN_GQA else {}
+        options: dict[str, Any] = {"enable_gqa": True} if groups != heads and VARLEN_GQA else {}
         if dim % 8:                                      # the kernels refuse such widths; padding zeros add nothing
             q, k, v = (F.pad(x, (0, -dim % 8)) for x in (q, k, v))
             scale = dim ** -0.5 if scale is None else scale

@@ -193,18 +193,31 @@ class RepeatsConfig:
             raise ValueError("ngram must be at least 1, times at least 2")
 
 
+#: most logits of a chunk on CUDA: 1 GiB in bfloat16
+LOGITS = 1 << 29
+
+
 @dataclass(frozen=True)
 class LossConfig:
-    """`z` is the weight of log²Z. `chunk` is the number of tokens projected to the vocabulary at a time (chunk · vocab
-    · 4 bytes). `repeats` says which targets inside repeated n-grams do not count (null: all count)."""
+    """`z` is the weight of log²Z. `chunk` is the number of tokens projected to the vocabulary at a time. 0: 2048 on a
+    CPU; on CUDA the power of two that makes up to 2²⁹ logits. `repeats` says which targets inside repeated n-grams do
+    not count (null: all count)."""
 
     z: float = 1e-5
-    chunk: int = 2048
+    chunk: int = 0
     repeats: RepeatsConfig | None = None
 
     def check(self) -> None:
-        if self.z < 0 or self.chunk < 1:
-            raise ValueError("z must be ≥ 0 and chunk ≥ 1")
+        if self.z < 0 or self.chunk < 0:
+            raise ValueError("z and chunk must be ≥ 0")
+
+    def tokens(self, vocab: int, cuda: bool) -> int:
+        """Number of tokens projected to a vocabulary of `vocab` at a time. On CUDA, where every chunk reads and writes
+        the sum of the output matrix's gradient, 8,192 tokens instead of 2,048 made a step of 124 M parameters 4 %
+        faster (H100)."""
+        if self.chunk:
+            return self.chunk
+        return 1 << max(9, (LOGITS // vocab).bit_length() - 1) if cuda else 2048
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 #: target of a position that does not count
 IGNORE = -100
+#: whether a product of half-precision matrices can be added to a float32 matrix without a copy in between (not on ROCm)
+MIXED = torch.version.cuda is not None
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:
@@ -53,8 +55,11 @@ class ChunkedCE(torch.autograd.Function):
                 d_hidden[at] = grad @ weight
                 if grad.dtype == torch.float32:
                     d_weight.addmm_(grad.t(), h)
+                elif MIXED and grad.is_cuda:
+                    torch.addmm(d_weight, grad.t(), h, out_dtype=torch.float32, out=d_weight)
                 else:
                     d_weight.add_(grad.t() @ h)
+                del grad                        # it would be kept while the next chunk's logits are made
         if learning:
             ctx.save_for_backward(d_hidden, d_weight.to(weight.dtype))
         ctx.mark_non_differentiable(nll, z_sum)

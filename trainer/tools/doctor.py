@@ -156,11 +156,12 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
     disk space."""
     import torch
 
-    from trainer.tools.memory import checkpoint_bytes, estimate, micro_batch, number_bytes
+    from trainer.tools.memory import checkpoint_bytes, estimate, kernels_on, micro_batch, number_bytes
     from trainer.tools.sizes import gb
 
     rows, length, accumulate = micro_batch(run, ranks)
-    need = sum(estimate(run.config, run.vocab, ranks, rows * length, number_bytes(run, device), accumulate).values())
+    need = sum(estimate(run.config, run.vocab, ranks, rows * length, number_bytes(run, device), accumulate,
+                        kernels_on(run.config, device)).values())
     if device == "cuda":
         free = min(torch.cuda.mem_get_info(i)[0] for i in range(ranks))
     else:

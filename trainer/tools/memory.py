@@ -11,7 +11,7 @@ should fill at most 92 % of the device.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from trainer.base.config import ConfigError
 from trainer.loop.config import TrainConfig
@@ -28,6 +28,9 @@ MEMORY = {"NVIDIA A100-SXM4-40GB": 40e9, "NVIDIA A100-SXM4-80GB": 80e9, "NVIDIA 
           "NVIDIA L40S": 48e9, "NVIDIA GeForce RTX 4090": 24e9}
 #: the device meant by a short name that fits several
 MEANT = {"h100": "NVIDIA H100 80GB HBM3", "a100": "NVIDIA A100-SXM4-80GB"}
+#: what computes a layer: fused kernels that recompute all but matrix products and attention; CUDA's kernels one by one,
+#: where a norm keeps its float32 input; the CPU's, which also keep normalised values and repeat keys and values
+Kernels = Literal["compiled", "eager", "cpu"]
 #: numbers of layers of the two models that are measured; their difference gives the memory of a layer
 MEASURED = (3, 5)
 
@@ -50,27 +53,29 @@ def number_bytes(run: Run, device: str) -> int:
     return 2 if precision == "bf16" or (precision == "auto" and device == "cuda") else 4
 
 
-def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: int, fused: bool = True) -> float:
-    """Bytes that one layer keeps for one token from forward to backward, on average over the layers.
-
-    `size` is the bytes of a number in the compute dtype. `fused` stands for CUDA's kernels, where a norm keeps only its
-    float32 input. The CPU's kernels also keep the normalised values, and repeat keys and values. Heads and hidden units
-    are divided by `tensor`.
-    """
+def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: int, kernels: Kernels) -> float:
+    """Bytes that one layer keeps for one token from forward to backward, on average over the layers. `size` is the
+    bytes of a number in the compute dtype. Heads and hidden units are divided by `tensor`."""
     width, query, key = model.width, model.heads * model.dim / tensor, model.kv_heads * model.dim / tensor
     hidden = model.ffn / tensor
-    upcast = _upcast(size, fused)
-    norms = 2 * upcast * width + (upcast * (query + key) if model.qk_norm else 0)
-    given = query if not fused else key                               # keys or values, as passed to attention
-    attention = size * (width + query + 2 * given + 2 * query) + 4 * query / model.dim
-    mlp = size * (width + (4 if model.activation == "swiglu" else 2) * hidden)
-    everything = norms + attention + mlp + (0 if size < 4 else 2 * size * width)
+    upcast = _upcast(size, kernels)
+    gated = model.activation == "swiglu"
+    given = key if kernels != "cpu" and grouped() else query             # keys or values, as passed to attention
+    if kernels == "compiled":       # inputs of the matrix products and of attention; backward recomputes all between
+        normed = query + key if model.qk_norm else 0
+        everything = size * (4 * width + normed + 2 * query + 2 * given + (3 if gated else 2) * hidden) \
+            + 4 * query / model.dim
+    else:
+        norms = 2 * upcast * width + (upcast * (query + key) if model.qk_norm else 0)
+        attention = size * (width + query + 2 * given + 2 * query) + 4 * query / model.dim
+        mlp = size * (width + (4 if gated else 2) * hidden)
+        everything = norms + attention + mlp + (0 if size < 4 else 2 * size * width)
     if how == "none":
         return everything
     block = size * width                                              # input of the block
     if how == "selective":                                            # results of the matrix products and of attention
-        sums = 2 * width * (2 if tensor > 1 else 1)
-        return block + size * (query + 2 * key + query + sums + (2 if model.activation == "swiglu" else 1) * hidden)
+        sums = (1 if kernels == "compiled" and tensor == 1 else 2) * width * (2 if tensor > 1 else 1)
+        return block + size * (query + 2 * key + query + sums + (2 if gated else 1) * hidden)
     if how == "full":
         return block
     assert isinstance(how, Every)
@@ -78,10 +83,24 @@ def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: in
     return again * block + (1 - again) * everything
 
 
-def _upcast(size: int, fused: bool) -> int:
-    """Bytes that a norm keeps per number. It keeps its float32 input, which exists already if `size` is 4. If not
-    fused, it also keeps the normalised value."""
-    return (4 if size < 4 else 0) + (0 if fused else 4)
+def _upcast(size: int, kernels: Kernels) -> int:
+    """Bytes that a norm keeps per number, unless compiled. It keeps its float32 input, which exists already if `size`
+    is 4. On a CPU it also keeps the normalised value."""
+    return (4 if size < 4 else 0) + (4 if kernels == "cpu" else 0)
+
+
+def grouped() -> bool:
+    """Whether this torch's attention takes fewer keys and values than queries (2.13). Older ones get them repeated."""
+    from trainer.model import attention
+
+    return attention.VARLEN_GQA or attention.varlen_attn is None
+
+
+def kernels_on(config: TrainConfig, device: str) -> Kernels:
+    """The kernels that a training on `device` (cpu or cuda) uses."""
+    if device == "cpu":
+        return "cpu"
+    return "eager" if config.compile is False else "compiled"
 
 
 def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
@@ -102,10 +121,11 @@ def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:
 
 
 def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int, accumulate: bool = False,
-             fused: bool = True) -> dict[str, float]:
+             kernels: Kernels | None = None) -> dict[str, float]:
     """Estimate the bytes on a rank of `ranks`, by use. Micro-batches have `tokens` tokens, and a number in matrix
-    products has `size` bytes. `accumulate` says that a step has several micro-batches. Raises ConfigError when the
-    ranks cannot be arranged."""
+    products has `size` bytes. `accumulate` says that a step has several micro-batches. `kernels` None: those of CUDA,
+    compiled if `config` compiles there. Raises ConfigError when the ranks cannot be arranged."""
+    kernels = kernels or kernels_on(config, "cuda")
     model, parallel = config.model, config.parallel
     shards = parallel.shape(ranks)["shard"] * parallel.tensor
     parameters = model.parameters(vocab)
@@ -121,19 +141,20 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
         "gathered": size * unsharded / parallel.tensor,
         "accumulated": accumulated_bytes(config, vocab, ranks) if accumulate else 0.0,
         "activations": tokens * model.layers * activation_bytes(model, parallel.checkpointing, size, parallel.tensor,
-                                                                fused),
+                                                                kernels),
     }
     output = vocab * model.width / parallel.tensor
-    # the end of forward holds logits, softmax and gradient of a chunk, and the gradients of the whole output matrix
-    # (which a tensor group also gathers) and of its input
-    loss = min(config.loss.chunk, mine) * vocab * (4 + 2 * size) + mine * model.width * size + vocab * model.width * (
-        4 + (size if parallel.tensor > 1 else 0))
+    # the end of forward holds logits, softmax (which compiled kernels do not write) and gradient of a chunk, and the
+    # gradients of the whole output matrix (which a tensor group also gathers) and of its input
+    chunk = min(config.loss.tokens(vocab, kernels != "cpu"), mine)
+    loss = chunk * vocab * ((0 if kernels == "compiled" else 4) + 2 * size) + mine * model.width * size
+    loss += vocab * model.width * (4 + (size if parallel.tensor > 1 else 0))
     # backward holds a layer's gradients before and during their reduction, the output's gradients, which wait for the
     # embedding's, and the activations of a recomputed layer
     backward = size * output + (size + 4) * layer / parallel.tensor
     if parallel.checkpointing != "none":
-        backward += tokens * activation_bytes(model, "none", size, parallel.tensor, fused)
-    result["working"] = tokens * model.width * (_upcast(size, fused) + 2 * size) + max(loss, backward)
+        backward += tokens * activation_bytes(model, "none", size, parallel.tensor, kernels)
+    result["working"] = tokens * model.width * (_upcast(size, kernels) + 2 * size) + max(loss, backward)
     return result
 
 
@@ -198,7 +219,8 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
                 for last in (False, True) if accumulate else (True,):
                     tracker.reset_mod_stats()                # it accepts one pass per module; the peak is kept
                     gather_gradients(model, world, last)
-                    model(tokens, mask, tokens, torch.ones(()), config.loss.z, config.loss.chunk)[0].backward()
+                    model(tokens, mask, tokens, torch.ones(()), config.loss.z,
+                          config.loss.tokens(vocab, False))[0].backward()
             peak = float(sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values()))
             # the optimiser's step is not run, because DTensor's bookkeeping would count the whole model's shapes
             shards = config.parallel.shape(ranks)["shard"] * config.parallel.tensor

@@ -68,7 +68,7 @@ def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
         try:
             peak = measure(config, vocab, ranks, rows, length, size, accumulate)
             here = replace(config, parallel=replace(parallel, offload=False))
-            alike = sum(estimate(here, vocab, ranks, rows * length, size, accumulate, fused=False).values())
+            alike = sum(estimate(here, vocab, ranks, rows * length, size, accumulate, kernels="cpu").values())
             lines.append(f"           measured on fake tensors of {ranks} rank{'s' * (ranks > 1)}: {gb(peak)} with "
                          f"the CPU's kernels, which keep more; the formula for them: {gb(alike)}")
         except RuntimeError as error:
