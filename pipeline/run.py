@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from pipeline.base.collector import rarely_collected
 from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
 from pipeline.cluster.cancellation import GRACE_S, watching
 from pipeline.engine.driver.bad_files import BadFiles
@@ -88,6 +89,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
     state, error, trace = "failed", None, None
     with contextlib.ExitStack() as ending:        # runs the callbacks in reverse order, even when one of them raises
         ending.callback(log.close)
+        ending.enter_context(rarely_collected())
         grace_s = GRACE_S if attempt is not None else 0.0  # Ray Jobs waits longer (`cluster.jobs`)
         if attempt is None:
             attempt = facts_of(store, name).get("attempt", 0) + 1

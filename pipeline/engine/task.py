@@ -27,7 +27,7 @@ import re
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
@@ -86,7 +86,7 @@ class TaskSpec:
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name; `args` is shared, not copied."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**vars(self), "roots": list(self.roots)}
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> TaskSpec:

@@ -149,7 +149,7 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
         files, expansion = planner.source_files(name), planner.expansion(name)
         inputs[name] = {"reader": recipe.sources[name].read, "files": len(files), "bytes": files.bytes,
                         "expected": int(sum(f.size * expansion(f.path) for f in files))}
-    states = survey(nodes, log.get, plan.fresh)
+    states = survey(nodes, log.get_all, plan.fresh)
     speeds = measured(log.sample(MEASURED))
     flow = Flow(recipe, planner, speeds, inputs)
     rows = [flow.row(state) for state in states]

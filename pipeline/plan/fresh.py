@@ -213,7 +213,7 @@ def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecord
     batches, start = [], 0
     for node, runs in described:
         size = sum(n for _, n in runs)
-        batches.append(TaskRecords(_Rows(db, start, runs), size, log.get, node))
+        batches.append(TaskRecords(_Rows(db, start, runs), size, log.get_all, node))
         start += size
     return batches
 

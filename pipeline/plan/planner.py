@@ -336,11 +336,10 @@ class Planner:
                   "code": self.recipe.code_args()}
         common = {**self._common(plan), "$volatile": hidden}
         undecided = [{**entry, "key": s.replay_key} for entry, s in zip(common["chain"], plan.chain)]
-        keys = SharedArgs(DOCUMENTS, common)
-        replay_keys = SharedArgs(DOCUMENTS, {**common, "chain": undecided})
+        shared = SharedArgs(DOCUMENTS, common, {**common, "chain": undecided})
         roots = self.roots
         for order, (args, weight, label, origin) in enumerate(self._pass_inputs(plan, results)):
-            key, replay_key = keys.key(args), replay_keys.key(args)
+            key, replay_key = shared.keys(args)
             own, memory_mb = args, memory
             if plan.rewrites and (earlier := self.earlier(replay_key)) is not None and earlier.key != key:
                 own, memory_mb = {**args, "$volatile": {**hidden, "replay": replay_arg(earlier)}}, memory + REPLAY_MB

@@ -6,22 +6,20 @@ other. Only the keys of finished tasks are kept, on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from pipeline.engine.driver.queue import TaskRecords, TaskTable
+from pipeline.engine.driver.queue import Get, TaskRecords, TaskTable
 from pipeline.engine.driver.sums import NodeSums, Summing
 from pipeline.engine.task import TaskSpec
 from pipeline.plan.fresh import FreshNodes, Results
 from pipeline.plan.nodes import DOCUMENTS, Node
-from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
 
 #: specs read at a time
 CHUNK = 1000
-Get = Callable[[str], PartRecord | None]
 
 
 @dataclass
@@ -101,9 +99,9 @@ class _Survey:
             if not name:
                 name = chunk[0].node
                 summing.begin(name)
-            fresh = []
+            fresh, found = [], self.get([spec.key for spec in chunk])
             for spec in chunk:
-                record = self.get(spec.key)
+                record = found.get(spec.key)
                 if record is not None:
                     fresh.append(spec)
                     state.weight_fresh += spec.weight

@@ -53,7 +53,7 @@ def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool =
     Nothing is run and nothing is written. Raises UnknownNode.
     """
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
-    states = {s.node.name: s for s in survey(plan.nodes, plan.log.get, plan.fresh, keep=True)}
+    states = {s.node.name: s for s in survey(plan.nodes, plan.log.get_all, plan.fresh, keep=True)}
     node = next((n for n in (name, f"{name}:", f"shards:{name}") if n in states), None)
     if node is None:
         raise UnknownNode(f"--why {name}: there is no such node; "

@@ -40,23 +40,27 @@ def task_key(task: str, args: Any) -> str:
 
 
 class SharedArgs:
-    """Forms the keys of tasks that share most of their arguments. `common` is encoded once and not for every task."""
+    """Forms the keys of tasks that share most of their arguments. Each of `commons` is encoded once and not for every
+    task."""
 
-    def __init__(self, task: str, common: Mapping[str, Any]) -> None:
-        self._task, self._common = task, common
+    def __init__(self, task: str, *commons: Mapping[str, Any]) -> None:
+        self._task, self._commons = task, commons
         cls = load(task)
         self._ours = task.partition(".")[0] in OURS
         self._head = _json([getattr(cls, "name", ""), cls.version])[:-1]
-        self._encoded = _members(common)
+        self._encoded = [_members(common) for common in commons]
 
-    def key(self, args: Mapping[str, Any]) -> str:
-        """`task_key` of the common arguments and `args`; an argument in `args` replaces a common one of the same
+    def keys(self, args: Mapping[str, Any]) -> list[str]:
+        """`task_key` of each of `commons` together with `args`. An argument in `args` replaces a common one of the same
         name."""
-        if not self._ours or _SPECIAL & (self._common.keys() | args.keys()):
-            return task_key(self._task, {**self._common, **args})
-        members = {**self._encoded, **_members(args)}
-        blob = f"{self._head},{{{','.join(members[name] for name in sorted(members))}}}]"
-        return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
+        if not self._ours or any(_SPECIAL & (common.keys() | args.keys()) for common in self._commons):
+            return [task_key(self._task, {**common, **args}) for common in self._commons]
+        own, keys = _members(args), []
+        for encoded in self._encoded:
+            members = {**encoded, **own}
+            blob = f"{self._head},{{{','.join(members[name] for name in sorted(members))}}}]"
+            keys.append(hashlib.blake2b(blob.encode(), digest_size=16).hexdigest())
+        return keys
 
 
 def _members(args: Mapping[str, Any]) -> dict[str, str]:

@@ -12,6 +12,8 @@ from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.quick_json import dumps, loads
 
 CACHE_MB = 8
+#: most values in one statement; SQLite allows 999
+MOST_KEYS = 256
 #: items read at a time
 CHUNK = 256
 T = TypeVar("T")
@@ -97,19 +99,37 @@ class OnDisk(Sequence[T], Generic[T]):
 
 class Spilled(OnDisk[T]):
     """A list on disk that only grows at its end. `encode` makes a value of an item that can be written as JSON;
-    `decode` turns that value back into an item."""
+    `decode` turns that value back into an item.
+
+    The items are written in blocks of CHUNK, because a statement for each of millions of items takes longer than its
+    JSON. The items of the last, incomplete block are in memory.
+    """
 
     def __init__(self, items: Iterable[T] = (), *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
         self._encode, self._decode = encode, decode
         self._db = scratch_database(1)
-        self._db.execute("CREATE TABLE item (place INTEGER PRIMARY KEY, data BLOB)")
+        self._db.execute("CREATE TABLE block (number INTEGER PRIMARY KEY, data BLOB)")
+        self._tail: list[Any] = []
         for item in items:
             self.append(item)
 
     def append(self, item: T) -> None:
-        self._db.execute("INSERT INTO item VALUES (?, ?)", (self._size, dumps(self._encode(item))))
+        self._tail.append(self._encode(item))
         self._size += 1
+        if len(self._tail) == CHUNK:
+            self._db.execute("INSERT INTO block VALUES (?, ?)", (self._size // CHUNK - 1, dumps(self._tail)))
+            self._tail = []
 
     def _read(self, first: int, stop: int) -> list[T]:
-        rows = self._db.execute("SELECT data FROM item WHERE place >= ? AND place < ? ORDER BY place", (first, stop))
-        return [self._decode(loads(data)) for data, in rows.fetchall()]
+        values: list[Any] = []
+        for number in range(first // CHUNK, -(-min(stop, self._size) // CHUNK)):
+            values += self._block(number)
+        return [self._decode(value) for value in values[first % CHUNK:first % CHUNK + stop - first]]
+
+    def _block(self, number: int) -> list[Any]:
+        if number == self._size // CHUNK:
+            data = dumps(self._tail)                 # its items must look like those that come from the disk
+        else:
+            data, = self._db.execute("SELECT data FROM block WHERE number = ?", (number,)).fetchone()
+        values: list[Any] = loads(data)
+        return values

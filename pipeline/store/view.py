@@ -36,7 +36,7 @@ from pipeline.store.quick_json import loads
 from pipeline.store.records import READING, PartRecord
 from pipeline.store.segment import SEGMENT, CorruptLog, Facts, decode_segment, dumps, facts, segment_name
 from pipeline.store.snapshot import READ_AHEAD, Pack, PackData
-from pipeline.store.temp import scratch_database
+from pipeline.store.temp import MOST_KEYS, scratch_database
 
 log = logging.getLogger("tokenmill")
 
@@ -78,6 +78,18 @@ class LogView:
             return _record(found[0])
         number = self._packed.find(key)
         return None if number is None else _record(self._packed.data(number))
+
+    def get_all(self, keys: Sequence[str]) -> dict[str, PartRecord]:
+        """The records that count for `keys`, by key. Keys without a record are left out."""
+        records: dict[str, PartRecord] = {}
+        for first in range(0, len(keys), MOST_KEYS):
+            some = keys[first:first + MOST_KEYS]
+            records.update((key, _record(data)) for key, data in self._db.execute(
+                f"SELECT key, data FROM record WHERE key IN ({','.join('?' * len(some))})", some))
+        for key in keys:
+            if key not in records and (number := self._packed.find(key)) is not None:
+                records[key] = _record(self._packed.data(number))
+        return records
 
     def earlier(self, replay_key: str) -> PartRecord | None:
         """The latest record that counts whose pass differs only in thresholds (`TaskSpec.replay_key`), or None."""

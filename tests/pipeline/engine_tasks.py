@@ -14,6 +14,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ class MemoryLog:
 
     def get(self, key: str) -> PartRecord | None:
         return self.records.get(key)
+
+    def get_all(self, keys: Sequence[str]) -> dict[str, PartRecord]:
+        return {key: self.records[key] for key in keys if key in self.records}
 
     def append(self, record: PartRecord) -> PartRecord:
         self.appended.append(record.key)

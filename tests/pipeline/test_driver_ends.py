@@ -368,6 +368,21 @@ def test_what_a_killed_driver_leaves_in_tmpdir_is_swept(tmp_path, monkeypatch):
     assert [p.name for p in user_folder().iterdir()] == [".lock"]
 
 
+@pytest.mark.parametrize("size", [0, 1, temp.CHUNK - 1, temp.CHUNK, temp.CHUNK + 1, 3 * temp.CHUNK + 7])
+def test_a_spilled_list_is_the_list(size):
+    items = [(i, f"\udc80{i}") for i in range(size)]
+    spilled = temp.Spilled(items, encode=list, decode=tuple)
+    assert list(spilled) == items and len(spilled) == size
+    for at in {0, size // 2, temp.CHUNK - 1, temp.CHUNK, size - 1} & set(range(size)):
+        assert spilled[at] == items[at] and spilled[at:at + 300] == items[at:at + 300]
+    grows, seen = iter(spilled), []
+    for n, item in enumerate(grows):                 # a list may grow while it is read
+        seen.append(item)
+        if n < 5:
+            spilled.append((size + n, "more"))
+    assert seen == [*items, *((size + n, "more") for n in range(5 if size else 0))]
+
+
 def test_a_full_disk_under_the_drivers_tables_is_said_in_words(monkeypatch):
     monkeypatch.setenv("TMPDIR", "/some/where")
     db = scratch_database(1)

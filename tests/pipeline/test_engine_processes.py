@@ -23,7 +23,7 @@ from pipeline.engine.backends.local import ProcessBackend
 from pipeline.engine.driver.endings import CannotRun, Interrupted, TaskFailed
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler
-from pipeline.engine.messages import Assignment, Done, Ready, StatusReport
+from pipeline.engine.messages import Assignment, Done, Quarantined, Ready, StatusReport
 from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.crash_triage import CPU_LIMIT
@@ -375,6 +375,26 @@ def test_a_straggler_is_doubled_and_the_loser_killed(processes, tmp_path):
     records = Scheduler(processes(2), log, straggler_s=0.5).run(specs)
     assert [r.counters for r in records] == [{"n": 1}] * 6
     assert len(log.appended) == 6
+
+
+def test_events_are_gathered_as_long_as_no_slot_is_idle_and_no_row_is_quarantined(store, tmp_path):
+    supervisor = Supervisor(store.root, 1, scratch=str(tmp_path))
+
+    def poll(specs, linger):
+        assignments = [Assignment(i, s, f"{time.monotonic()}") for i, s in enumerate(specs)]
+        return [e for e in supervisor.poll(assignments, 60.0, linger) if not isinstance(e, Ready | StatusReport)]
+
+    try:
+        until(lambda: any(isinstance(e, Ready) for e in supervisor.poll([], 0.0)))
+        events = poll(t.row_specs(parts=4, rows=2), 60.0)         # the third leaves the slot to the last
+        assert [e.id for e in events] == [0, 1, 2, 3] and all(isinstance(e, Done) for e in events)
+        assert len(poll(t.row_specs(parts=4, rows=3), 0.0)) < 4
+        while supervisor._queue or any(c.job for c in supervisor._children):
+            supervisor.poll([], 1.0)
+        [*_, last] = poll(t.row_specs(parts=2, rows=8, poison={0: {3: "segfault"}}), 60.0)
+        assert isinstance(last, Quarantined)
+    finally:
+        supervisor.close()
 
 
 def test_declared_memory_bounds_what_runs_together(store, tmp_path):

@@ -450,7 +450,7 @@ def test_figures_for_people():
 def test_a_task_of_two_batches_runs_once_and_completes_both():
     """Also one that stands twice in a batch. A batch that was read to its end is not read again."""
     records = {}
-    queue = TaskQueue(records.get)
+    queue = TaskQueue(lambda keys: {key: records[key] for key in keys if key in records})
     a, b = (TaskSpec(key, "m:T", "clean", {}) for key in "ab")
     one, two = queue.add([a, b, a]), queue.add([b])
     assert [[s.key for s in new] for new, _ in queue.read(2)] == [["a", "b"], []]

@@ -79,7 +79,7 @@ def walked(site: Path, *overrides: str) -> tuple[set[str], dict[str, NodeState]]
     asked: set[str] = set()
     for node in plan.nodes:
         node.work = noting(node.name, node.work, asked)
-    return asked, {state.node.name: state for state in survey(plan.nodes, plan.log.get, plan.fresh)}
+    return asked, {state.node.name: state for state in survey(plan.nodes, plan.log.get_all, plan.fresh)}
 
 
 def noting(name: str, work: Callable, asked: set[str]) -> Callable:
@@ -149,7 +149,7 @@ def test_an_unchanged_run_walks_no_node_and_says_the_same(site):
 def walked_anew(site: Path) -> dict[str, NodeState]:
     """What a plan finds that walks every node."""
     plan = open_plan(load_recipe(site / "recipe.yaml", []), str(site / "store"))
-    return {s.node.name: s for s in survey(plan.nodes, plan.log.get)}
+    return {s.node.name: s for s in survey(plan.nodes, plan.log.get_all)}
 
 
 def test_the_report_adds_up_records_as_the_run_did(site):
@@ -254,7 +254,7 @@ def test_a_plan_that_read_the_log_before_a_run_ended_believes_no_file_of_that_ru
     plan = open_plan(load_recipe(site / "recipe.yaml", []), str(site / "store"))
     write(site, 92)
     execute(site)
-    states = {state.node.name: state for state in survey(plan.nodes, plan.log.get, plan.fresh)}
+    states = {state.node.name: state for state in survey(plan.nodes, plan.log.get_all, plan.fresh)}
     assert states["read"].stale > 0, "the log as it was read lacks a record"
 
 

@@ -54,6 +54,7 @@ def segments(store: Store) -> list[int]:
 
 def seen(view: LogView) -> dict[str, Any]:
     """All that a view tells."""
+    assert view.get_all([*["none"] * 300, *KEYS]) == {key: r for key in KEYS if (r := view.get(key)) is not None}
     return {"records": list(view.records()), "count": len(view), "state": view.state(),
             "got": [view.get(key) for key in KEYS], "in": [key in view for key in KEYS],
             "earlier": [view.earlier(f"replay{n}") for n in range(4)], "none": view.earlier(""),

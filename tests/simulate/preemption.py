@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,8 +63,8 @@ class Log:
     records: dict[str, PartRecord] = field(default_factory=dict)
     rows: dict[str, dict[int, tuple[int, str]]] = field(default_factory=dict)
 
-    def get(self, key: str) -> PartRecord | None:
-        return self.records.get(key)
+    def get_all(self, keys: Sequence[str]) -> dict[str, PartRecord]:
+        return {key: self.records[key] for key in keys if key in self.records}
 
     def append(self, record: PartRecord) -> PartRecord:
         return self.records.setdefault(record.key, record)

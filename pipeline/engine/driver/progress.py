@@ -128,7 +128,7 @@ class Progress:
         reused."""
         self.nodes.clear()
 
-    def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None:
+    def planned(self, specs: list[TaskSpec], fresh: Mapping[str, PartRecord]) -> None:
         names = dict.fromkeys(s.node for s in specs)
         for spec in {s.key: s for s in specs}.values():
             node = self.nodes.setdefault(spec.node, _Node())

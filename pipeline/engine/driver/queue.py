@@ -7,19 +7,21 @@ gets their records back as a sequence that is read from the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from pipeline.base.prf import prf
 from pipeline.engine.task import ResourceRequest, TaskSpec
 from pipeline.store.quick_json import dumps, loads
 from pipeline.store.records import PartRecord
-from pipeline.store.temp import OnDisk, scratch_database
+from pipeline.store.temp import MOST_KEYS, OnDisk, scratch_database
 
-#: rows of a batch read at a time
-CHUNK = 1000
+#: rows of a batch read at a time, and records, which are larger
+CHUNK, RECORDS = 1000, 256
 
-Get = Callable[[str], PartRecord | None]
+#: the records of tasks, by key (`LogView.get_all`)
+Get = Callable[[Sequence[str]], Mapping[str, PartRecord]]
 
 
 #: a task of a batch: its key, the `origin` and the `weight` of its spec
@@ -50,16 +52,19 @@ class TaskRecords(OnDisk[PartRecord]):
 
     def with_tasks(self) -> Iterator[tuple[Row, PartRecord]]:
         """The tasks with their records."""
-        return ((row, self._record(row[0])) for row in self.tasks())
+        for first in range(0, self._size, RECORDS):
+            rows = self._rows(first, min(first + RECORDS, self._size))
+            yield from zip(rows, self._records(rows))
 
     def _read(self, first: int, stop: int) -> list[PartRecord]:
-        return [self._record(key) for key, _, _ in self._rows(first, min(stop, self._size))]
+        return self._records(self._rows(first, min(stop, self._size)))
 
-    def _record(self, key: str) -> PartRecord:
-        record = self._get(key)
-        if record is None:
-            raise KeyError(f"task {key} has no record in the log")
-        return record
+    def _records(self, rows: Sequence[Row]) -> list[PartRecord]:
+        found = self._get([key for key, _, _ in rows])
+        try:
+            return [found[key] for key, _, _ in rows]
+        except KeyError as e:
+            raise KeyError(f"task {e.args[0]} has no record in the log") from None
 
 
 class TaskTable:
@@ -129,7 +134,7 @@ class TaskQueue:
         batch = self._batches[self._serial] = TaskBatch(self._serial, specs)
         return batch
 
-    def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], dict[str, PartRecord]]]:
+    def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], Mapping[str, PartRecord]]]:
         """Read at most `limit` further tasks of every batch. Yields (tasks that are new or already done, records of
         those already done)."""
         for batch in list(self._batches.values()):
@@ -138,32 +143,41 @@ class TaskQueue:
             specs = list(islice(batch.source, limit))
             if len(specs) < limit:
                 batch.source = None
-            fresh = {s.key: r for s in specs if (r := self._get(s.key)) is not None}
+            fresh = self._get([s.key for s in specs])
             new = self._enter(batch, specs, fresh)
             yield [s for s in specs if s.key in fresh or s.key in new], fresh
 
-    def _enter(self, batch: TaskBatch, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> set[str]:
+    def _enter(self, batch: TaskBatch, specs: list[TaskSpec], fresh: Mapping[str, PartRecord]) -> set[str]:
         """Enter tasks of a batch. Returns the keys that wait to be dispatched now and did not before."""
         self._tasks.add(batch.number, batch.size, specs)
         batch.size += len(specs)
         batch.node = batch.node or next((s.node for s in specs), "")
-        new = set()
-        for spec in {s.key: s for s in reversed(specs) if s.key not in fresh}.values():
-            waiters = [b for b, in self._db.execute("SELECT batch FROM waiter WHERE key = ?", (spec.key,))]
-            if batch.number not in waiters:
-                self._db.execute("INSERT INTO waiter VALUES (?, ?)", (spec.key, batch.number))
-                batch.left += 1
-            if not waiters:                                   # first batch that asks for this key
-                self._push(spec)
-                new.add(spec.key)
+        missing = {s.key: s for s in reversed(specs) if s.key not in fresh}
+        keys = list(missing)
+        asked: set[str] = set()                               # by any batch, and by this one
+        asked_here: set[str] = set()
+        for first in range(0, len(keys), MOST_KEYS):
+            some = keys[first:first + MOST_KEYS]
+            for key, number in self._db.execute(
+                    f"SELECT key, batch FROM waiter WHERE key IN ({','.join('?' * len(some))})", some):
+                asked.add(key)
+                if number == batch.number:
+                    asked_here.add(key)
+        self._db.executemany("INSERT INTO waiter VALUES (?, ?)", (
+            (key, batch.number) for key in keys if key not in asked_here))
+        batch.left += len(missing) - len(asked_here)
+        new = missing.keys() - asked                          # no batch has asked for these keys before
+        self._push([spec for key, spec in missing.items() if key in new])
         return new
 
-    def _push(self, spec: TaskSpec) -> None:
-        kind = spec.kind
-        rank = -float(spec.weight) if self._seed is None else float(prf(self._seed, "dispatch", spec.key))
-        self._db.execute("INSERT INTO ready VALUES (?, ?, ?, ?, ?, ?)",
-                         (*kind, rank, spec.key, dumps(spec.to_json())))
-        self.waiting[kind] = self.waiting.get(kind, 0) + 1
+    def _push(self, specs: list[TaskSpec]) -> None:
+        def rank(spec: TaskSpec) -> float:
+            return -float(spec.weight) if self._seed is None else float(prf(self._seed, "dispatch", spec.key))
+
+        self._db.executemany("INSERT INTO ready VALUES (?, ?, ?, ?, ?, ?)", (
+            (*spec.kind, rank(spec), spec.key, dumps(spec.to_json())) for spec in specs))
+        for kind, number in Counter(spec.kind for spec in specs).items():
+            self.waiting[kind] = self.waiting.get(kind, 0) + number
 
     def kinds(self) -> list[ResourceRequest]:
         """Kinds of the waiting tasks, in the order of their first tasks."""

@@ -96,7 +96,7 @@ class Scheduler:
         self._started = False
 
     def _forget(self) -> None:
-        self._queue = TaskQueue(self.log.get, self._dispatch_seed)
+        self._queue = TaskQueue(self.log.get_all, self._dispatch_seed)
         self._retries: deque[TaskSpec] = deque()     # dispatched before new tasks
         self._left: Counter[str] = Counter()         # tasks in the queue, by node
         self._damaged: dict[str, str] = {}           # unreadable file → the error

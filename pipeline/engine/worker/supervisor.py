@@ -97,21 +97,29 @@ class Supervisor:
         self._said = self._squeezed = self._short = self._looked = clock.now()
 
     # -- the one call --------------------------------------------------------------------------------------------
-    def poll(self, assignments: Sequence[Assignment], timeout: float) -> list[Event]:
+    def poll(self, assignments: Sequence[Assignment], timeout: float, linger: float = 0.0) -> list[Event]:
         """Take `assignments` and work on them. Returns as soon as there is an event, after `timeout` seconds at the
-        latest (at once when there is nothing to do)."""
+        latest (at once when there is nothing to do).
+
+        With `linger`, events are gathered for that many seconds, so that the driver of many supervisors gets few
+        messages. It is not waited for when a row was quarantined, or when a slot is idle and no task waits here."""
         for assignment in assignments:
             triage = CrashTriage({s.row: (s.stage, s.reason) for s in assignment.skip},
                                  max_quarantined=self.limits.max_quarantined,
                                  max_environment=self.limits.max_environment)
             self._queue.append(Job(assignment, triage))
-        deadline = self._clock.now() + timeout
+        began = self._clock.now()
+        deadline = began + timeout
         while True:
             self._start()
             self._listen(min(TICK_S, max(0.0, deadline - self._clock.now())))
             self._watch()
-            busy = self._queue or any(c.job for c in self._children)
-            if self._events or not busy or self._clock.now() >= deadline:
+            busy = sum(1 for c in self._children if c.job)
+            if not (busy or self._queue) or self._clock.now() >= deadline:
+                break
+            if self._events and (self._clock.now() >= began + linger
+                                 or (busy < self._allowed and not self._queue)
+                                 or any(isinstance(e, Quarantined) for e in self._events)):
                 break
         self._start()                            # start new jobs now: no event will wake the caller for that
         events, self._events = self._events, []

@@ -1,0 +1,26 @@
+"""Makes Python's garbage collector rare in processes that hold many small objects."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+#: new objects after which the youngest generation is collected, and collections of a generation until the next older
+#: one is collected. Python's own are 700, 10 and 10
+RARELY = (50_000, 20, 100)
+
+
+@contextlib.contextmanager
+def rarely_collected() -> Iterator[None]:
+    """Within this context, reference cycles are looked for every 50,000 new objects.
+
+    A driver holds thousands of tasks in flight and decodes records all the time. None of these objects is part of a
+    cycle, but with Python's thresholds the collector walked them again and again, for a quarter of the driver's CPU
+    time."""
+    before = gc.get_threshold()
+    gc.set_threshold(*RARELY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
