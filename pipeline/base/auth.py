@@ -1,10 +1,10 @@
-"""Finds our token for Ray clusters, and checks that a cluster demands a token and accepts ours. This module never
-imports Ray, because Ray reads its token mode when it is imported.
+"""Finds our token for Ray clusters, and checks that a cluster demands a token and accepts ours. Ray decides when it is
+imported whether it uses tokens. `use_token` must therefore be called before, and this module never imports Ray.
 
 Anyone who reaches an open cluster can run code on it (CVE-2023-48022). A cluster without token authentication is
-therefore refused, unless it is on this machine's loopback and --insecure-local accepts the risk. Ray (2.52 and later)
-reads the mode from RAY_AUTH_MODE and the token from RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token,
-in this order.
+therefore refused, unless it is on this machine's loopback and the user accepts the risk with --insecure-local. Ray
+(2.52 and later) reads the mode from RAY_AUTH_MODE. It takes the token from the first of these that is set or exists:
+RAY_AUTH_TOKEN, the file that RAY_AUTH_TOKEN_PATH names, ~/.ray/auth_token.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class BadAddress(ClusterError):
 
 
 def token() -> str | None:
-    """The token Ray would use, or None."""
+    """Return the token that Ray would use, or None when there is none. Raises ClusterError when the file that
+    RAY_AUTH_TOKEN_PATH names cannot be read, or when the token is not one word of ASCII characters."""
     if os.environ.get(TOKEN, "").strip():
         return _one_word(TOKEN, os.environ[TOKEN])
     for path in (os.environ.get(TOKEN_PATH), os.path.expanduser("~/.ray/auth_token")):
@@ -56,8 +57,9 @@ def token() -> str | None:
 
 
 def _one_word(where: str, text: str) -> str | None:
-    """The token in `text`, which comes from `where` (a variable or a file); None when it is empty. Raises ClusterError
-    unless it is one word of ASCII characters. The message does not quote it: the file may hold other secrets."""
+    """Return the token in `text`, which comes from `where` (a variable or a file), or None when `text` is blank. Raises
+    ClusterError when `text` is anything but one word of ASCII characters. The error message does not quote `text`,
+    because the file may hold other secrets."""
     found = text.strip()
     if not all("!" <= c <= "~" for c in found):
         raise ClusterError(f"{where}: a token is one word of ASCII characters, and this is something else; make one "
@@ -66,7 +68,8 @@ def _one_word(where: str, text: str) -> str | None:
 
 
 def use_token() -> str | None:
-    """Return the token, and make Ray use it. Call it before Ray is imported: Ray reads its mode only once."""
+    """Return the token, or None when there is none. If there is one, set RAY_AUTH_MODE so that Ray uses it. Call this
+    before Ray is imported, because Ray reads the mode only once."""
     found = token()
     if found is not None:
         os.environ.setdefault(MODE, "token")
@@ -74,8 +77,9 @@ def use_token() -> str | None:
 
 
 def own_token() -> None:
-    """Make a token for a Ray of our own on this machine when the user has none, because its ports listen on all
-    addresses. Does nothing once Ray is imported: Ray has then read its mode."""
+    """Set a random token for a Ray cluster that we start on this machine, if the user has no token. Without one, others
+    could run code on the cluster, because its ports listen on all addresses. Does nothing when the user has chosen
+    another RAY_AUTH_MODE, or when Ray is already imported and has read its mode."""
     if "ray" not in sys.modules and os.environ.setdefault(MODE, "token").lower() == "token" and token() is None:
         os.environ[TOKEN] = secrets.token_hex(32)
 
@@ -94,8 +98,8 @@ def loopback_url(url: str) -> bool:
 
 
 def job_server(address: str) -> str:
-    """Return the URL of a job server without its trailing slash. Raises BadAddress when `address` is not such a URL, or
-    holds credentials or a query."""
+    """Return the URL of a job server (the dashboard of a Ray head node) without its trailing slash. Raises BadAddress
+    when `address` is not such a URL, or holds credentials or a query."""
     try:
         parts = urlsplit(address)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -110,8 +114,9 @@ def job_server(address: str) -> str:
 
 
 def check_kept_server(address: str) -> None:
-    """Like `check_job_server`, for an address read from a store. Whoever can write to the store must not obtain our
-    token, so it is sent only to the job server that `ADDRESS` names in this shell, or to loopback (a tunnel)."""
+    """Check a job server, like `check_job_server`, whose address was read from a store. Whoever can write to the store
+    could put an address of their own there and obtain our token. The token is therefore sent only to the server that
+    the environment variable TOKENMILL_ADDRESS names, or to a loopback address (for example an SSH tunnel)."""
     if job_server(address) != os.environ.get(ADDRESS, "").rstrip("/") and not loopback_url(address):
         raise ClusterError(f"the store says that it is at {address}, and our token goes only where this shell says: "
                            f"export {ADDRESS}={address} to have it asked")

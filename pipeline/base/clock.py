@@ -1,4 +1,4 @@
-"""The clock and source of unique names for all code that waits, times out or names its attempts.
+"""The clock, and the source of unique names, for all code that waits, has deadlines, or names attempts to run a task.
 
 Code that calls `time` itself can only be tested by waiting, and a race between two drivers cannot be replayed. Code
 that takes a `Clock` runs the same in a simulation, where a thousand seconds pass in a millisecond and every name comes

@@ -1,18 +1,19 @@
-"""Confines workers that parse untrusted bytes: no secrets, no network, and no programs except those their stages
-declare.
+"""Confines workers that parse untrusted bytes: no secrets, no network, and no programs except those that their stages
+(the steps that they run on documents) declare.
 
-A hostile page or PDF that takes over a parser gets the parser's rights. A child is therefore confined in two steps:
+A hostile page or PDF that takes over a parser gets the parser's rights. The child process in which stages run is
+therefore confined in two steps:
 
 * `enter`, at its start: only allowed environment variables (`scrubbed`), no core dump, no new privileges, no
   capabilities except those for files, no access to other processes or to files that hold credentials;
-* `seal`, once its stages are set up: no new sockets, no namespaces, no tracing, no io_uring; it may start only the
-  programs that are named and write only below its own folders. A sealed process stays sealed: stages that must be set
-  up unsealed need another process, which `FreshProcess` asks for.
+* `seal`, once its stages are set up: no new sockets, no namespaces, no tracing, no io_uring. It may start only the
+  programs that its stages declare, and write only below its own folders. A seal cannot be lifted. Stages that must be
+  set up without it need another process: `FreshProcess` is raised, and the supervisor starts one.
 
-Landlock and seccomp enforce this where the kernel has them (`support`). Landlock binds only the calling thread and the
-threads it starts later, so `enter` must run before any other thread exists. `seal` runs when other threads may exist.
-It therefore denies sockets, and all programs if no stage declares one, by seccomp, which binds every thread of the
-process.
+Landlock and seccomp enforce these limits where the kernel has them (`support`). Landlock binds only the calling thread
+and the threads it starts later, so `enter` must run before any other thread exists. `seal` runs when other threads may
+exist. It therefore uses seccomp, which binds every thread of the process, to deny sockets, and to deny all programs if
+no stage declares one.
 """
 
 from __future__ import annotations
@@ -69,14 +70,16 @@ class FreshProcess(Exception):
 
 
 def support() -> dict[str, Any]:
-    """What this kernel supports: {"landlock": version or 0, "seccomp": whether}. Asking changes nothing."""
+    """Return what this kernel supports: {"landlock": its version or 0, "seccomp": True or False}. The call itself
+    confines nothing."""
     if sys.platform != "linux":
         return {"landlock": 0, "seccomp": False}
     return {"landlock": kernel.landlock_version(), "seccomp": kernel.has_seccomp()}
 
 
 def missing(supported: Mapping[str, Any]) -> str:
-    """What a parser could still do on a kernel with this `support`, in words; "" when nothing."""
+    """Return, as text, what a parser could still do on a kernel for which `support` returned `supported`; "" when
+    nothing."""
     gaps = []
     if not supported["seccomp"]:
         gaps.append("no seccomp: parsers could open sockets")
@@ -121,14 +124,15 @@ def all_but(denied: Collection[str]) -> list[str]:
 
 
 def not_dumpable() -> None:
-    """Close the memory and environment of this supervisor, which holds credentials, to other processes of its user."""
+    """Keep other processes of the same user from reading the memory and environment of this process. A supervisor calls
+    it because it holds credentials, and the parsers that it starts must not read them."""
     with contextlib.suppress(OSError):
         kernel.not_dumpable()
 
 
 def enter(secrets: Collection[str]) -> None:
-    """Apply the first part of the confinement. Must run before this process has a second thread. `secrets`: files and
-    folders it may not read."""
+    """Apply the first part of the confinement. It must run before this process has a second thread. `secrets`: files
+    and folders that this process may no longer read."""
     process.no_core()
     kernel.no_new_privileges()
     kernel.keep_capabilities(_FILES)
@@ -138,9 +142,9 @@ def enter(secrets: Collection[str]) -> None:
 
 
 def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
-    """Deny this process what parsing does not need. It may start only `programs` (names or paths) and write only below
-    the folders `writable`, to /dev/shm and to devices. Raises FreshProcess when it is already sealed without one of
-    `programs`."""
+    """Seal this process: deny it, for good, everything that parsing does not need. It may start only `programs` (names
+    or paths), and write only below the folders `writable`, to /dev/shm and to devices. If the process was sealed
+    before, nothing changes, and FreshProcess is raised when the earlier seal does not allow one of `programs`."""
     global _sealed
     named = frozenset(programs)
     if _sealed is not None:

@@ -1,4 +1,5 @@
-"""The root of our errors: problems a user can fix. The message names file, key and remedy."""
+"""The base class of Tokenmill's errors. They are problems that a user can fix, and the message names file, key and
+remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import ClassVar
 
 
 class TokenmillError(Exception):
-    """Shown as one line, without a traceback. `exit_code` is that of the command: 1 when it failed, 2 for bad usage or
-    a bad recipe, when nothing was run."""
+    """A problem that the user can fix, shown as one line without a traceback. `exit_code` is the exit status of the
+    command: 1 when a run failed, 2 when the usage or the recipe is wrong, so that nothing was run."""
 
     exit_code: ClassVar[int] = 1

@@ -1,4 +1,5 @@
-"""Files that exist whole or not at all: written under another name, synced, then linked or moved."""
+"""Writes files so that each exists whole or not at all. A file is written under a temporary name, synced, and then
+linked or moved to its final name."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def sha256(path: str | Path) -> str:
 
 
 def file_sha256(path: str | Path) -> str:
-    """sha256 of a file, 64 hex characters. For a folder, that of the names and hashes of all files below it, except
-    files and folders whose names begin with a dot."""
+    """sha256 of a file, 64 hex characters. For a folder, it is the sha256 of the names and hashes of all files below
+    the folder, except files and folders whose names begin with a dot."""
     if Path(path).is_dir():
         h = hashlib.sha256()
         inside = ((p.relative_to(path).as_posix(), p) for p in Path(path).rglob("*") if p.is_file())
@@ -33,8 +34,8 @@ def file_sha256(path: str | Path) -> str:
 
 
 def state(info: os.stat_result) -> str:
-    """A value that changes whenever a file on a disk is written or replaced: its inode, size and times. A program can
-    set a file's time of modification, but not the time of its last change of state."""
+    """A value that changes whenever a file on a disk is written or replaced: its inode, size, mtime and ctime. The
+    ctime is included because a program can set the mtime of a file, but not the ctime."""
     return f"{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}"
 
 
@@ -55,9 +56,9 @@ def beside(target: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
-    """A path beside `path`, whose folder must exist. The file that the body writes there takes the place of `path` when
-    the body ends; when the body raises, the old file stays. Readers see the old or the new file whole, after a power
-    cut too if `durable`."""
+    """A context manager that gives a temporary path beside `path`; their folder must exist. The body writes a file
+    there. When the body ends, that file replaces `path`; when the body raises, the old file stays. Readers see either
+    the old or the new file, and see it whole. With `durable` this holds even after a power cut."""
     part = beside(path)
     try:
         yield part
@@ -70,7 +71,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Create a file that survives a power cut once its folder is synced. Raises FileExistsError."""
+    """Create a file that survives a power cut once its folder is synced. Raises FileExistsError if `path` exists."""
     with open(path, "xb") as f:
         f.write(data)
         f.flush()
@@ -78,8 +79,9 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def link(source: Path, target: Path) -> bool:
-    """Make `target` a hard link to `source`; False when `target` exists. An NFS server may create the link, lose its
-    reply and refuse the repeated request, so the number of links decides, not the error (open(2))."""
+    """Make `target` a hard link to `source`. Returns False when `target` exists already. An NFS server may create the
+    link, lose its reply and refuse the repeated request (open(2)). A refused request therefore counts as a success when
+    `source` has gained a link and `target` is no other file."""
     before = os.stat(source).st_nlink
     try:
         os.link(source, target)

@@ -119,11 +119,11 @@ def landlock_version() -> int:
 
 
 def landlock(handled: int, allowed: Mapping[str, int]) -> None:
-    """Deny this thread, and all it starts, the rights `handled`, except below the paths of `allowed` ({path: rights}).
-    Missing paths are skipped. A denial cannot be lifted.
+    """Deny the rights `handled` to this thread and to all threads and processes it starts, except below the paths of
+    `allowed` ({path: rights}). Missing paths are skipped. A denial cannot be lifted.
 
-    A thread in a Landlock domain can inspect no process outside it (ptrace, /proc/PID/environ), and from version 6 on
-    send it no signal.
+    From then on the thread cannot inspect processes outside its Landlock domain (ptrace, /proc/PID/environ). With
+    version 6 or later of Landlock it cannot send signals to them either.
     """
     version = landlock_version()
     known = (1 << 13) - 1 | (REFER if version >= _REFER_SINCE else 0) | (TRUNCATE if version >= _TRUNCATE_SINCE else 0)
@@ -190,8 +190,8 @@ _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 
 
 def _load(offset: int) -> bytes:
-    """Load a word of struct seccomp_data: the call's number at 0, the architecture at 4, low words of the arguments
-    from 16."""
+    """Return the instruction that loads a word of struct seccomp_data: the call's number at offset 0, the architecture
+    at 4, the low words of the arguments from 16 on."""
     return struct.pack("<HBBI", 0x20, 0, 0, offset)
 
 

@@ -1,11 +1,12 @@
-"""All access to Parquet: every file is written with page checksums, and every page that is read is checked.
+"""Opens, reads and writes all our Parquet files. Every file is written with page checksums, and every page is checked
+when it is read.
 
 A flipped bit in a compressed page often decodes to other text without an error. With a checksum per page (CRC-32 of its
 compressed bytes), reading such a page fails instead. Page headers and the footer have no checksum, so a file with a
 recorded sha256 is compared with that hash as well (`pipeline.store.fs.Store.checked`).
 
-Files from elsewhere are read the same way. Those of parquet-mr and Spark have checksums; pages without one are read
-unchecked.
+Files that other programs wrote are read the same way. Pages without a checksum are read unchecked; parquet-mr and Spark
+write checksums.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Randomness that belongs to a document: a counter-based pseudo-random function of (seed, purpose, key).
+"""Random numbers that belong to one document: a pseudo-random function of (seed, purpose, key), without any state.
 
-It does not depend on order, worker, partition or other documents, so adding documents never changes a decision.
+A number does not depend on order, worker, partition or other documents, so adding documents never changes a decision.
 """
 
 from __future__ import annotations
@@ -14,5 +14,6 @@ def prf(seed: int, purpose: str, key: str) -> int:
 
 
 def below(seed: int, purpose: str, key: str, share: float) -> bool:
-    """True for the given share of keys (0 … 1); a larger share contains the smaller one's keys."""
+    """Whether `key` belongs to a random `share` (0 … 1) of all keys. A larger share contains all keys of a smaller
+    one."""
     return prf(seed, purpose, key) < int(share * 2**64)

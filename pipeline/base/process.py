@@ -1,5 +1,5 @@
-"""Limits that a process sets for itself, shared by workers, their brokers and the processes that stages start. This
-module needs Linux."""
+"""Limits that a process sets for itself. Workers use them, and so do their brokers (which access object storage for
+them) and the processes that stages start. This module needs Linux."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pipeline.base import kernel
 
 class ProcessDied(Exception):
     """A process that a stage started for a document was killed by the signal `-returncode` (the convention of
-    subprocess). The engine treats this like the death of its own worker: the document is run again alone before it is
-    quarantined, and it is not quarantined if the signal came from outside."""
+    subprocess). The engine treats this as if its own worker had been killed: it runs the document again alone, and
+    quarantines it (puts it aside) if the process is killed again. If the signal came from outside, the document is not
+    quarantined."""
 
     def __init__(self, message: str, returncode: int) -> None:
         super().__init__(message)
@@ -20,7 +21,9 @@ class ProcessDied(Exception):
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill us the moment the thread that spawned us ends (prctl PR_SET_PDEATHSIG), however it ends."""
+    """Have the kernel kill this process as soon as the thread that spawned it ends, however it ends (prctl
+    PR_SET_PDEATHSIG). `parent` is the process id of the expected parent; if that process is gone already, exit at
+    once."""
     kernel.signal_on_death_of_parent()
     if os.getppid() != parent:      # the parent died before we asked
         os._exit(0)

@@ -1,10 +1,10 @@
-"""Keeps secrets out of everything that is written or shown: messages, progress, logs of drivers, facts of a submission.
+"""Keeps secrets out of everything that is written or shown: messages, progress, logs of drivers, records of submitted
+jobs.
 
 There are three defences. Secrets that this process knows (values of environment variables that are named like secrets,
 Ray's token) are masked wherever they occur. Text with the shape of a secret is masked, too: passwords in URLs, signed
-queries, bearer tokens, AWS and Hugging Face keys, private keys, `aws_secret_access_key=…`. Finally, data that is kept
-with a run must hold no secret at all: `secret_in` says why a value may not stand in a recipe, or a URL may not be the
-root of a store.
+queries, bearer tokens, AWS and Hugging Face keys, private keys, `aws_secret_access_key=…`. Finally, recipes and the
+URLs of stores are kept with a run, so a secret in them is refused and not masked: `secret_in` says what the secret is.
 """
 
 from __future__ import annotations
@@ -70,14 +70,15 @@ def redact_json(value: Any) -> Any:
 
 
 def mask_record(record: logging.LogRecord) -> bool:
-    """A filter for loggers: masks secrets in a message and escapes characters that are unsafe to show."""
+    """A filter for loggers that masks secrets in a message and escapes characters that are unsafe to show. It always
+    returns True, so every message is logged."""
     record.msg, record.args = visible(redact(record.getMessage())), None
     return True
 
 
 def secret_in(value: str) -> str | None:
-    """Which part of a URL, or of another value of a recipe, is a secret ("a password or key before the '@'"); None when
-    no part is."""
+    """Name the secret that a URL, or another value of a recipe, contains, for example "a password or key before the
+    '@'". Returns None when it contains none."""
     if any(pattern.search(value) for pattern in _SHAPES):
         return "a key or token"
     if any(known in value for known in _values(os.environ) if len(known) >= 2 * SHORTEST):

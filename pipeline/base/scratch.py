@@ -1,7 +1,8 @@
-"""Scratch folders on local disk that vanish with their owner, however it ends.
+"""Scratch folders on local disk that are removed in the end, even if the process that owns them is killed.
 
-Every owner (a supervisor, a driver) holds a lock on its folder for as long as it lives; the next owner removes the
-folders whose lock no process holds. That works across containers that share a disk, where process ids mean nothing.
+Every owner (a supervisor or a driver process) holds a lock on its folder for as long as it runs. The next owner that
+starts removes the folders whose lock no process holds. That works across containers that share a disk, where process
+ids mean nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from pipeline.base.clock import SYSTEM
 
 
 def user_folder(base: str | None = None) -> Path:
-    """Create and return `BASE/tokenmill-UID` (base: by default the system's folder for temporary files), private to
-    this user.
+    """Create and return the folder `BASE/tokenmill-UID`, which is private to this user. `base` is by default the
+    system's folder for temporary files.
 
-    Raises PermissionError when another user owns it or may write to it: its contents (compiled code) must be trusted.
+    Raises PermissionError when another user owns the folder or may write to it: its contents (compiled code) must be
+    trusted.
     """
     folder = Path(base or tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

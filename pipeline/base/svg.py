@@ -1,7 +1,9 @@
-"""SVG as plain strings: the only place that writes its elements. It escapes text and attributes and rounds coordinates.
+"""Writes SVG elements as plain strings. All our SVG is made here, so that text and attributes are always escaped and
+coordinates rounded.
 
 `tag("text", "a & b", class_="axis", x=3.14159, text_anchor="end")` is
-`<text class="axis" x="3.1" text-anchor="end">a &amp; b</text>`.
+
+    <text class="axis" x="3.1" text-anchor="end">a &amp; b</text>
 """
 
 from __future__ import annotations
