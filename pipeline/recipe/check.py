@@ -21,8 +21,8 @@ from stages.stage import Stage, role_of
 
 
 def check_recipe(recipe: Recipe, checker: Checker) -> None:
-    """Check the whole recipe and complete its settings with their defaults, in place. Raises RecipeError with all
-    problems."""
+    """Check the whole recipe and complete its settings with their defaults, in place. Raises RecipeError, which lists
+    the problems found."""
     for both in sorted(recipe.sources.keys() & recipe.datasets.keys()):
         checker.fail(("datasets", both), f"'{both}' is a source as well; give the dataset another name")
     for name in sorted({"index", "shards"} & recipe.datasets.keys()):  # names of the plan's own nodes: index:SOURCE
@@ -134,9 +134,8 @@ def _not_installed(what: str, e: ImportError) -> str:
 
 
 def _settings(checker: Checker, config: type[BaseModel], settings: dict[str, Any], path: KeyPath) -> None:
-    """Validate `settings` and complete them with defaults, in place. Resource paths are relative to the recipe's
-    folder.
-    """
+    """Validate the settings of a reader or step and complete them with defaults, in place. Paths of resource files are
+    relative to the recipe's folder and become absolute."""
     given = dict(settings)
     for field, value in given.items():
         if field not in config.model_fields or role_of(config, field) != "resource":
@@ -186,9 +185,10 @@ def _where(recipe: Recipe, checker: Checker, inputs: list[str], where: Where, pa
 
 
 def _signals(recipe: Recipe, checker: Checker) -> None:
-    """Check the signals that steps decide by. A signal that no earlier step, dataset or source writes would be missing
-    from every document. No step may overwrite a signal of a source, because documents dropped before that step would
-    hold another value under the same name."""
+    """Check the signals (numbers stored beside the text) that steps use to keep or drop documents. It is a problem when
+    no earlier step, dataset or source writes the signal, because every document would lack it. It is also a problem
+    when a step overwrites a signal of a source: documents that were dropped before the step would have the source's
+    value under this name, and the others the step's value."""
     given = {name: set(reader_class(source.read)(source.config).signals) for name, source in recipe.sources.items()}
     if not any(given.values()) and all(
             stage_class(step.name).reads is Stage.reads for d in recipe.datasets.values() for step in d.steps):

@@ -17,12 +17,12 @@ _NOT_MADE_BY = {"about", "wants", "input", "run", "sources"}
 
 
 def citation(recipe: Recipe) -> dict[str, Any] | None:
-    """The citation of a recipe: its `about:`, and `changed`, the keys that differ from the ready recipe of this name
-    and version. `changed` is None where Tokenmill has no such recipe to compare with. Returns None for a recipe without
-    `about:`.
+    """Return how to cite a corpus made with `recipe`: the fields of its `about:`, and `changed`, a list of the keys
+    whose values differ from the ready recipe (one that comes with Tokenmill) of the same name and version. `changed` is
+    None when there is no such ready recipe, or the two cannot be compared. Returns None for a recipe without `about:`.
 
     These do not count as changes: files that the recipe asks for under `wants:`, inputs, datasets left out with
-    `until`, and settings of `run:` (except `run.signals`, which decides what is stored).
+    `until=NAME`, and settings of `run:` (except `run.signals`, which decides what is stored).
     """
     if recipe.about is None:
         return None
@@ -58,8 +58,8 @@ def _named(doc: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(theirs: Any, ours: Any, path: KeyPath = ()) -> Iterator[str]:
-    """The keys at which two plain values differ. Lists of different lengths count as one key, and so do steps of
-    different names."""
+    """Yield the keys at which two plain values differ. Lists of different lengths count as one key. Where two steps at
+    the same place have different names, both names are yielded."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in theirs.keys() | ours.keys():
             yield from _differences(theirs.get(key), ours.get(key), (*path, key))

@@ -1,8 +1,8 @@
 """Imports the files of the user's own stages and readers (`code:` of a recipe), only with --allow-custom-stages.
 
-The files are distributed through the store: a run keeps copies in runs/RUN/code. A worker that does not see the file
-the driver planned with, or sees another version of it, takes the copy. An imported file must have the planned sha256;
-otherwise the task fails.
+The files are distributed through the store. The driver, which plans a run, keeps copies of them in runs/RUN/code and
+notes their sha256. A worker uses the file at the same path if it has the planned sha256, and otherwise the copy. The
+task fails when the copy does not have the planned sha256 either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _imported: set[tuple[str, str]] = set()          # (name, sha256) of the files t
 
 
 def import_code(files: Sequence[str]) -> None:
-    """Import files of custom stages under their stems, so that 'my_stages:Class' finds them."""
+    """Import files of the user's own stages. The name of a module is the file's name without .py, so that
+    'my_stages:Class' finds its class. Raises ImportError when another module has that name."""
     for path in files:
         name = Path(path).stem
         known = sys.modules.get(name)
@@ -62,9 +63,10 @@ def _same(one: str | None, other: str) -> bool:
 
 
 def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
-    """In a worker: import the files of `Recipe.code_args` ({"path", "sha256", "kept"}).
+    """Import, in a worker, the files that `Recipe.code_args` lists as {"path", "sha256", "kept"}.
 
-    Raises ChangedInput when neither this machine nor the store has the file the run was planned with.
+    Raises ChangedInput when neither this machine nor the store has the file that the run was planned with, and
+    FreshProcess when this process is already sealed: an import may need the network.
     """
     for file in files:
         path, name = file["path"], os.path.basename(file["path"])
@@ -79,17 +81,19 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
 
 
 def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
-    """In a worker: makes the reader of a task's argument {name, key, $volatile: {target, config, code}}. Records of a
-    user's reader are checked one by one (`pipeline.passes.storable.checked`)."""
+    """Make, in a worker, the reader that the argument {name, key, $volatile: {target, config, code}} of a task
+    describes. Whoever reads records with it must check each (`pipeline.passes.storable.checked`), because a user's
+    reader may yield records that cannot be stored."""
     hidden = entry["$volatile"]
     import_planned(store, hidden.get("code", ()))
     return reader_class(hidden["target"])(hidden["config"])
 
 
 def own_source(target: str, files: Sequence[str]) -> list[str]:
-    """The source identity of a class from outside Tokenmill ('module:Class'), which is part of its key: its name, the
-    sha256 of the recipe's `code` and of the modules that define the class and its bases, and the versions of their
-    installed packages. Empty for Tokenmill's own classes."""
+    """Return strings that identify the source code of a class from outside Tokenmill ('module:Class'): its name, the
+    sha256 of the files under the recipe's `code:` and of the modules that define the class and its bases, and the
+    versions of their installed packages. They enter the keys of results, so that a changed class makes its results
+    stale. Returns [] for Tokenmill's own classes."""
     if target.partition(".")[0] == "stages":
         return []
     cls = load(target)
@@ -108,7 +112,8 @@ def _distributions() -> Mapping[str, Sequence[str]]:
 
 
 def _fetch(store: Store, file: Mapping[str, str], name: str) -> str:
-    """Fetch the store's copy of a file into a folder of this user that is named after its content. Returns its path."""
+    """Fetch the store's copy of a file into a folder of this user that is named after the file's sha256. Returns the
+    path of the fetched file."""
     folder = user_folder() / f"code-{file['sha256'][:32]}"
     target = folder / name
     if target.is_file() and file_sha256(target) == file["sha256"]:

@@ -58,7 +58,8 @@ def _inheritance(curriculum: Curriculum, checker: Checker) -> None:
 
 
 def _ends(curriculum: Curriculum, checker: Checker) -> None:
-    """Check that phases follow each other up to the total, and that phases beyond the total come last."""
+    """Check that the ends of phases (`until`) rise up to the total, and that phases beyond the total (`extra`) come
+    last."""
     before, beyond, last = Fraction(0), False, len(curriculum.phases) - 1
     for i, (at, phase) in enumerate(_phases(curriculum)):
         if (phase.until is None) == (phase.extra is None):
@@ -86,7 +87,8 @@ def _end(until: str | int, total: int) -> Fraction:
 
 
 def _rates(curriculum: Curriculum, schedule: dict[str, Any], checker: Checker) -> None:
-    """Check the learning rates. `trainer.optim.schedule` refuses bad ones too, but only after the data is made."""
+    """Check the learning rates of the phases. `trainer.optim.schedule` refuses bad ones too, but only when the training
+    begins, after all its data has been made."""
     fallen = own = False
     for at, phase in _phases(curriculum):
         if phase.lr == "decay" and schedule.get("kind", "wsd") != "wsd":

@@ -26,7 +26,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Problem:
-    """One error in a recipe. `message` says what is wrong and how to fix it."""
+    """One error in a recipe, at a place (`mark`) and a key (`path`). `message` says what is wrong and how to fix it."""
 
     mark: Mark
     path: KeyPath

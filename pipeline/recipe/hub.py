@@ -25,28 +25,30 @@ FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 
 @dataclass(frozen=True)
 class HubTokenizer:
-    """A tokenizer from the hub, on this machine. `pinned` is its name with the revision."""
+    """A tokenizer from the hub, after it was fetched to this machine. `path` is its file, and `pinned` its name with
+    the revision, NAME@REVISION."""
 
     path: Path
     pinned: str
 
 
 def is_hub_name(load: str, base: str) -> bool:
-    """Whether `load` is a name on the hub. It is one when no such file or folder exists and it does not look like a
-    path."""
+    """Whether `load` is the name of a tokenizer on the hub: it has the form of such a name, it does not end like a file
+    name, and below the folder `base` there is no file or folder of this name."""
     return (_NAME.fullmatch(load) is not None and not load.endswith((".json", ".model"))
             and not os.path.exists(os.path.join(base, load)))
 
 
 def hub_tokenizer(recipe: Recipe) -> HubTokenizer | None:
-    """Fetch the tokenizer that a recipe loads from the hub. Returns None when the recipe loads none from there."""
+    """Fetch the tokenizer that a recipe loads from the hub. Returns None when the recipe loads none from the hub."""
     load = recipe.tokenizer.load if recipe.tokenizer is not None else None
     return fetch(load) if load is not None and is_hub_name(load, recipe.base) else None
 
 
 @lru_cache(maxsize=8)
 def fetch(load: str) -> HubTokenizer:
-    """Fetch a tokenizer. Raises TokenizerError with a remedy, and immediately when there is no network."""
+    """Fetch the tokenizer that has this name on the hub, or take it from the cache of this machine. Raises
+    TokenizerError, whose message says what to do. Without a network it raises within seconds, and does not retry."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -78,8 +80,8 @@ def fetch(load: str) -> HubTokenizer:
 
 
 def _download(repository: str, revision: str | None, *, local: bool) -> HubTokenizer | None:
-    """The path of a repository's tokenizer file. It is looked up in the cache if `local`, otherwise on the hub. None
-    when the repository has no such file."""
+    """Return the tokenizer of a repository, or None when there is no tokenizer file. The file is looked up in the cache
+    of this machine if `local`, and otherwise on the hub, from which it is downloaded."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars

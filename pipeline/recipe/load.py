@@ -1,4 +1,4 @@
-"""Loads a file (or a ready recipe by name), with `--set` and `--input`, as a checked Recipe."""
+"""Loads a recipe from a file (or a ready recipe by name), applies `--set` and `--input`, and checks it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def ready_recipes() -> list[str]:
 
 def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = (), *, inputs: Sequence[str] = (),
                 allow_custom: bool = False) -> Recipe:
-    """Load the recipe in a YAML file, or a ready one by name.
+    """Load the recipe in a YAML file, or a ready recipe (one that comes with Tokenmill) by name.
 
-    `overrides` are `a.b.c=value` with a YAML value, such as `datasets.clean.steps.language.min=0.8`. List items are
-    given by number, or by the name of the step or phase. `until=NAME` among the overrides keeps only the dataset NAME
-    and the datasets it is made from. `inputs` are paths for the source that the recipe declares under `input:`. They
-    are relative to the current folder. So are all paths given to a ready recipe, which has no folder of its own.
-    `allow_custom` allows the user's own stages. Raises RecipeError with the place of every problem.
+    `overrides` have the form `a.b.c=value` with a YAML value, for example `datasets.clean.steps.language.min=0.8`. An
+    item of a list is given by its number, or by the name of the step or phase. The override `until=NAME` keeps only the
+    dataset NAME and the datasets it is made from. `inputs` are paths for the source that the recipe names under
+    `input:`; they are relative to the current folder. All paths given to a ready recipe are relative to the current
+    folder, too. With `allow_custom` the recipe may name the user's own stages. Raises RecipeError, which lists every
+    problem with its place.
     """
     file = _find(str(path_or_name))
     try:
@@ -134,7 +135,8 @@ def _set(data: dict[str, Any], marks: Marks, override: str) -> None:
 
 
 def _item(items: list[Any], step: str, label: str, path: KeyPath) -> int:
-    """The position of an item in a list, given by number, by the name of a step, or by a `name:` key."""
+    """The position of an item in a list. `step` is the number of the item, the name of a step, or the value of the
+    item's `name:` key."""
     if step.isdecimal() and int(step) < len(items):
         return int(step)
     names = [item if isinstance(item, str) else item.get("name", next(iter(item), "")) if isinstance(item, dict) else ""
@@ -147,7 +149,8 @@ def _item(items: list[Any], step: str, label: str, path: KeyPath) -> int:
 
 
 def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> Iterator[Problem]:
-    """Put `--input` into the source the recipe names under `input:` (or its only source)."""
+    """Put the paths of `--input` into the source that the recipe names under `input:` (or into its only source). Yields
+    a problem when the recipe requires `--input` and it was not given."""
     sources, name = data.get("sources"), data.get("input")
     if not isinstance(sources, dict) or not isinstance(name, str | None):
         return                                                      # wrong types: pydantic reports them
@@ -198,7 +201,7 @@ def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
 
 
 def _wanted(data: dict[str, Any], marks: Marks) -> Iterator[Problem]:
-    """A problem for each value that the recipe requires under `wants:` and that was not given."""
+    """Yield a problem for each value that the recipe requires under `wants:` and that was not given."""
     wants, datasets = data.get("wants"), data.get("datasets")
     for key, how in wants.items() if isinstance(wants, dict) else ():
         gone = value_at(data, ".".join(str(key).split(".")[:2])) is None       # a copy of the recipe may lack a dataset

@@ -1,7 +1,7 @@
-"""Reads YAML with places: plain data, and the line of every key path.
+"""Reads a recipe's YAML into plain data, and notes the line and column at which every key stands.
 
-The result is plain data (no tag is ever constructed), duplicate keys are errors, and scalars follow YAML 1.2: `no` is
-the string that names Norwegian, `1e-5` is a number. Aliases and `<<` work; their expansion is capped.
+Tags (`!!python/object` …) and duplicate keys are errors. Scalars follow YAML 1.2: `no` is a string (the code of the
+Norwegian language), and `1e-5` is a number. Aliases and `<<` work; the number of values they may expand to is limited.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def dump_yaml(data: Any) -> str:
 
 
 class Marks:
-    """Places by key path. `at` falls back to the nearest enclosing key with a known place."""
+    """The place (file, line, column) of every key in a recipe. `at` returns the place of a key, or of the nearest
+    enclosing key that has one."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -65,14 +66,14 @@ class Marks:
         return Mark(self.file)
 
     def put(self, path: KeyPath, mark: Mark) -> None:
-        """Set the place of `path` and everything below it to `mark`."""
+        """Set the place of `path` to `mark` and forget the places of all keys below it."""
         self.places = {p: m for p, m in self.places.items() if p[: len(path)] != path}
         self.places[path] = mark
 
 
 def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
-    """Returns the data and the places of a YAML text. Raises RecipeError for bad syntax, a tag, a duplicate key, or
-    excessive size."""
+    """Return the data in a YAML text, and the places of its keys. Raises RecipeError for bad syntax, a tag, a duplicate
+    key, or excessive size."""
     builder = _Builder(file)
     if len(text) > MAX_BYTES:
         raise builder.error(None, (), f"{len(text):,} characters; a recipe has at most {MAX_BYTES:,}")
@@ -94,7 +95,7 @@ def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
 
 
 class _Builder:
-    """Makes plain data of YAML nodes, and notes the place of every key path."""
+    """Turns YAML nodes into plain data, and notes the place of every key."""
 
     def __init__(self, file: str) -> None:
         self.marks = Marks(file)

@@ -1,4 +1,5 @@
-"""The structure of a recipe, as validated models. `check` checks names, step settings and the DAG."""
+"""The structure of a recipe, as pydantic models. `pipeline.recipe.check` checks what they cannot: names, the settings
+of steps, and that no dataset is made from itself."""
 
 from __future__ import annotations
 
@@ -90,8 +91,8 @@ def _batch(value: Any) -> Any:
 
 
 def _rate(value: Any) -> Any:
-    """The name of a rate in RATES, or a mapping with a curve for this phase. The curve is checked here and resolved
-    later."""
+    """The learning rate of a phase: a name in RATES (stable, constant, decay), or a mapping that describes a curve for
+    this phase alone. The curve is checked here, and its numbers are computed later by `tokenizer.mixture.resolve`."""
     if isinstance(value, dict):
         try:
             own_rate(value, 10**18, "")
@@ -105,7 +106,7 @@ def _rate(value: Any) -> Any:
 
 
 def _rope_scaling(value: Any) -> Any:
-    """A mapping with the keys of `RopeScaling`. The trainer checks their values."""
+    """A mapping with keys of `RopeScaling`, which must include `kind` and `factor`. The trainer checks their values."""
     if not isinstance(value, dict) or value.get("kind") not in ROPE_SCALINGS or "factor" not in value:
         raise ValueError(f"give kind ({', '.join(ROPE_SCALINGS)}) and factor, e.g. {{kind: yarn, factor: 4, original: "
                          f"4096}}; got {value!r}")
@@ -132,7 +133,8 @@ Settings = Annotated[dict[str, Any], BeforeValidator(_empty)]
 
 
 class Source(Model):
-    """A named origin of raw bytes. All other keys are settings of the reader, and go into `config`.
+    """A named set of input files, and the reader that turns them into documents. All keys that are not listed here are
+    settings of the reader; they are moved into `config`.
 
     `path`: file, folder, glob or URL, or a list of them, relative to the recipe file. `root`: the folder to which the
     paths in document identities are relative (default: the folder before the first wildcard). `follow_symlinks`: also
@@ -154,10 +156,11 @@ class Step(Model):
 
 
 class Dataset(Model):
-    """A node of the DAG: documents `from` sources or other datasets (`inputs`), through `steps`.
+    """A dataset: the documents of `inputs` (sources or other datasets; the key is `from:`) after they went through
+    `steps`.
 
-    `where` selects documents before the first step. `priority`: of duplicates, the document of the input listed first
-    is kept; unlisted inputs come last, in the order of `from`.
+    `where` selects documents before the first step. `priority` is a list of inputs: of two duplicates, the document of
+    the input listed first is kept. Inputs that it does not list come last, in the order of `from`.
     """
 
     inputs: Names = Field(alias="from")
@@ -167,7 +170,8 @@ class Dataset(Model):
 
 
 class TokenizerTrain(Model):
-    """How to train a tokenizer: byte-level BPE or SentencePiece (`model: unigram | bpe`), on at most `sample` bytes."""
+    """How to train a tokenizer: byte-level BPE or SentencePiece (`model: unigram | bpe`), with `vocab` tokens, on at
+    most `sample` bytes of the text of `inputs` (the key is `from:`)."""
 
     kind: Literal["bpe", "sentencepiece"] = "bpe"
     model: Literal["unigram", "bpe"] = "unigram"
@@ -185,9 +189,9 @@ class TokenizerTrain(Model):
 
 
 class Tokenizer(Model):
-    """`train:` trains a new tokenizer. `load:` names a tokenizer.json, a SentencePiece .model, a folder that holds one
-    of them, or a tokenizer on the Hugging Face hub. `eos` is the end-of-text token, needed where the tokenizer's files
-    do not name it."""
+    """The tokenizer of a recipe. `train:` trains a new one. `load:` names a tokenizer.json, a SentencePiece .model, a
+    folder that holds one of them, or a tokenizer on the Hugging Face hub. `eos` is the end-of-text token; it is needed
+    when the tokenizer's files do not name it."""
 
     train: TokenizerTrain | None = None
     load: str | None = None
@@ -195,8 +199,9 @@ class Tokenizer(Model):
 
 
 class Shards(Model):
-    """Token files of one stream: the documents of `from` that match `where`. `longest` is the super-window in tokens, a
-    multiple of every sequence length used. `val` is the share of documents held out."""
+    """The token files of one stream. They hold the documents of the datasets in `inputs` (the key is `from:`) that
+    match `where`. `longest` is the length of a super-window (the unit in which a phase reserves tokens), a multiple of
+    every sequence length used. `val` is the share of documents held out."""
 
     inputs: Names = Field(alias="from")
     where: Where = {}
@@ -205,12 +210,15 @@ class Shards(Model):
 
 
 class Phase(Model):
-    """A phase of the curriculum, as written in the recipe. A field that is None is inherited from the phase before.
+    """A phase of the curriculum, as written in the recipe. A field that is None is inherited from the phase before,
+    except `until`, `extra`, `reset_optimizer`, and an `lr` that is a curve.
 
-    `until`: '70%' of the total or a token count; `sequence`: window length L; `batch`: tokens of a step, growing if it
-    is a mapping; `mix`: weights by shards; `max_epochs` by shards; `lr`: how the trainer's schedule behaves in this
-    phase, or a curve of its own. `extra` instead of `until`: a number of tokens beyond the total. `reset_optimizer`:
-    moments start at zero; `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on.
+    `until`: where the phase ends, as a share of the total such as '70%' or as a token count; `extra` instead of
+    `until`: how many tokens the phase has beyond the total. `sequence`: tokens of a window; `batch`: tokens of a step,
+    growing if it is a mapping. `mix`: the weight of each entry of `shards:`; `max_epochs`: how often each may be read;
+    `on_exhausted`: whether reading it more often is an error or is allowed. `lr`: how the trainer's schedule behaves in
+    this phase, or a curve of its own. `reset_optimizer`: moments start at zero; `rope_theta` and `rope_scaling`: as in
+    `train.model`, from this phase on.
     """
 
     name: Name
@@ -228,8 +236,8 @@ class Phase(Model):
 
 
 class Curriculum(Model):
-    """The mixture and sequence lengths of training. Numbers of tokens count targets: n samples of length L are n × L
-    tokens. `tokenizer.mixture` resolves it."""
+    """The phases of a training, and the `total` number of its tokens. Numbers of tokens count the tokens to predict, so
+    n windows of length L count as n × L tokens. `tokenizer.mixture` resolves a curriculum into curriculum.json."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     total: Count
@@ -244,9 +252,11 @@ def _files(value: Any) -> int | float:
 class Run(Model):
     """How a recipe is run. The outcome of a document does not depend on these settings.
 
-    `partition`: uncompressed bytes per partition. `signals`: which signals are computed. `max_error_rate`: the share of
-    a pass's documents that may fail before the run does (ten may always fail). `max_bad_files`: how many input files
-    may be unreadable, whole or in part, before the run fails: a number, or a share of them (but at least ten)."""
+    `partition`: uncompressed bytes per partition (the input of one task). `signals`: which signals are computed.
+    `max_error_rate`: the share of a pass's documents that may fail before the run does (ten may always fail).
+    `max_bad_files`: how many input files may be unreadable, whole or in part, before the run fails: a number, or a
+    share of them (but at least ten).
+    """
 
     partition: Bytes = 32_000_000
     signals: Literal["until-drop", "all"] = "until-drop"
@@ -256,9 +266,9 @@ class Run(Model):
 
 
 class About(Model):
-    """The description of a ready recipe, so that a corpus made with it can be cited. It has a name, a `version`, a
-    one-line summary, and sources (papers, code). The version is raised whenever the recipe would make other
-    documents."""
+    """The description of a ready recipe, with which a corpus made with it can be cited: its `name`, its `version`, a
+    one-line `title`, and the papers and code it follows (`after`). The version is raised whenever a change to the
+    recipe changes the documents it makes."""
 
     name: Name
     version: Annotated[int, Field(ge=1)]
@@ -267,11 +277,11 @@ class About(Model):
 
 
 class Recipe(Model):
-    """The whole file. `input` names the source whose path `--input` gives. `code` lists the files of the user's own
-    stages. `wants` lists values that must be given with `--set`: {key: what the value is and how to get it}.
+    """A whole recipe file. `input` names the source whose path `--input` gives. `code` lists the files of the user's
+    own stages. `wants` lists values that must be given with `--set`: {key: what the value is and how to get it}.
 
-    `pipeline.recipe.load_recipe` makes it. That function also sets `name`, `base` (the folder that relative paths start
-    at) and `warnings`, and completes the settings of readers and steps with their defaults.
+    `pipeline.recipe.load_recipe` returns it, with the settings of readers and steps completed by their defaults. It
+    also sets `name`, `base` (the folder that relative paths start at) and `warnings`.
     """
 
     version: Literal[1]
@@ -307,8 +317,8 @@ class Recipe(Model):
         return self._warnings
 
     def came_from(self, name: str, base: str) -> None:
-        """Set the name and folder of the original file on a kept recipe, so that the kept recipe has the digest of the
-        original."""
+        """Set the name and folder of the original file. This is for a recipe that was read back from the recipe.yaml of
+        a run: it then has the same digest as the original."""
         self._name, self._base = name, base
 
     def keep_code_at(self, folder: str) -> None:
@@ -321,13 +331,13 @@ class Recipe(Model):
         return self._kept_at
 
     def pin_tokenizer(self, name: str) -> None:
-        """Set the name of the hub's tokenizer with its revision; the recipe that a run keeps then loads this
-        revision."""
+        """Set the name with revision (NAME@REVISION) of a tokenizer that is loaded from the hub. The recipe.yaml of the
+        run then names this revision."""
         self._pinned = name
 
     def code_args(self) -> list[dict[str, str]]:
-        """The files of `code` as task arguments (`pipeline.recipe.code.import_planned`): path on this machine, sha256,
-        and path of the copy in the store."""
+        """The files of `code` as an argument of tasks, for `pipeline.recipe.code.import_planned`: a list of {"path" on
+        this machine, "sha256", "kept": path of the copy in the store}."""
         return [{"path": path, "sha256": file_sha256(path), "kept": f"{self._kept_at}/{os.path.basename(path)}"}
                 for path in self.code]
 
@@ -336,7 +346,8 @@ class Recipe(Model):
         return self._marks.at(path) if self._marks is not None else Mark(self._name)
 
     def dataset_order(self) -> list[str]:
-        """Datasets in an order in which each follows its inputs, otherwise in the order of the file."""
+        """The names of the datasets, each after the datasets it is made from, and otherwise in the order of the
+        file."""
         done: list[str] = []
 
         def visit(name: str) -> None:
@@ -365,12 +376,12 @@ class Recipe(Model):
         return [name for name in self.sources if name in sources]
 
     def plain(self) -> dict[str, Any]:
-        """The recipe as plain values under the keys of the file, defaults filled in, paths as written."""
+        """The recipe as plain values under the keys of the file, with defaults filled in and paths as they were
+        written."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def canonical(self) -> dict[str, Any]:
-        """`plain` without paths. It is equal for the same recipe wherever the recipe, its inputs and its models are
-        stored."""
+        """`plain` without paths. It does not depend on where the recipe, its inputs and its models are stored."""
         doc = self.plain()
         for source in doc["sources"].values():
             source.pop("path")
@@ -380,12 +391,12 @@ class Recipe(Model):
         return _without_prefix(doc, self.base.rstrip("/") + "/")
 
     def digest(self) -> str:
-        """32 hex characters over `canonical`."""
+        """A hash of `canonical`, 32 hex characters."""
         blob = json.dumps(self.canonical(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
 
     def canonical_yaml(self) -> str:
-        """YAML that can be run from any folder; a run keeps it as its recipe.yaml."""
+        """The recipe as YAML that can be run from any folder. A run keeps it as its recipe.yaml."""
         doc = self.plain()
         for source in doc["sources"].values():
             source.update(source.pop("config"))

@@ -14,7 +14,8 @@ from pipeline.recipe.marks import Marks
 
 
 class Checker:
-    """Collects problems with their places while the parts of a recipe are checked."""
+    """Collects problems with their places while the parts of a recipe are checked. `base` is the folder that relative
+    paths start at, and `allow_custom` tells whether the user's own code may be run."""
 
     def __init__(self, marks: Marks, base: str, allow_custom: bool) -> None:
         self.marks, self.base, self.allow_custom = marks, base, allow_custom
@@ -34,7 +35,8 @@ class Checker:
             raise RecipeError(self.problems)
 
     def validate(self, model: type[BaseModel], data: Any, path: KeyPath) -> BaseModel | None:
-        """Returns `data` as `model`. Every error becomes a problem at its own line, and None is returned."""
+        """Return `data` as an instance of `model`. If `data` is invalid, add a problem for each error, at the place of
+        the key in question, and return None."""
         try:
             return model.model_validate(data)
         except ValidationError as e:
@@ -50,7 +52,8 @@ class Checker:
 
 
 def _data_path(data: Any, loc: tuple[Any, ...]) -> KeyPath:
-    """Returns `loc` without the entries that pydantic adds itself (union members, '[key]', the config of a step)."""
+    """Turn `loc`, the location of an error in pydantic's form, into the path of a key in `data`. Entries that pydantic
+    adds itself (union members, '[key]', the config of a step) are left out."""
     path: list[str | int] = []
     for entry in loc:
         if entry == "[key]":

@@ -1,5 +1,5 @@
-"""Checks the key names in `train:`, since the trainer would refuse them only after all data is made. The trainer checks
-the values."""
+"""Checks the key names in `train:`, because the trainer would refuse a wrong name only after all data is made. The
+trainer checks the values."""
 
 from __future__ import annotations
 
