@@ -1,5 +1,5 @@
-"""Finds the settings, by key, that differ from the latest run of the same recipe in a store. They are shown to people;
-`pipeline.store.content_keys` decides whether a result is stale."""
+"""Finds the settings of a recipe that differ from the latest run of the same recipe in a store, to show them to people.
+They do not decide which results are stale (have to be made again); `pipeline.store.content_keys` does."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
 
 
 def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:
-    """The settings that changed since the latest finished run, as {"run", "settings": [{"key", "was", "now"}]}. None
-    when there is no such run, or when so much differs that it must have been a run of another recipe. `was` or `now` is
-    None for a missing key. Locations of inputs do not count, because they enter no key."""
+    """The settings that changed since the latest finished run, as {"run", "settings": [{"key", "was", "now"}]}. `was`
+    or `now` is None where the key is missing. Locations of inputs do not count, because no result depends on them.
+    Returns None when no run has finished, or when so much differs that the latest run must have been of another
+    recipe."""
     run = latest_run(store)
     if run is None:
         return None

@@ -1,8 +1,9 @@
-"""Runs a plan: starts every node whose inputs exist, sends its tasks to the scheduler, and publishes finished nodes.
+"""Runs a plan: starts every node whose inputs exist, sends its tasks to the scheduler, and publishes finished nodes. A
+node is a pass, a barrier (a step that needs all documents at once), the tokenizer, or the shards of a stream.
 
-The driver holds no documents, only the tasks and records in flight. Every node continues as soon as its own tasks are
-done, independent of other nodes. The tasks of all nodes share the workers, largest first. A node that is fresh as a
-whole (`pipeline.plan.fresh`) ends at once.
+The driver (the process that runs this) holds no documents, only the tasks in flight and their records. A node continues
+as soon as its own tasks are done, independent of other nodes. The tasks of all nodes share the workers, largest first.
+A node whose tasks all have results in the store (`pipeline.plan.fresh`) ends at once.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from pipeline.store.dataset import stream_quarantine
 
 
 class TooManyErrors(TokenmillError):
-    """More documents of a pass or a token stream failed than `run.max_error_rate` allows. So many errors mean bad code,
-    not bad data."""
+    """More documents of a pass or a token stream failed than `run.max_error_rate` allows. The code is then more likely
+    to be wrong than the data."""
 
 
 #: called with each node that ends, the results so far, and the sums over the records of its tasks
@@ -31,8 +32,9 @@ Finished = Callable[[Node, Results, NodeSums], None]
 
 
 def drive(nodes: list[Node], scheduler: Scheduler, finished: Finished, fresh: FreshNodes | None = None) -> Results:
-    """Run all nodes except those that `fresh` finds in the store. Returns the results of all nodes by name."""
-    # closed here even after a second signal: the scheduler must end before the caller continues
+    """Run all nodes, except those for which `fresh` finds that the store has all results. Returns the results of all
+    nodes, by name."""
+    # closed here even when a second signal interrupts: the scheduler must end before the caller continues
     with contextlib.closing(steps(nodes, scheduler, finished, fresh)) as going:
         while True:
             try:
@@ -44,7 +46,8 @@ def drive(nodes: list[Node], scheduler: Scheduler, finished: Finished, fresh: Fr
 
 def steps(nodes: list[Node], scheduler: Scheduler, finished: Finished,
           fresh: FreshNodes | None = None) -> Generator[None, None, Results]:
-    """`drive` as a generator: each item is one step of the scheduler."""
+    """A generator that does the work of `drive`. It yields after each step of the scheduler, and returns the
+    results."""
     results = Results()
     waiting = list(nodes)
     active: dict[int, tuple[Node, Work]] = {}             # by number of the batch the node waits for
@@ -62,7 +65,7 @@ def steps(nodes: list[Node], scheduler: Scheduler, finished: Finished,
         finished(node, results, known.sums)
 
     def go_on(node: Node, work: Work, records: Any) -> None:
-        """Resume the node up to its next batch of tasks, or its end."""
+        """Resume the node until it yields its next batch of tasks, or ends."""
         before = len(all_warnings)
         try:
             specs = next(work) if records is None else work.send(records)
@@ -108,10 +111,14 @@ def _sums(node: Node) -> NodeSums:
 
 
 def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool = False) -> list[str]:
-    """Raise TooManyErrors when a pass, or the encoding of a token stream, lost more than ten documents, and more than
-    `allowed` (a share) of its documents, to errors. Unreadable records do not count as such errors. Instead, warnings
-    are returned about sources that lost more than `allowed` of their records or gave no document at all. `picks` says
-    that a `where` selects among the documents of the sources."""
+    """Raise TooManyErrors when a pass, or the encoding of a token stream, lost too many documents to errors: more than
+    ten, and more than the share `allowed` of its documents.
+
+    Records of input files that could not be read are not counted here. Instead, warnings are returned about sources
+    that lost more than `allowed` of their records, sources that gave no document at all, and column values that
+    documents could not keep. `picks` says that a `where` selects documents: a source without any bad record may then
+    give no document.
+    """
     if node.kind == "shards":                    # its documents are the encoded ones plus the lost ones
         encoded = sums.counters.get("encode", {})
         seen = sum(encoded.get(split, {}).get("docs", 0) for split in ("train", "val"))

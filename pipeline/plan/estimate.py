@@ -1,8 +1,8 @@
-"""Estimates a run: tasks done and to run, bytes in, CPU time, disk.
+"""Estimates a run before it starts: how many tasks are done and how many have to run, bytes read, CPU time, disk space.
 
-Speeds and sizes come from the store's own runs. A store without runs uses the constants below, which were measured on
-one core of a 2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores; divide it by the number of
-workers to estimate the wall-clock time.
+Speeds and sizes are measured on the runs that the store holds. For a store without runs the constants below are used,
+which were measured on one core of a 2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores; divide it
+by the number of workers to estimate the wall-clock time.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ TOKENIZER_SPEED, SHARD_SPEED, UNKNOWN_SPEED = 4e6, 8e6, 5e6
 REPLAYED = 0.2
 #: bytes a pass writes per byte of text (Parquet, zstd); bytes it reads, or an index task inflates, per CPU-second
 COMPRESSED, READ_SPEED, INFLATE_SPEED = 0.45, 3e8, 5e8
-#: bytes written per byte of text: exchange files of barriers; shards (16-bit tokens of about four bytes each, written
-#: once by partition and once assembled, and the tables)
+#: bytes written per byte of text: by barriers, into files through which their tasks pass data on; and by shards (16-bit
+#: tokens for about four bytes of text each, written once by partition and once assembled, and the tables)
 BARRIER_BYTES, SHARD_BYTES = 0.06, 1.1
 #: most records that speeds are measured from
 MEASURED = 10_000
@@ -46,9 +46,9 @@ LEAST_BYTES, LEAST_CPU = 1e6, 0.05
 
 @dataclass
 class Speeds:
-    """Measured speeds: bytes per CPU-second (`stages`), and bytes left per byte read (`left`), by name of step or node.
-    For a name that was not measured, `of` takes what the step declares. `compressed` is the measured counterpart of
-    COMPRESSED."""
+    """Measured speeds. `stages` gives bytes of text per CPU-second, and `left` the bytes of text left per byte read,
+    both by name of step or node. For a step that was not measured, `of` returns what the step declares. `compressed` is
+    the measured number of bytes stored per byte of text; without a measurement it is COMPRESSED."""
 
     stages: dict[str, float] = field(default_factory=dict)
     left: dict[str, float] = field(default_factory=dict)
@@ -62,8 +62,8 @@ class Speeds:
 
 
 def measured(records: Iterable[PartRecord]) -> Speeds:
-    """Speeds from the counters of tasks that a store has done: stages by their own clocks, barriers and shards by the
-    CPU time of their tasks."""
+    """Compute speeds from the records of finished tasks in a store. Stages have measured their own CPU time; for
+    barriers, shards and the tokenizer, the CPU time of the whole task counts."""
     stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])       # bytes in, bytes out, CPU seconds
     nodes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])             # documents or bytes, CPU seconds
     docs = text = stored = stored_text = 0.0
@@ -96,7 +96,8 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
 
 
 def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_document: float) -> None:
-    """Count a task of a barrier (`deduped/minhash.1/bands`), of shards (`shards:web/encode`), or of the tokenizer."""
+    """Add the bytes read and the CPU time of a task to its entry in `nodes`. The task is one of a barrier
+    (`deduped/minhash.1/bands`), of shards (`shards:web/encode`), or of the tokenizer."""
     top, _, wave = record.node.partition("/")
     if top == TOKENIZER:
         if not wave:                                 # the training task, and the bytes it has read
@@ -117,7 +118,7 @@ def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_doc
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe planned against a store as it stands."""
+    """The plan of a recipe, made against a store in its present state."""
 
     store: Store
     log: LogView
@@ -127,7 +128,7 @@ class Plan:
 
 
 def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> Plan:
-    """The plan of a recipe. It writes nothing, and the store need not exist."""
+    """Plan a recipe against a store. Nothing is written, and the store need not exist."""
     store = Store(store_root)
     if store.local is not None and store.local.exists() and not store.local.is_dir():
         raise StoreError(f"{store.root} is a file, not a store; choose another --store")
@@ -139,9 +140,9 @@ def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -
 
 
 def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
-    """The plan as a document: inputs; nodes in order with steps, partitions, fresh and stale tasks, bytes, CPU and
-    disk; the nodes that rerun, and the changes since the latest run. It writes nothing, and the store need not
-    exist."""
+    """Describe the plan of a recipe as a JSON document: the inputs; the nodes in order with steps, partitions, fresh
+    (finished) and stale (unfinished) tasks, bytes, CPU time and disk space; the nodes that would run; and the settings
+    changed since the latest run. Nothing is written, and the store need not exist."""
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
     store, log, planner, nodes = plan.store, plan.log, plan.planner, plan.nodes
     inputs = {}
@@ -170,8 +171,9 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
 
 
 class Flow:
-    """Bytes of text by source, as they shrink from node to node, and the cost of the nodes. For a finished pass its own
-    counters are used. A node that waits for other nodes counts as if all of its tasks had to run."""
+    """Estimates how many bytes of text of each source are left after each node, and what each node costs. `row` must be
+    called for all nodes in the order of the plan. For a finished pass, the counts of its own tasks are used. A node
+    that waits for other nodes counts as if all of its tasks had to run."""
 
     def __init__(self, recipe: Recipe, planner: Planner, speeds: Speeds, inputs: Mapping[str, Any]) -> None:
         self.plans = {p.name: p for plans in planner.passes.values() for p in plans}
@@ -180,8 +182,8 @@ class Flow:
         self.text: dict[str, dict[str, float]] = {}
 
     def row(self, state: NodeState) -> dict[str, Any]:
-        """One line of the plan. `partitions` is None while the number is not known. `status` is fresh (all tasks have
-        results), stale (no task has), partly (some have) or waits (not known yet)."""
+        """The line of the plan for one node, as a dict. `partitions` is None while their number is not known. `status`
+        is fresh (all tasks have results), stale (no task has one), partly (some have) or waits (not known yet)."""
         node = state.node
         total = state.fresh + state.stale + state.pending
         if state.unknown or (state.pending and not state.fresh and not state.stale):
@@ -206,14 +208,15 @@ class Flow:
                 "bytes_in": int(seen), "cpu_s": round(cpu * left, 1), "disk_bytes": int(disk * left)}
 
     def _expected(self, node: Node, seen: float) -> int | None:
-        """The approximate number of partitions a pass over sources will have once its index is made."""
+        """The approximate number of partitions of a pass over sources, before the index of its big files is made. None
+        for any other node."""
         plan = self.plans.get(node.name)
         if plan is None or any(kind != "source" for kind, _ in plan.inputs):
             return None
         return max(1, math.ceil(seen / self.target))
 
     def _cost(self, node: Node, state: NodeState, status: str) -> tuple[float, float, float]:
-        """CPU seconds, bytes written and bytes read by the whole node."""
+        """Returns (CPU seconds, bytes written, bytes read) for all tasks of a node, finished or not."""
         if node.kind == "index":
             seen = state.weight + state.weight_fresh
             return seen / INFLATE_SPEED, 0.0, seen

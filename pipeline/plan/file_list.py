@@ -13,11 +13,14 @@ Listed: TypeAlias = tuple[str, int, str, str, str]
 
 
 class SourceFile(NamedTuple):
-    """One input file. `path` is relative to `root` with forward slashes; `etag` is mtime_ns, an object store's etag or
-    version id, or 'sha256:…' when inputs are verified by content. `bad` is the reason why the file is not read; it is
-    part of the file's identity, so that the file is read once the reason is gone. `hashed` is the state of the file on
-    disk when it had this hash (`pipeline.base.files.state`). While the state stays the same, no worker hashes the file
-    again."""
+    """One input file. `path` is relative to `root`, with forward slashes.
+
+    `etag` changes when the file changes: it is the modification time in ns, an object store's etag or version id, or
+    'sha256:…' when inputs are verified by content. `bad` is the reason why the file is not read, or "". It is part of
+    the file's identity, so that the file is read once the reason is gone. `hashed` is the state of the file on disk
+    (`pipeline.base.files.state`) when its content had the hash in `etag`, or "". While the state stays the same, no
+    worker hashes the file again.
+    """
 
     path: str
     root: str
@@ -27,7 +30,8 @@ class SourceFile(NamedTuple):
     hashed: str = ""
 
     def arg(self, **range: int | None) -> dict[str, Any]:
-        """The file (or a range of it) as a task argument; root and state never enter a key."""
+        """The file (or a `range` of it) as an argument of a task. `root` and `hashed` have no influence on the key of
+        the task."""
         doc: dict[str, Any] = {"$file": self.path, "root": self.root, "size": self.size, "etag": self.etag}
         if self.bad:
             doc["bad"] = self.bad
@@ -37,11 +41,11 @@ class SourceFile(NamedTuple):
 
 
 class FileList(OnDisk[SourceFile]):
-    """Files below one root, sorted by path, each path once. `bytes` is the sum of their sizes."""
+    """The files below one root, sorted by path, each path once. `bytes` is the sum of their sizes."""
 
     def __init__(self, root: str, files: Iterable[Listed]) -> None:
-        """`files` come in any order. When a path was listed twice, and the file changed in between, the entry with the
-        larger etag is taken."""
+        """`files` come in any order. If a path is listed twice with different etags (the file changed in between), the
+        entry with the larger etag is taken."""
         self.root = root
         self._db = scratch_database()
         columns = "path BLOB, size INTEGER, etag TEXT, bad TEXT, hashed TEXT"

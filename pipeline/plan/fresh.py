@@ -1,29 +1,33 @@
-"""Finds nodes that are fresh as a whole, without looking at their tasks.
+"""Finds nodes of a plan that are *fresh* as a whole (all of their tasks have results in the store), without looking at
+the tasks one by one.
 
-A plan forms the key of every task and reads its record, which takes 0.1 ms per task. A run then reads each record again
-for the sums and for publication. With two million tasks this takes many minutes, even when nothing has changed. A
-driver that ends a node therefore writes one file, `nodes/NAME`:
+A plan forms the key of every task and reads its record (the entry in the commit log that tells of its result), which
+takes 0.1 ms per task. A run then reads each record again to add up counters and to publish results. With two million
+tasks this takes many minutes, even when nothing has changed. When a node ends, the driver therefore writes one file,
+`nodes/NAME`:
 
     {"format", "inputs", "segment", "sum", "sums", "warnings", "batches": [[node, [[origin, tasks], …]], …]}
     the keys of its tasks in plan order, 16 bytes each
 
-The file begins with a line that holds the sha256 of these two parts. A later plan takes the node as it is when two
-things hold:
+The file begins with a line that holds the sha256 of these two parts. A later plan takes the node as fresh when two
+conditions hold:
 
-* `inputs` is what it would be today. It is a hash of everything that decides which tasks the node has: our code, the
-  node's ingredients (`plan.provenance`) and arguments, the files of its sources, and the `results` (`NodeSums`) of the
-  nodes it depends on. These differ when any record of those nodes differs.
+* `inputs` in the file is equal to the `inputs` computed now. It is a hash of everything that decides which tasks the
+  node has: our code, the node's ingredients (`plan.provenance`) and arguments, the files of its sources, and the
+  `results` (`NodeSums`) of the nodes it depends on. These differ when any record of those nodes differs.
 * The log has only been extended since. It still has segment number `segment` with the checksum `sum`. All records that
-  counted when the node ended are therefore still there, and the store was not reset to an earlier state. No later
-  segment retires a record (`LogView.retired_at`). The first record for a key counts for ever, so each task still has
-  the record it had.
+  were valid when the node ended are therefore still there, and the store was not reset to an earlier state. No later
+  segment retires a record (makes it invalid; `LogView.retired_at`). Of several records for a key the first one is
+  valid, so each task still has the record it had.
 
-Otherwise the node is walked task by task, and its file is written anew. A file that is missing, damaged, or older or
-newer than the log therefore costs only time. After one record is retired, every node is walked once, because nothing
-tells which node the record belonged to. Nodes of different recipes that have the same name replace each other's files.
+Otherwise the tasks of the node are looked at one by one, which is called *walking* the node, and its file is written
+again. A file that is missing, damaged, or older or newer than the log therefore costs only time. After one record is
+retired, every node is walked once, because nothing tells which node the record belonged to. Nodes of different recipes
+that have the same name replace each other's files.
 
-The result of a fresh node is made only when a node that is walked needs it. The generator of the fresh node
-(`Node.work`) then runs again and is sent the records of the keys in the file. Nobody reads the specs that it yields.
+The result of a fresh node is computed only when a node that is walked needs it. The generator of the fresh node
+(`Node.work`) then runs again and is sent the records of the keys in the file. The task specs that it yields are
+ignored.
 """
 
 from __future__ import annotations
@@ -57,14 +61,14 @@ KEY_BYTES, PIECE = 16, 1 << 14
 
 @dataclass(frozen=True)
 class FreshNode:
-    """A node whose tasks all have the records that they had when it ended."""
+    """What the store says about a fresh node: the sums over the records of its tasks, and these records by batch."""
 
     sums: NodeSums
     batches: list[TaskRecords]
 
 
 class Results(Mapping[str, Any]):
-    """The results of nodes by name. The result of a fresh node is made on first access."""
+    """The results of nodes by name. The result of a fresh node is computed on first access."""
 
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
@@ -93,11 +97,12 @@ class Results(Mapping[str, Any]):
 
 
 class FreshNodes:
-    """Finds fresh nodes, and notes those that end. Without a log to write to (`Log`) it writes nothing.
+    """Finds fresh nodes, and writes a file for each node that ends. It writes nothing when `log` is only a view and not
+    a `Log`.
 
-    `ingredients` are those of `provenance.node_ingredients`, `code` names the version of our code. `warnings` is the
-    list that nodes add warnings to while they are planned. A fresh node adds the warnings that it gave when it was last
-    walked.
+    `ingredients` are those of `provenance.node_ingredients`. `code` is a hash of our code, by default `our_code()`.
+    `warnings` is the list to which nodes add warnings while they are planned. For a fresh node the warnings that it
+    gave when it was last walked are added.
     """
 
     def __init__(self, log: LogView, ingredients: Mapping[str, Any], warnings: list[str],
@@ -108,7 +113,7 @@ class FreshNodes:
         self._segments: dict[int, str] = {}              # segment → its checksum, as it is now
 
     def find(self, node: Node) -> FreshNode | None:
-        """The node as the store has it, or None when it has to be walked."""
+        """Return the sums and records of a node that is fresh, or None when it has to be walked."""
         inputs = self._inputs(node)
         if inputs is None:
             return None
@@ -126,8 +131,8 @@ class FreshNodes:
         return None
 
     def ended(self, node: Node, sums: NodeSums, warnings: Sequence[str] = ()) -> None:
-        """Note that a node has ended, with a record in `node.batches` for each of its tasks. `warnings` are those that
-        the node added."""
+        """Write the file of a node that has ended. `node.batches` holds the records of all its tasks, and `warnings`
+        are those that the node added. An error while writing is ignored: the next plan walks the node."""
         inputs = self._inputs(node)
         self._results[node.name] = sums.results
         if inputs is None or not isinstance(self._log, Log):
@@ -147,7 +152,7 @@ class FreshNodes:
             self._log.store.write(path_of(node.name), _encode(head, bytes(keys)))
 
     def made_again(self, node: Node, results: Mapping[str, Any], batches: Sequence[TaskRecords]) -> Any:
-        """The result of a fresh node, from the records of its tasks."""
+        """Compute the result of a fresh node from the records of its tasks."""
         before = len(self.warnings)
         work = node.work(results)
         try:
@@ -160,7 +165,8 @@ class FreshNodes:
         raise RuntimeError(f"{node.name} asks for more tasks than it had when it ended")
 
     def _inputs(self, node: Node) -> str | None:
-        """Hash of everything that decides which tasks the node has; None when not all of it is known."""
+        """Hash of everything that decides which tasks the node has; None when the node does not tell all of it, or the
+        results of a node before it are not known yet."""
         if node.inputs is None or any(dep not in self._results for dep in node.deps):
             return None
         parts = [FORMAT, self._code, node.name, node.kind, self._ingredients.get(node.name), node.inputs(),
@@ -176,7 +182,7 @@ class FreshNodes:
 
 @cache
 def our_code() -> str:
-    """Hash of our source code without the trainer, which neither plans nor names tasks."""
+    """Hash of our source code without that of the trainer, which has no influence on the tasks of a plan."""
     return code_hash({name: root for name, root in roots().items() if name != "trainer"})
 
 
@@ -202,8 +208,8 @@ def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecords]:
-    """The records of the batches of a node. Their keys are kept on disk, because 16 bytes per task are too much memory
-    for keys that may never be needed."""
+    """The records of the batches of a node. The keys are kept in a database on disk, because 16 bytes per task are too
+    much memory for keys that may never be needed."""
     if len(keys) != KEY_BYTES * sum(n for _, runs in described for _, n in runs):
         raise ValueError("keys are missing")
     db = scratch_database(1)
@@ -219,8 +225,9 @@ def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecord
 
 
 class _Rows:
-    """The tasks of a batch. Their keys are those from number `start` on; their origins are stored as runs of equal
-    origins."""
+    """Reads the tasks of a batch from the database of keys, as the `rows` of a `TaskRecords`. The keys of the batch
+    begin at key number `start`. `runs` gives the origin of the tasks (their source or dataset), as (origin, number of
+    consecutive tasks with it)."""
 
     def __init__(self, db: sqlite3.Connection, start: int, runs: list[tuple[str, int]]) -> None:
         self._db, self._start = db, start

@@ -1,4 +1,4 @@
-"""Lists the files of a source, by path relative to the source root, with size and etag."""
+"""Lists the input files of a source: their paths relative to the root of the source, sizes and etags."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def common_root(roots: list[str]) -> str:
 
 #: errors of a link whose target is missing, or is the link itself
 _NOWHERE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
-#: Seconds since the last change of a file after which another change gets other times. File systems count in steps of
-#: up to two seconds; the rest is for clocks that differ.
+#: A file that was last changed this many seconds ago gets a different time when it is changed again. File systems store
+#: times in steps of up to two seconds; the rest of the margin is for clocks that differ.
 SETTLED_S = 60.0
 
 
@@ -41,16 +41,16 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
                 suffixes: tuple[str, ...] = (), verify: bool = False, warnings: list[str] | None = None,
                 listings: Listings | None = None, journal: ListingJournal | None = None,
                 follow_symlinks: bool = False, clock: Clock = SYSTEM) -> FileList:
-    """Files of source `name`, sorted by relative path.
+    """List the files of source `name`, sorted by relative path.
 
     A pattern is a file, a directory or a glob with `**`; relative patterns start at `base` (the recipe's folder). A
-    directory stands for its files with one of `suffixes` (any file if there are none), recursively. Paths are relative
-    to `root`. By default that is the directory itself, or the directory before the first wildcard; a disk and a bucket
-    thus give the same documents. Symbolic links are followed, but never around a loop. A link that leads out of the
-    folders of the patterns is followed only with `follow_symlinks`, because in a downloaded folder it may lead to any
-    file of this machine. A link that a pattern itself names is trusted. Warnings about skipped files are added to
-    `warnings`. `verify` hashes the contents instead of trusting size and time. `journal` continues the listing of a
-    bucket that an earlier run did not finish.
+    directory stands for all files below it that end in one of `suffixes` (all files if there are none). Paths are
+    relative to `root`. By default that is the directory itself, or the directory before the first wildcard, so that the
+    same files give the same documents from a disk and from a bucket. Symbolic links are followed, but never around a
+    loop. A link that leads out of the folders of the patterns is followed only with `follow_symlinks`, because in a
+    downloaded folder it may lead to any file of this machine. A link that a pattern itself names is trusted. Warnings
+    about skipped files are added to `warnings`. `verify` hashes the contents instead of trusting size and time.
+    `journal` continues the listing of a bucket that an earlier run did not finish.
     """
     patterns = [p.removeprefix("file://") for p in patterns]
     remote = [p for p in patterns if "://" in p]
@@ -71,8 +71,8 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
 
 def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str, ...], verify: bool, links: _Links,
            warnings: list[str], clock: Clock) -> Iterator[Listed]:
-    """Yields the files, with paths relative to `top`, in no order. `patterns`: each absolute pattern, and how it was
-    given."""
+    """Yield the files of a source on disk in no order, with paths relative to `top`. `patterns` gives for each absolute
+    pattern how the recipe writes it."""
     skipped: list[str] = []
     for pattern, given in patterns.items():
         matched = False
@@ -111,8 +111,9 @@ def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str
 
 
 def _hashed(path: str, info: os.stat_result, clock: Clock) -> tuple[str, str]:
-    """The etag of a file by its content, and the state of the file that has it. The state is "" if the file changed
-    while it was hashed, or so shortly before that another change could get the same times."""
+    """Return (etag, state) of a file. The etag is the hash of its content, and the state is that of the file when it
+    was hashed (`pipeline.base.files.state`). The state is "" if the file changed while it was hashed, or so shortly
+    before that another change could leave the state the same."""
     settled = clock.wall() - max(info.st_mtime, info.st_ctime) > SETTLED_S
     etag = "sha256:" + file_sha256(path)
     return etag, state(info) if settled and state(os.stat(path)) == state(info) else ""
@@ -139,13 +140,14 @@ def _paths(name: str, pattern: str, given: str, suffixes: tuple[str, ...], links
 
 
 def _named(paths: Iterable[str], top: str) -> str:
-    """The first three paths, relative to `top`, for a message."""
+    """The first three paths, relative to `top`, as text for a message."""
     first = sorted(paths)[:4]
     return ", ".join(repr(os.path.relpath(p, top)) for p in first[:3]) + (" …" if len(first) > 3 else "")
 
 
 class _Links:
-    """Decides which symbolic links are followed: those that end inside `folders`, or all if that is None."""
+    """Decides which symbolic links are followed: those that end inside `folders`, or all if `folders` is None. Links
+    that are not followed are collected in `leading_out`."""
 
     def __init__(self, folders: list[str] | None) -> None:
         self._inside = None if folders is None else [os.path.join(os.path.realpath(f), "") for f in folders]
@@ -163,9 +165,9 @@ class _Links:
 
 def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...], hidden: bool,
               links: _Links) -> Iterator[str]:
-    """Yields the paths below `folder` that match the components `parts` of a pattern, as `glob.glob` does, in
-    no order. It does not enter a folder that it is already inside (`above`: device and inode of each), nor follow links
-    that `links` excludes. `hidden`: names with a leading dot match, too."""
+    """Yield the paths below `folder` that match the components `parts` of a pattern, as `glob.glob` does, but in no
+    order. Links that `links` excludes are not followed, and a folder is not entered again from inside itself (`above`
+    holds device and inode of the folders around this one). `hidden`: names with a leading dot match, too."""
     info = os.stat(folder)
     here = (info.st_dev, info.st_ino)
     if here in above:

@@ -33,7 +33,7 @@ Finding = tuple[KeyPath, str]
 def lint(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[str]:
     """Warnings about a checked recipe, in the order of the file: 'FILE:LINE:COLUMN: KEY: MESSAGE'.
 
-    `speeds`: bytes of text per CPU-second of stages, as a store has measured them (`estimate.Speeds.stages`).
+    `speeds`: bytes of text per CPU-second of steps, as measured in a store (`estimate.Speeds.stages`).
     """
     rules = (_order(recipe, speeds or {}), _extraction(recipe), _language(recipe), _lineage(recipe), _crawls(recipe),
              _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe), _code(recipe))
@@ -46,17 +46,18 @@ def _is_barrier(step: Step) -> bool:
 
 
 def _filters(step: Step) -> bool:
-    """Whether a step drops documents one by one; barriers drop documents by comparing all."""
+    """Whether a step drops documents one by one. A barrier does not: it drops documents by comparing all of them."""
     return stage_class(step.name).may_drop(step.config)
 
 
 def _foreign(step: Step) -> bool:
-    """Whether the effect of a step is unknown: it is the user's own, from a package, or from datatrove."""
+    """Whether it is unknown what a step does, because it is the user's own, from a package, or from datatrove."""
     return step.name not in STAGES or step.name == "datatrove"
 
 
 def _shapes(step: Step) -> bool:
-    """Whether a step only makes or changes texts: a text filter sees different texts before and after it."""
+    """Whether a step is there to make or change texts. Filters see different texts before and after such a step, so its
+    cost says nothing about where filters should stand."""
     stage = stage_class(step.name)
     return stage.extracts or step.name == "datatrove" or (stage.edits and not stage.drops)
 
@@ -77,15 +78,16 @@ def _steps(name: str) -> KeyPath:
 
 
 def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
-    """Finds expensive filters before cheap ones (OLMo 3 saved most of its language identification by reordering)."""
+    """Finds expensive filters that stand before cheap ones (OLMo 3 saved most of its language identification by
+    reordering)."""
     for name, dataset in recipe.datasets.items():
         costs = [None if _shapes(s) else _cost(s, speeds) for s in dataset.steps]
         for i, step in enumerate(dataset.steps):
             cost = costs[i]
             if cost is None or not (_filters(step) or _is_barrier(step)):
                 continue
-            # never advise moving a barrier before a filter: of two copies the barrier may keep the one that the filter
-            # drops
+            # never advise moving a barrier before a filter: the barrier keeps one of two copies, and the filter may
+            # then drop that copy
             dearer = [s.name for s, c in zip(dataset.steps[:i], costs) if c is not None and c >= CHEAPER * cost
                       and (_is_barrier(s) or not _is_barrier(step))]
             if dearer:
@@ -106,8 +108,8 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
 
 
 def _extraction(recipe: Recipe) -> Iterator[Finding]:
-    """Finds sources of raw bytes without a suitable extractor: no document would have a text. (A crawl holds PDFs,
-    too.)"""
+    """Finds sources of raw bytes without a suitable extractor, whose documents would have no text. For a crawl, the
+    extractor for PDFs is suitable, too, because crawls hold PDFs."""
     for name, dataset in recipe.datasets.items():
         for source in dataset.inputs:
             if source not in recipe.sources:
@@ -121,7 +123,7 @@ def _extraction(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _language(recipe: Recipe) -> Iterator[Finding]:
-    """Finds rules made for English that are applied to documents of any language."""
+    """Finds steps made for English that are applied to documents of any language."""
     english: dict[str, bool] = {}                          # whether a dataset gives only English documents
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
@@ -185,7 +187,8 @@ def _kept(step: Step) -> list[str]:
 
 
 def _superfluous(way: list[Step], step: Step) -> str | None:
-    """Explains why a step would change nothing after the steps before it. None when it may drop or change documents."""
+    """Explain why `step` would change nothing after the steps in `way`. Returns None when it may drop or change
+    documents."""
     stage = stage_class(step.name)
     if not (stage.drops or stage.edits or _is_barrier(step)):
         return None
@@ -200,8 +203,9 @@ def _superfluous(way: list[Step], step: Step) -> str | None:
 
 
 def _implied(earlier: Step, step: Step) -> str | None:
-    """Explains why the thresholds of `earlier` imply those of `step`; None when they do not. They do when `step` has no
-    higher `min…`, no lower `max…` and no narrower `keep`, and everything else is equal."""
+    """Explain why `step` drops nothing that `earlier`, the same step with other settings, has not dropped. Returns None
+    when it may drop more. It cannot when it has no higher `min…`, no lower `max…` and no narrower `keep`, and all its
+    other settings are equal."""
     config = stage_class(step.name).Config
     looser = []
     for field in config.model_fields:
@@ -221,7 +225,8 @@ def _implied(earlier: Step, step: Step) -> str | None:
 
 
 def _looser(field: str, was: Any, now: Any) -> bool:
-    """Whether a threshold lets the same documents through as before, or more; its name gives the direction."""
+    """Whether the threshold `now` lets through all documents that the threshold `was` lets through. The name of the
+    field tells whether it is a minimum or a maximum."""
     numbers = isinstance(was, (int, float)) and isinstance(now, (int, float))
     return numbers and ((field.startswith("min") and now <= was) or (field.startswith("max") and now >= was))
 
@@ -236,7 +241,8 @@ def _list(names: set[str]) -> str:
 
 # -- crawls -----------------------------------------------------------------------------------------------------------
 def _crawls(recipe: Recipe) -> Iterator[Finding]:
-    """Finds crawled pages that reach the end without a check of their language, or with addresses in them."""
+    """Finds crawled pages that get into a final dataset although their language was not checked, or with e-mail and IP
+    addresses in them."""
     ends = _ends(recipe)
     for name in recipe.dataset_order():
         if name not in ends:
@@ -319,7 +325,8 @@ def _overlap(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _epochs(recipe: Recipe) -> Iterator[Finding]:
-    """Finds phases that allow many epochs. How many a mixture really takes is known only once there are tokens."""
+    """Finds phases that allow many epochs. How many epochs a mixture really needs is known only when the tokens have
+    been counted."""
     for i, phase in enumerate(recipe.curriculum.phases if recipe.curriculum else ()):
         for name, epochs in (phase.max_epochs or {}).items():
             if epochs > WORTHWHILE_EPOCHS:
@@ -346,9 +353,8 @@ def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
 
 # -- the user's own code -----------------------------------------------------------------------------------------------
 def _code(recipe: Recipe) -> Iterator[Finding]:
-    """Finds imports of neighbouring files that `code:` does not list: these are not sent to workers, and no key covers
-    them.
-    """
+    """Finds files that the user's own code imports from its folder, but that `code:` does not list. They are not sent
+    to workers, and a change to them makes no result stale."""
     named = {os.path.realpath(path) for path in recipe.code}
     for i, path in enumerate(recipe.code):
         folder = os.path.dirname(os.path.realpath(path))
@@ -362,8 +368,8 @@ def _code(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _imports(path: str) -> set[str]:
-    """The top-level names of all modules that a Python file imports, inside functions too; empty when the file cannot
-    be read."""
+    """The top-level names of all modules that a Python file imports, inside functions, too; empty when the file cannot
+    be read or parsed."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):

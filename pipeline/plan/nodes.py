@@ -23,7 +23,7 @@ INDEX = "pipeline.passes.index:Index"
 
 @dataclass(frozen=True)
 class ChainStep:
-    """One stage of a pass: its name, its key, and how to make it."""
+    """One stage of a pass. `key` identifies what it does to a document: its name, version, settings and files."""
 
     name: str
     key: str
@@ -40,8 +40,9 @@ class ChainStep:
 
 @dataclass
 class Node:
-    """A step of the plan. `deps` are names of nodes whose results `work` needs. `inputs` gives, as JSON, all else that
-    decides which tasks the node has and what their keys are. Without `inputs`, every plan walks the tasks one by
+    """A node of the plan: the indexing of a source, a pass, a barrier, the tokenizer, or the shards of a stream. `deps`
+    are the names of the nodes whose results `work` needs. `inputs` returns, as JSON, everything else that decides which
+    tasks the node has and what their keys are. If `inputs` is None, every plan looks at all tasks of the node one by
     one."""
 
     name: str
@@ -57,7 +58,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Kept:
-    """What one task of a pass kept: a text file, less the rows of a row set if there is one."""
+    """The documents that one task of a pass kept. They are the rows of a text file, without those that a row set
+    (`gone`, a list of removed rows) names."""
 
     record: PartRecord
     origin: str                                   # source or dataset that its part was read from
@@ -69,11 +71,12 @@ class Kept:
 
 @dataclass
 class PassResult:
-    """The result of a pass: its records in plan order. They name the parts that later nodes read."""
+    """The result of a pass: the records of its tasks in plan order. `parts` yields the documents that each task kept,
+    for later nodes to read."""
 
     records: TaskRecords
     dataset: str = ""
-    of: BarrierResult | None = None               # what it read, if it left row sets and wrote no text
+    of: BarrierResult | None = None               # the barrier's result, if the pass wrote row sets and no text
 
     def parts(self) -> Iterator[Kept]:
         if self.of is None:
@@ -88,8 +91,8 @@ class PassResult:
 
 
 class SplitIndex(Mapping[str, Any]):
-    """Maps the path of a big input file to its splits, which are read from the store on access. The paths of the splits
-    in the store are kept in a database on disk."""
+    """Maps the path of a big input file to its splits (the pieces that separate tasks read). The splits are read from
+    the store on access; their paths in the store are kept in a database on disk."""
 
     def __init__(self, places: Iterable[tuple[str, str, str]], read: Callable[[str, str], bytes]) -> None:
         """`places`: (path of the input file, path of its splits in the store, sha256). `read`: `Store.read_checked`."""
@@ -117,8 +120,9 @@ class SplitIndex(Mapping[str, Any]):
 
 @dataclass
 class BarrierResult:
-    """The result of a barrier, with the removal slice or None for every part that it read. Iteration raises ValueError
-    when a part has no entry in `slices`, because the documents of the part would be lost."""
+    """The result of a barrier: for every part that it read, a removal slice (the list of rows to drop) or None.
+    Iteration raises ValueError when a part has no entry in `slices`, because the documents of the part would be
+    lost."""
 
     parts: Sequence[PartRef]
     slices: Sequence[FileRef | None]

@@ -1,13 +1,13 @@
-"""Lists the objects of a bucket that a pattern names, in bounded memory. Continues where an interrupted run stopped.
+"""Lists the objects of a bucket that match a pattern, in bounded memory, and continues a listing that was interrupted.
 
 S3 and Google Cloud Storage answer in pages, in the order of the keys, starting after any given key. Listed objects go
 to a temporary database. Every `CHUNK` objects are also written to a file of the store:
 
     listing/PATTERN/N.json    {"version", "pattern", "after", "at", "objects": [[path, size, version] …]}
 
-`after` is the last path of the previous file. A run that finds such files for one of its patterns continues after
-their last path. A run that has listed its sources removes all such files, also those of other recipes. Patterns on the
-Hugging Face hub and on the web are listed in memory, by fsspec.
+`after` is the last path of the previous file. A run that finds such files for one of its patterns continues the listing
+after the last path in them. When all sources of a run are listed, the run removes all such files, also those of other
+recipes. Patterns on the Hugging Face hub and on the web are listed in memory, by fsspec.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ logger = logging.getLogger("tokenmill")
 FOLDER = "listing"
 #: objects of a file of the journal: ten pages of S3, about 1 MB
 CHUNK = 10_000
-#: Seconds after which a part of a listing is not continued. Objects that were added since in its range are missed until
-#: the next run; objects that changed end the run.
+#: Age in seconds from which on a file of the journal is not used. A listing that is continued misses objects that were
+#: added since, if they come before the path where it continues; the next run lists them. Objects that changed since end
+#: the run.
 CONTINUED_S = 3600.0
 VERSION = 1
 
@@ -46,15 +47,16 @@ Listings: TypeAlias = dict[str, Sequence[Row]]
 
 
 class ListingJournal:
-    """Records what has been listed so far, in a folder of the store. `check_lease` raises when this driver no
-    longer owns the store."""
+    """Records in a folder of the store what has been listed so far. `check_lease` raises when this driver no longer
+    owns the store."""
 
     def __init__(self, store: Store, check_lease: Callable[[], None] = lambda: None, clock: Clock = SYSTEM,
                  chunk: int = CHUNK) -> None:
         self._store, self._check_lease, self._clock, self._chunk = store, check_lease, clock, chunk
 
     def listed(self, pattern: str, scan: Callable[[str], Iterable[Row]]) -> Iterator[Row]:
-        """Yields the objects of `pattern` in the order of their paths. `scan(after)` lists those after a path."""
+        """Yield the objects of `pattern` in the order of their paths. `scan(after)` lists the objects whose paths come
+        after `after`."""
         folder = f"{FOLDER}/{hashlib.sha256(pattern.encode()).hexdigest()[:16]}"
         number, after, oldest = 0, "", self._clock.wall()
         while (part := self._read(f"{folder}/{number:06d}.json", pattern, after)) is not None:
@@ -77,7 +79,8 @@ class ListingJournal:
             number, after = number + 1, chunk[-1][0]
 
     def _read(self, path: str, pattern: str, after: str) -> dict[str, Any] | None:
-        """Returns a file of the journal; None unless it continues the previous file and is not too old."""
+        """Return the contents of a file of the journal. Returns None when the file is missing, damaged or too old, or
+        does not continue the previous file, whose last path is `after`."""
         try:
             part = json.loads(self._store.read(path))
         except FileNotFoundError:
@@ -93,8 +96,8 @@ class ListingJournal:
         return None
 
     def remove(self) -> None:
-        """Remove the journal once every source is listed, so that the next run lists the sources again. What runs of
-        other recipes left goes, too: nobody may start them again."""
+        """Remove the journal once every source is listed, so that the next run lists the sources again. The journals of
+        other recipes' runs are removed, too, because those runs may never be started again."""
         paths = list(self._store.list(FOLDER))
         if paths:
             self._check_lease()
@@ -102,8 +105,8 @@ class ListingJournal:
 
 
 def _ascending(after: str, paths: list[str]) -> bool:
-    """Whether `paths` are in order and come behind `after`. The listing of a storage that uses another order cannot be
-    continued."""
+    """Whether `paths` are sorted and all come after the path `after`. A storage that lists in another order cannot be
+    continued from a path."""
     return all(a < b for a, b in pairwise([after, *paths]))
 
 
@@ -113,7 +116,8 @@ def _row(values: list[Any]) -> Row:
 
 
 def list_objects(pattern: str, listings: Listings, journal: ListingJournal | None) -> tuple[str, Sequence[Row]]:
-    """Returns the folder that relative paths count from, and the objects of a pattern as (URL, size, version)."""
+    """Return the folder to which relative paths are relative, and the objects that match a pattern, as (URL, size,
+    version)."""
     folder = fixed_prefix(pattern)
     if glob.has_magic(pattern):
         if pattern not in listings:
@@ -158,7 +162,7 @@ def _reached(root: str) -> Remote:
 
 # -- wildcards -------------------------------------------------------------------------------------------------------
 def _matching(folder: str, pattern: str, journal: ListingJournal | None) -> Iterable[Row]:
-    """The objects that a pattern with wildcards matches, by fsspec's rules. As on a disk, a wildcard does not match a
+    """The objects that match a pattern with wildcards, by fsspec's rules. As on a disk, a wildcard does not match a
     name with a leading dot."""
     from fsspec.utils import glob_translate
 
@@ -191,9 +195,9 @@ def _in_memory(remote: Remote, pattern: str, relative: str, visible: Callable[[s
 
 def walk(remote: Remote, begin: str, parts: list[str], visible: Callable[[str], bool],
          after: str = "") -> Iterator[Entry]:
-    """Yields the objects below the folder `begin` that may match the components `parts` of a pattern, in the order of
-    their paths. `begin` is empty or ends in a slash. Objects that come before `after` may be left out. A folder is
-    listed only if its name matches."""
+    """Yield the objects below the folder `begin` that may match the components `parts` of a pattern, in the order of
+    their paths. `begin` is empty or ends in a slash. Objects that come before the path `after` may be left out. Folders
+    whose names do not match are not listed."""
     from fsspec.utils import glob_translate
 
     if begin < after and not after.startswith(begin):        # all of it comes before

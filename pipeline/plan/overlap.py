@@ -11,8 +11,8 @@ from stages.filter.where import Where
 
 
 def check_overlaps(recipe: Recipe) -> None:
-    """Raises InputError for a dataset of which two inputs share a source. Inputs whose `where` keep them apart, by
-    language or by signals, may do so."""
+    """Raise InputError for a dataset that has two inputs made from the same source. Two such inputs are allowed when
+    their `where` keep them apart, by language or by signals."""
     for name, dataset in recipe.datasets.items():
         for i, one in enumerate(dataset.inputs):
             for other in dataset.inputs[:i]:
@@ -24,8 +24,10 @@ def check_overlaps(recipe: Recipe) -> None:
 
 
 def _apart(recipe: Recipe, one: str, other: str) -> bool:
-    """Whether the selections of two inputs (their `where`, and leading `where` steps) exclude each other. Two
-    different datasets made from one source may hold different values (language, signals) for the same document. For
+    """Whether no document can get through the selections of both inputs. The selections of an input are its `where` and
+    its leading `where` steps.
+
+    Two different datasets made from one source may hold different values (language, signals) for the same document. For
     inputs that read such datasets, only selections by source count.
     """
     pairs = [(a, b) for a in _selections(recipe, one) for b in _selections(recipe, other)]

@@ -1,17 +1,21 @@
-"""Turns a recipe into nodes: fused passes, barriers, tokenizer and shards. Planning runs no task.
+"""Turns the sources and datasets of a recipe into nodes of a plan: tasks that index big files, passes (steps that run
+together, document by document) and barriers (steps that need all documents at once). `plan.tokens` adds tokenizer and
+shards. Planning runs no task.
 
-A node is a generator: it yields task specs and is sent their commit records, in the order of the specs, until it
-returns its result. The same code thus runs a recipe (the driver sends records of finished tasks), plans it (the records
-come from the log alone) and resumes it.
+A node is a generator: it yields task specs and is sent the records of these tasks from the commit log, in the order of
+the specs, until it returns its result. The same code thus runs a recipe (the driver sends records of finished tasks),
+plans it (the records come from the log alone) and resumes it.
 
 How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and blame):
-  * a barrier (dedup) ends a pass; the next pass begins by applying its removal slices. If it then only prepares another
-    barrier, it writes no text: it leaves row sets, and the pass after that barrier reads the same parts;
-  * a numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them;
-  * a stage that needs a GPU has a pass of its own kind, so that no other stage waits for a GPU;
-  * the barrier's `prepare` stage runs in the pass before it, in front of the first scrubber: signatures are taken
-    before scrubbing, text is stored after. When a dataset begins with a barrier, its `prepare` runs in the last pass
-    of each input dataset.
+  * A barrier (deduplication) ends a pass. The next pass begins by applying the barrier's removal slices (lists of rows
+    to drop). If that pass only prepares another barrier, it writes no text. It writes row sets (lists of the rows that
+    are gone by then), and the pass after the second barrier reads the same parts.
+  * A numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them.
+  * A stage that needs a GPU has a pass of its own kind, so that no other stage waits for a GPU.
+  * The `prepare` stage of a barrier, which computes signatures of texts, runs in the pass before the barrier. It stands
+    before the first scrubber (a step that masks parts of the text): signatures are of the texts before scrubbing, and
+    the stored text is that after it. When a dataset begins with a barrier, its `prepare` runs in the last pass of each
+    input dataset.
 """
 
 from __future__ import annotations
@@ -54,13 +58,13 @@ from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
 from stages.catalog import load, reader_class, reader_target, step_target
 from stages.read.reader import Reader
 
-#: memory for the row groups of the earlier parts
+#: memory in MB that a task needs on top for replay, which reads row groups of earlier parts
 REPLAY_MB = 150
 
 
 @dataclass
 class _PassPlan:
-    """A pass during planning: side tables may still be added to its chain."""
+    """A pass while the plan is being made. `prepare` stages of barriers may still be added to its chain of stages."""
 
     name: str
     dataset: str
@@ -75,7 +79,8 @@ class _PassPlan:
 
     @property
     def rewrites(self) -> bool:
-        """Whether the pass writes the documents it keeps. The pass between two barriers leaves row sets."""
+        """Whether the pass writes the documents that it keeps. A pass between two barriers that does nothing else
+        writes row sets instead (lists of the rows that are gone)."""
         return (self.final or self.barrier is None or not self.prepares
                 or any(s.stage.signals for s in self.chain))
 
@@ -89,10 +94,10 @@ class _PassPlan:
 class Planner:
     """Makes the nodes of a recipe.
 
-    `read_file` is `Store.read_checked` (for the splits of a big input). `quarantined` gives the documents that the log
-    has in quarantine for a list of stage keys, `earlier` the latest record of a pass with the same `replay_key`.
-    `put_list` writes the long lists of task arguments (`pipeline.store.lists`), `journal` continues an interrupted
-    listing; they are None when nothing will run.
+    `read_file` is `Store.read_checked`, and reads the splits of big input files. `quarantined` returns the documents
+    that the log has in quarantine for a list of stage keys. `earlier` returns the latest record with a `replay_key`:
+    that of a task that differs from the new one only in thresholds. `put_list` writes the long lists in task arguments
+    (`pipeline.store.lists`), and `journal` continues an interrupted listing; both are None when nothing will run.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,
@@ -182,13 +187,14 @@ class Planner:
 
     def _barrier(self, placed: ChainStep, current: _PassPlan, fresh: bool, plans: list[_PassPlan], inputs: list[str],
                  priority: list[str]) -> _PassPlan:
-        """Close the pass before a barrier and open the one that applies it."""
+        """End the pass before a barrier, with the barrier's `prepare` stage in it. Returns the next pass, which begins
+        by applying the barrier."""
         barrier = placed.stage
         assert isinstance(barrier, Barrier)
         target, config = barrier.prepare()
         prepare = self._made(load(target).name, target, config)
         nxt = _PassPlan(current.dataset, current.dataset, [], [], barrier_name=placed.name)
-        if fresh and not current.where:          # every input brings its own side table, so no part is written twice
+        if fresh and not current.where:          # each input writes its own side table, so no part is written twice
             for kind, source in zip((k for k, _ in current.inputs), inputs, strict=True):
                 if kind == "source":
                     plans.append(_PassPlan(f"{current.dataset}:{source}", current.dataset, [("source", source)], []))
@@ -220,7 +226,8 @@ class Planner:
         return tuple(sorted(names))
 
     def quarantined(self, stage_keys: list[str]) -> Any:
-        """The log's entries for documents that these stages quarantined, by id, as a task argument (`lists.unfold`)."""
+        """The documents that these stages quarantined according to the log, sorted by id, as a task argument. A task
+        gets the list by `lists.unfold`."""
         entries = self._quarantined(stage_keys)
         return self.lists.fold({"entries": [entries[id] for id in sorted(entries)]})["entries"]
 
@@ -259,7 +266,7 @@ class Planner:
         return {"name": reader.name, "key": key, "$volatile": hidden}
 
     def expansion(self, source: str) -> Callable[[str], float]:
-        """The expected number of uncompressed bytes per stored byte of an input file, by its path."""
+        """A function from the path of an input file to its expected number of uncompressed bytes per stored byte."""
         given = self.recipe.sources[source]
         return reader_class(given.read)(given.config).expansion
 
@@ -280,7 +287,7 @@ class Planner:
         return work
 
     def _splits(self, name: str, indexed: Iterable[tuple[SourceFile, PartRecord]]) -> Iterator[tuple[str, str, str]]:
-        """Yields (path, path of its splits in the store, sha256 of those) for each big file that can be split."""
+        """Yield (path, path of its splits in the store, sha256 of that file) for each big file that can be split."""
         for file, record in indexed:
             if record.counters.get("unreadable"):
                 continue                                  # the pass that reads the file reports it
@@ -301,7 +308,7 @@ class Planner:
                     tuple(labels), plan.final, partial(self._pass_inputs_of, plan))
 
     def _source_inputs(self, name: str) -> Any:
-        """What decides which tasks read a source, and their keys (`Node.inputs`)."""
+        """Everything that decides which tasks read a source, and what their keys are (`Node.inputs`)."""
         if name not in self._listed:
             digest = hashlib.sha256()
             for file in self.source_files(name):
@@ -314,7 +321,7 @@ class Planner:
                 [self._source_inputs(name) for kind, name in plan.inputs if kind == "source"]]
 
     def _common(self, plan: _PassPlan) -> dict[str, Any]:
-        """The arguments that all tasks of a pass share, as far as they enter keys."""
+        """The arguments that all tasks of a pass share and that enter their keys."""
         return {"chain": [s.arg() for s in plan.chain], "rewrites": plan.rewrites, "where": plan.where,
                 "signals": list(plan.signals), "signals_mode": self.recipe.run.signals}
 
@@ -323,7 +330,8 @@ class Planner:
         return PassResult(records, plan.dataset, results[plan.barrier] if plan.barrier and not plan.rewrites else None)
 
     def _pass_specs(self, plan: _PassPlan, results: Mapping[str, Any]) -> Iterator[TaskSpec]:
-        """The tasks of a pass: one per partition of its sources, one per part of the passes before it."""
+        """Yield the tasks of a pass: one for each partition of its sources, and one for each part of the passes before
+        it."""
         memory = 300 + sum(s.stage.memory_mb for s in plan.chain) + max(
             (reader_class(self.recipe.sources[n].read).memory_mb for kind, n in plan.inputs if kind == "source"),
             default=0)
@@ -348,8 +356,8 @@ class Planner:
 
     def _pass_inputs(self, plan: _PassPlan,
                      results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:
-        """Yields (arguments that name the input, bytes, label, source or dataset it comes from) for each task of a
-        pass."""
+        """Yield for each task of a pass: the arguments that name its input, bytes, label, and the source or dataset
+        that the input comes from."""
         for kind, name in plan.inputs:
             if kind == "source":
                 reader = self.reader_arg(name)
@@ -360,8 +368,8 @@ class Planner:
                 before: PassResult = results[name]
                 for kept in before.parts():
                     if kept.rows:
-                        # a part of an upstream dataset counts as from that dataset, whatever its source: `priority`
-                        # ranks the names of `from:`
+                        # the origin of a part of another dataset is that dataset and not a source, because
+                        # `priority` ranks the names in `from:`
                         yield ({"part": {"text": kept.text, "gone": kept.gone, "removed": None, "barrier": ""}},
                                kept.bytes * 3, f"{name}: part {kept.record.key[:8]}",
                                kept.origin if before.dataset == plan.dataset else before.dataset)
@@ -387,8 +395,9 @@ class Planner:
                     if type(barrier).__module__.partition(".")[0] in OURS else None)
 
     def _barrier_inputs(self, plan: _PassPlan) -> Any:
-        """What decides which tasks a barrier has, and their keys (`Node.inputs`). A barrier from outside our packages
-        has no `Node.inputs`, because the modules of its tasks are not known."""
+        """Everything that decides which tasks a barrier has, and what their keys are (`Node.inputs`). It is not used
+        for a barrier from outside our packages, because it is not known which modules define the tasks of such a
+        barrier."""
         assert plan.barrier is not None
         prepare, barrier, ranks, names = self.barriers[plan.barrier]
         return [barrier.key(), prepare, ranks, names, plan.dataset, plan.inputs]

@@ -1,13 +1,14 @@
-"""Records the ingredients of a run's results in readable form, beside its recipe. A later plan can then say why a
-result is stale.
+"""Records what the results of a run were made from, in readable form, beside the run's recipe. A later plan can then
+say why a result is stale (has to be made again).
 
-Keys are hashes: they show that something differs, but not what. Every run therefore writes, before its first task,
+A result has a key, a hash of everything that determines it. A key shows that something differs, but not what. Every run
+therefore writes, before its first task,
 
     runs/RUN/provenance.json      {"version", "epoch", "nodes": {NODE: ingredients}}
     runs/RUN/inputs.parquet  the input files: source, path, size, etag
 
-The *ingredients* of a node are a flat dict of all that enters the keys of its tasks: `step.language.min`, `step.html
-version`, `reader.web.max_bytes` … Values are recipe settings and hashes of files, with secrets masked.
+The *ingredients* of a node are a flat dict of everything that enters the keys of its tasks: `step.language.min`,
+`step.html version`, `sources.web.max_bytes` … Values are recipe settings and hashes of files, with secrets masked.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def write_provenance(store: Store, run: str, planner: Planner, ingredients: Mapp
 
 
 def node_ingredients(planner: Planner, nodes: list[Node]) -> dict[str, Ingredients]:
-    """Ingredients of all nodes by name."""
+    """The ingredients of all nodes, by name of the node."""
     plans = {p.name: p for out in planner.passes.values() for p in out}
     out: dict[str, Ingredients] = {}
     for node in nodes:
@@ -94,7 +95,7 @@ def node_ingredients(planner: Planner, nodes: list[Node]) -> dict[str, Ingredien
 
 
 def _named(chain: list[ChainStep]) -> Iterator[tuple[str, ChainStep]]:
-    """Steps with unique names: the second `url` is url#2."""
+    """Yield the steps with unique names: a second step `url` is called url#2."""
     seen: dict[str, int] = {}
     for step in chain:
         seen[step.name] = seen.get(step.name, 0) + 1
@@ -109,7 +110,7 @@ def _step(prefix: str, step: ChainStep, recipe: Recipe) -> Ingredients:
 
 
 def _stage(prefix: str, stage: Stage) -> Ingredients:
-    """The ingredients of `Stage.key`."""
+    """The ingredients of a stage: everything that enters `Stage.key`. Their names begin with `prefix`."""
     files = stage.resource_files()
     ingredients: Ingredients = {f"{prefix} version": stage.version, f"{prefix} Python": python_version()}
     for field, value in stage.config.model_dump(mode="json").items():
@@ -136,8 +137,8 @@ def _reader(planner: Planner, name: str) -> Ingredients:
 
 
 def _barrier_tasks(barrier: Stage) -> Ingredients:
-    """Versions of the tasks of a barrier. The tasks are those in its module, and in modules of its package that its
-    module names, directly or through others. Modules of other barriers are left out."""
+    """Versions of the tasks of a barrier. They are the tasks defined in the barrier's module, and in modules of the
+    same package that this module names, directly or through other modules. Modules of other barriers are left out."""
     package = type(barrier).__module__.rpartition(".")[0]
     versions: Ingredients = {}
     names, seen = [type(barrier).__module__], set()
@@ -194,7 +195,7 @@ def plain_path(path: str) -> str:
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 def read_provenance(store: Store) -> list[tuple[str, dict[str, Any]]]:
-    """Yields (run, provenance.json) of the runs of a store, the latest first."""
+    """The runs of a store that have a provenance.json, as (run, its contents), the latest run first."""
     out = []
     for path in store.list("runs"):
         if path.endswith("/provenance.json") and path.count("/") == 2:
@@ -208,7 +209,7 @@ def read_provenance(store: Store) -> list[tuple[str, dict[str, Any]]]:
 
 
 def read_inputs(store: Store, run: str, source: str) -> dict[str, tuple[int, str]] | None:
-    """Path → (size, etag) of the input files of a source as a run saw them; None when the run has no list."""
+    """The input files of a source as a run listed them: {path: (size, etag)}. None when the run has no list."""
     try:
         table = store.table(f"runs/{run}/inputs.parquet")
     except (OSError, DamagedFile):

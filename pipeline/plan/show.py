@@ -39,7 +39,7 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def _node(row: dict[str, Any], width: int) -> list[str]:
-    """The two lines of a node: its numbers; its steps and the origin of its documents."""
+    """The lines of a node: first its numbers, then its steps and the origin of its documents."""
     state, total = _state(row), row["partitions"]
     if total is None:
         total = f"about {row['expected_partitions']}" if row["expected_partitions"] else "?"

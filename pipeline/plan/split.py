@@ -1,4 +1,5 @@
-"""Cuts inputs into partitions, which are bounded by bytes, identified by content, and planned from the inputs alone.
+"""Cuts the input files of a source into partitions, each of which is the input of one task. The size of a partition is
+bounded (unless a single file is too big and cannot be split). The cuts follow from the inputs alone.
 
 Small files are packed in the order of their sorted paths. File names decide the boundaries, so that an added file
 changes only the partitions next to it. Big files are split at record boundaries that an index task finds.
@@ -42,11 +43,12 @@ def needs_index(file: SourceFile, expansion: float, target: int) -> bool:
 def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[str], float], target: int,
                indexes: Mapping[str, list[dict[str, int]] | None],
                group: Callable[[str], str] = lambda path: "") -> Iterator[Partition]:
-    """Partitions of a source in path order, as a generator, because there may be millions.
+    """Yield the partitions of a source in path order. (It is a generator because there may be millions.)
 
     `expansions` gives expected uncompressed bytes per stored byte of a path. `indexes` gives the splits of the big
-    files by path, as {start, stop, ordinal, records, bytes}; missing or None where a file cannot be split. Files with
-    the same `group` (`Reader.group`) stay together, however many they are. `target` is `run.partition`.
+    files by path, as {start, stop, ordinal, records, bytes}; a file that cannot be split is missing or None in it.
+    Files with the same `group` (`Reader.group`) stay together, however many they are. `target` is the uncompressed size
+    of a partition (`run.partition`).
     """
     pending: list[SourceFile] = []
     size = 0.0
@@ -81,6 +83,7 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
 
 
 def boundary(path: str, probability: float) -> bool:
-    """Whether a partition ends after this file. It does with `probability`, drawn from the hash of the path alone."""
+    """Whether a partition ends after this file. It is true with `probability`, and depends on the hash of the path
+    alone."""
     draw = int.from_bytes(hashlib.blake2b(path.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
     return draw < probability * 2.0**64

@@ -1,7 +1,8 @@
-"""Finds what a run would do, by driving every node as far as the records in the log allow. It writes nothing.
+"""Finds what a run would do, without running a task. Every node (a pass, a barrier …) is driven as far as the log has
+records of its tasks.
 
-A node that is fresh as a whole (`pipeline.plan.fresh`) is not walked. The specs of other nodes are read one after the
-other. Only the keys of finished tasks are kept, on disk.
+The tasks of a node that is fresh as a whole (`pipeline.plan.fresh`) are not looked at. The task specs of other nodes
+are read one after the other; only the keys of finished tasks are kept, on disk.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ class NodeState:
     """The state of a node, as far as the log and the plan show it.
 
     `fresh` tasks are done, `stale` tasks have to run, `pending` tasks wait for a part of the pass before them. `more`:
-    further tasks may follow. `unknown`: the tasks are not known before the inputs are complete. `replayed` counts the
-    stale tasks that reuse unchanged results of an earlier pass (`passes.replay`). `weight` is the bytes the stale tasks
-    read, `weight_fresh` those of the fresh tasks. `sums` are those of the fresh tasks.
+    it is possible that further tasks follow. `unknown`: which tasks there are is known only when all inputs exist.
+    `replayed` counts the stale tasks that reuse unchanged results of an earlier pass (`passes.replay`). `weight` is the
+    number of bytes that the stale tasks read, `weight_fresh` that of the fresh tasks. `sums` are the sums over the
+    fresh tasks' records.
     """
 
     node: Node
@@ -90,9 +92,9 @@ class _Survey:
             self.fresh.ended(node, state.sums)
 
     def _batch(self, state: NodeState, specs: Iterable[TaskSpec], summing: Summing) -> tuple[TaskRecords, bool]:
-        """Count the tasks of a batch. Returns the records there are, and whether the node cannot go on without the
-        others. A document pass can go on. It maps parts one to one, so later passes are planned for the parts that
-        exist."""
+        """Count the tasks of a batch as fresh or stale. Returns the records of the fresh ones, and whether the node
+        must stop here because it needs the others, too. A document pass need not stop: it makes one part from each
+        part, so that later passes can be planned for the parts that exist."""
         self.batches += 1
         size, name, ends, specs = 0, "", False, iter(specs)
         while chunk := list(islice(specs, CHUNK)):
@@ -122,10 +124,11 @@ class _Survey:
 
 
 def survey(nodes: list[Node], get: Get, fresh: FreshNodes | None = None, *, keep: bool = False) -> list[NodeState]:
-    """The states of the nodes. `get` gives the log's record of a key. With `keep` the states list the stale tasks.
+    """The states of the nodes, in their order. `get` returns the record that the log has for a key, or None. With
+    `keep` the states list the stale tasks.
 
-    A document pass maps parts one to one, so it can be planned before all of its inputs exist. Nodes that need complete
-    inputs (barriers, tokenizer, shards) cannot.
+    A document pass makes one part from each part, so it can be planned before all of its inputs exist. Nodes that need
+    complete inputs (barriers, tokenizer, shards) cannot.
     """
     look = _Survey(get, fresh, keep)
     return [look.state(node) for node in nodes]

@@ -1,5 +1,5 @@
-"""Plans the way from datasets to shards: the nodes of the tokenizer and of each token stream. `pipeline.run` publishes
-their results and resolves the curriculum."""
+"""Plans the nodes that turn datasets into tokens: one for the tokenizer, and one for the shards (token files) of each
+stream. `pipeline.run` publishes their results and resolves the curriculum."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ TOKENIZER = "tokenizer:"
 
 @dataclass(frozen=True)
 class StreamResult:
-    """The result of a token stream's node: the assembled shards and the parts they were made from, as `publish_shards`
-    needs them, and the records of the encoding, which count the lost documents."""
+    """The result of the node of a token stream: `assembled` are the shards, `parts` the parts of datasets they were
+    made from (`publish_shards` needs both), and `encoded` the records of the encoding tasks, which count the lost
+    documents."""
 
     assembled: list[TaskResult]
     parts: Sequence[PartRef]
@@ -33,8 +34,8 @@ class StreamResult:
 
 
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
-    """The node of the tokenizer (result: `tokenizer_info`) and a node 'shards:NAME' for each stream (result:
-    StreamResult)."""
+    """The node of the tokenizer (its result: `tokenizer_info`), and a node 'shards:NAME' for each stream (its result:
+    StreamResult). Returns [] for a recipe without a tokenizer."""
     if recipe.tokenizer is None:
         return []
     hub = hub_tokenizer(recipe)                      # fetched before anything runs

@@ -1,9 +1,10 @@
-"""Explains why a node is stale (`tokenmill plan --why NODE`): which tasks have to run, for what reason, and since when.
+"""Explains why a node is stale (`tokenmill plan --why NODE`): which of its tasks have to run, for what reason, and
+since which run.
 
-A task is stale when the log has no record under its key. The ingredients of the key are compared with those that the
-runs of this store have recorded (`pipeline.plan.provenance`): settings and thresholds, versions of stages, readers,
-tasks and libraries, contents of resource files, input files, the partition size. A change that a node inherits is
-traced to the node where it began.
+A task is stale when the log has no record under its key. A key is a hash, so the ingredients of the key are compared
+with those that the runs of this store have recorded (`pipeline.plan.provenance`): settings and thresholds, versions of
+stages, readers, tasks and libraries, contents of resource files, input files, the partition size. A change that a node
+inherits is traced to the node where it began.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Cause:
 
 
 def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool = False) -> dict[str, Any]:
-    """Explain what is stale about the node `name`. The name of a dataset stands for its last pass. Returns a document:
+    """Explain why tasks of the node `name` are stale. The name of a dataset stands for its last pass. Returns a
+    document:
 
         {"node", "state": fresh | stale | waits, "fresh", "stale", "pending", "compared_with": run or None,
          "causes": [{"what", "tasks", "examples"}], "notes": [str],
@@ -71,9 +73,9 @@ class _Why:
         self.runs = same or self.runs
 
     def _before(self, name: str) -> tuple[str | None, Ingredients | None]:
-        """Returns the run to compare with, and the ingredients that the node had in it. This is the latest run with the
-        present ingredients, because its results are still valid and later runs make nothing stale. If no run had them,
-        it is the latest run that has the node."""
+        """Returns the run to compare with, and the ingredients that the node had in it. This is the latest run in which
+        the node had the same ingredients as now, because its results are still valid. If there is none, it is the
+        latest run that has the node. (None, None) when no run has it."""
         versions = [(run, doc["nodes"][name]) for run, doc in self.runs if name in doc["nodes"]]
         same = [f for f in versions if not differences(f[1], self.made[name])]
         return next(iter(same or versions), (None, None))
@@ -116,8 +118,8 @@ class _Why:
         return causes
 
     def _of_inputs(self, node: Node, stale: Sequence[TaskSpec], run: str, settled: bool) -> list[Cause]:
-        """Causes from input files that were added, removed or changed. `settled` tells that other causes already make
-        every task stale."""
+        """Causes from input files that were added, removed or changed since `run`. `settled` tells that other causes
+        already make every task stale."""
         read = [(t, [(t.origin or node.dataset, s["$file"]) for s in files]) for t in stale if (files := _files(t))]
         causes = []
         for source in dict.fromkeys(s for _, files in read for s, _ in files):
@@ -152,8 +154,8 @@ class _Why:
         return causes
 
     def _of_parts(self, node: Node, stale: Sequence[TaskSpec], run: str) -> list[Cause]:
-        """Causes outside the node, whose own settings are unchanged: its input parts differ, or the run did not reach
-        it."""
+        """Causes for a node whose own settings are unchanged: the parts that it reads differ, or `run` ended before it
+        got to this node."""
         inherited = []
         for dep in node.deps:
             before, was = self._before(dep)
@@ -186,7 +188,7 @@ class _Why:
 
 
 def _entries(spec: TaskSpec) -> int:
-    """Number of documents that the log makes a task skip. A long list of them is kept in a file
+    """The number of quarantined documents that a task is told to skip. A long list of them is kept in a file
     (`pipeline.store.lists`)."""
     entries = spec.args.get("$volatile", {}).get("quarantined", [])
     return entries["items"] if isinstance(entries, dict) else len(entries)
@@ -194,7 +196,7 @@ def _entries(spec: TaskSpec) -> int:
 
 # -- words -----------------------------------------------------------------------------------------------------------
 def differences(was: Ingredients, now: Ingredients) -> list[str]:
-    """The differences between two sets of ingredients, one per line; [] when they are equal."""
+    """The differences between two sets of ingredients, each as a line of text; [] when they are equal."""
     changes = []
     gone: set[str] = set()
     if was.get("steps", []) != now.get("steps", []):
