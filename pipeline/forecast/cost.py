@@ -1,13 +1,15 @@
-"""The cost forecast: the output and cost of a recipe, extrapolated from a run of it on a sample.
+"""The cost forecast: what a recipe will produce and cost, extrapolated from a run of the recipe on a sample of its
+inputs.
 
-Each task of the sample run counts as many times as its source is larger than its sample. The error of this
-extrapolation is a 95 % interval of the ratio of output (or cost) to bytes read (Cochran 1977, 6.4), corrected for the
-share that was read.
+The output and cost of each task of the sample run are multiplied by the size of the task's source relative to the
+sample of that source. The error of this extrapolation is a 95 % interval of the ratio of output (or cost) to bytes read
+(Cochran 1977, 6.4), corrected for the share that was read.
 
 Two quantities do not grow in proportion to the input. One is the number of duplicates, whose share rises with the
 number of documents: a sample of one thousandth holds both documents of a pair with a chance of one in a million. The
-pairs found are therefore a lower bound, and the pairs divided by the square of the sample's share are an upper bound.
-The other is the number of tokens, because a tokenizer trained on little text encodes that text in too few tokens.
+lower bound is therefore the duplicates in the sample, scaled up in proportion. The upper bound is the duplicates in the
+sample, plus a margin for chance, divided by the square of the sample's share. The other quantity is the number of
+tokens, because a tokenizer trained on little text encodes that text in too few tokens.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from pipeline.forecast.sample import SampleRun, SourceSample
 from pipeline.store.records import PartRecord
 from stages.dedup.fragment import SIZES
 
-#: a tokenizer trained on little text memorises it: one trained on enough text makes up to MEMORISED times more tokens
-#: of the same text. Enough is ENOUGH_TEXT bytes per token of the vocabulary
+#: A tokenizer trained on little text memorises that text and encodes it in few tokens. A tokenizer trained on enough
+#: text, which is ENOUGH_TEXT bytes per token of the vocabulary, makes up to MEMORISED times as many tokens of it.
 MEMORISED, ENOUGH_TEXT = 1.35, 1000
-#: relative range of a job's CPU time on one machine, from the machine's other load; and of the bytes of exchange files,
-#: from the similarity of the documents
+#: by which factors the CPU time of a job varies with the other load of the machine (NOISE), and the bytes of the files
+#: that the tasks of a barrier exchange vary with the similarity of the documents (EXCHANGE)
 NOISE, EXCHANGE = Range(1.0, 0.85, 1.2), Range(1.0, 0.7, 1.5)
 #: seconds to start workers, load models and write the report
 START_S = 15.0
@@ -63,8 +65,8 @@ class StreamForecast:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Counts of a deduplication for one source: its documents, the share it removed from the sample, and how many it
-    will remove."""
+    """Forecast of a deduplication for one source: `documents` of the source that it compares, `in_sample`, the share of
+    them that it removed from the sample, and `removed`, the number it will remove."""
 
     node: str
     source: str
@@ -75,7 +77,7 @@ class Duplicates:
 
 @dataclass(frozen=True)
 class NodeCost:
-    """The cost of a node of the plan, or of reading a source when `kind` is "read"."""
+    """The cost of a node of the plan (a pass, a barrier …), or of reading a source when `kind` is "read"."""
 
     name: str
     kind: str
@@ -122,8 +124,8 @@ class CostForecast:
 
 
 def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostForecast:
-    """The forecast of the recipe on `cores` cores, at `price` per core and hour. Without a price, the cost is left
-    out."""
+    """The forecast for a run of the recipe on `cores` cores, at `price` per core and hour. Without a price its cost in
+    money is None."""
     from_sample = Extrapolation(run, cores)
     nodes = [from_sample.reading(name) for name in run.sources]
     nodes += [from_sample.node(node) for node in run.nodes if node["kind"] != "index"]
@@ -139,8 +141,8 @@ def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostF
 
 
 def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
-    """Seconds on `cores` cores. The lower bound divides the work evenly. In the upper bound every node also waits for
-    its longest task after all others are done (Graham 1966), which never takes longer than one core would."""
+    """Wall-clock seconds on `cores` cores. The lower bound divides the work evenly. In the upper bound every node also
+    waits for its longest task after all others are done (Graham 1966). On one core there are no such waits."""
     cpu = total(n.cpu_s for n in nodes) * (1 / cores)
     tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
     value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2
@@ -148,8 +150,10 @@ def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
 
 
 def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
-    """Fits (cost before the first byte, cost per byte) of tasks. The line is fitted by medians (Theil 1950, Sen 1968),
-    so that a task that loads a model or compiles does not distort it. Neither value is negative."""
+    """Fit a line to the costs of tasks of different sizes. Returns (cost of a task without any bytes, cost per byte).
+    The line is fitted by medians (Theil 1950, Sen 1968), so that a task that loads a model or compiles does not distort
+    it. Neither value is negative. With fewer than LEAST_TASKS tasks, or tasks of about equal size, the whole cost
+    counts per byte."""
     even = float(cost.sum()) / max(float(size.sum()), 1.0)
     i, j = np.triu_indices(len(size), 1)
     apart = np.abs(size[i] - size[j]) > 0.25 * float(np.median(size))
@@ -169,20 +173,22 @@ class Extrapolation:
         self.nodes = {n["name"]: n for n in run.nodes}
         self.notes = [note for s in run.sources.values() for note in s.notes]
         self.duplicates: list[Duplicates] = []
-        #: node → source → share of documents that deduplication keeps of the whole input, relative to that of the
-        #: sample
+        #: node → source → the share of all documents that deduplication keeps, divided by the share that it keeps in
+        #: the sample
         self.through: dict[str, dict[str, Range]] = {}
 
     # -- nodes ---------------------------------------------------------------------------------------------------
     def reading(self, name: str) -> NodeCost:
-        """The cost of reading a source, measured on all of its records that were read, drawn or not."""
+        """The cost of reading a source. It was measured on all records that were read to draw the sample, also on those
+        that were not drawn."""
         source = self.run.sources[name]
         return NodeCost(f"read {name}", "read", NOISE * (source.read_cpu_s * source.grown),
                         tasks=self.partitions({name}))
 
     def node(self, node: Mapping[str, Any]) -> NodeCost:
-        """The cost of a node. Also sets the entry of the node in `through`, from the shares of the nodes before it. If
-        the node applies a deduplication, its shares are lowered by what the deduplication removes."""
+        """The cost of a node. The call also sets the entry of the node in `through`, so nodes must come in the order of
+        the plan. The entry is that of the nodes before it; if the node applies a deduplication, the entry is lowered by
+        what the deduplication removes."""
         name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]
         befores = [self.through[d] for d in node["deps"] if d in self.through]
         self.through[name] = {s: Range(max((b[s].value for b in befores), default=1.0),
@@ -211,7 +217,8 @@ class Extrapolation:
                         tasks=self.partitions({source for r in of_parts for source in _read(r)}))
 
     def _overall(self, name: str, records: Sequence[PartRecord]) -> Range:
-        """`through` of a node over all sources, weighted by the bytes that its tasks read of each."""
+        """The entry of a node in `through`, averaged over the sources, weighted by the bytes that its tasks read of
+        each source."""
         sizes: Counter[str] = Counter()
         for record in records:
             sizes.update({s: c.get("bytes", 0) * self.scale[s] for s, c in _read(record).items() if s in self.scale})
@@ -222,13 +229,14 @@ class Extrapolation:
                      sum(r.high * share for r, share in parts))
 
     def _barrier(self, node: Mapping[str, Any], records: Sequence[PartRecord]) -> tuple[Range, Range, int]:
-        """(CPU seconds, bytes of exchange files, tasks) of a deduplication. Its CPU time is at least that on the
-        sample, most of which may be start-up. It is at most that time multiplied by the growth in documents."""
+        """(CPU seconds, bytes of exchange files, tasks) of a deduplication of the whole input. Its CPU time is at least
+        that on the sample, most of which may be start-up, and at most that time multiplied by the growth in
+        documents."""
         parts = [r for d in node["deps"] for r in self.run.records.get(d, ())]
         docs = sum(_kept(r, s) for r in parts for s in self.scale)
         grown = max(1.0, sum(_kept(r, s) * scale for r in parts for s, scale in self.scale.items()) / max(docs, 1))
         cpu = sum(r.cpu_s for r in records)
-        # the number of tasks follows from the groups of parts, and from ranges of the rows that these write
+        # a task works on a group of parts with limited bytes and rows, so the number of tasks grows with that of groups
         size, rows = (sum(_text(r)[i] * self._weight(r) for r in parts) for i in (0, 1))
         groups = max(sum(r.node == records[0].node for r in records), 1) if records else 1       # in its first wave
         more = max(1.0, math.ceil(size / SIZES.group_bytes) / groups,
@@ -237,14 +245,15 @@ class Extrapolation:
                 max(1, math.ceil(len(records) * more)))
 
     def _training(self, records: Sequence[PartRecord]) -> Range:
-        """CPU seconds of the tokenizer's tasks, which grow at most in proportion to the text to train on."""
+        """CPU seconds to train the tokenizer. They grow at most in proportion to the text that it is trained on."""
         trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
         cpu, seen = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
         more = min(trained.sample / seen, self.largest) if trained and seen else 1.0
         return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
-        """Bound the removals of the deduplication that this pass applies, among all documents, by source."""
+        """Estimate, by source, how many of all documents are removed by the deduplication that this pass applies. Adds
+        the estimates to `duplicates`, and lowers the entry of the pass in `through`."""
         docs: Counter[str] = Counter()
         gone: Counter[str] = Counter()
         for record in records:
@@ -302,7 +311,7 @@ class Extrapolation:
 
     # -- numbers -------------------------------------------------------------------------------------------------
     def _weight(self, record: PartRecord) -> float:
-        """The number of tasks of the whole input that this task stands for."""
+        """The number of tasks of a run on the whole input that this task of the sample run stands for."""
         sizes = {s: c.get("bytes", 0) + 1e-9 for s, c in _read(record).items() if s in self.scale}
         return sum(self.scale[s] * b for s, b in sizes.items()) / sum(sizes.values()) if sizes else self.largest
 
@@ -313,9 +322,12 @@ class Extrapolation:
 
     def over_tasks(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
                first_loads: bool = False) -> Range:
-        """The sum of the cost `of` over the tasks of a node that each read a part, extrapolated to the whole input as a
-        fixed cost per task plus a cost per byte. `first_loads` says that the first task of a worker also loads models.
-        The value of the sum leaves out this loading; the upper bound `high` contains it once per core."""
+        """The sum of a cost over the tasks of a node that each read a part, extrapolated to the whole input as a fixed
+        cost per task plus a cost per byte. `of` gives the cost of a task.
+
+        `first_loads` says that the first task of a worker also loads models. The value of the sum leaves out this
+        loading; the upper bound `high` contains it once per core.
+        """
         if not records:
             return NOTHING
         weights, size, cost = self._arrays(records, of)
@@ -331,15 +343,17 @@ class Extrapolation:
                      max(value + margin, even + load * min(self.cores, tasks)))
 
     def _later(self, records: Sequence[PartRecord]) -> np.ndarray:
-        """For each task, whether it found the models loaded in its worker. The tasks whose attempts come first by name,
-        one per worker, did not. If no task is left, all tasks count as having found them."""
+        """For each task, whether the models were already loaded in its worker. They were not for as many tasks as there
+        are workers, those whose attempts come first by name. If no other tasks are left, True is returned for all
+        tasks."""
         firsts = sorted(r.attempt for r in records)[:self.run.workers]
         later = np.array([r.attempt not in firsts for r in records])
         return later if later.any() else np.ones(len(records), bool)
 
     def _total(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
                source: str | None = None) -> Range:
-        """The sum of `of` over the tasks, extrapolated to the whole input."""
+        """The sum of `of` over the tasks, extrapolated to the whole input. `source`: `of` counts documents or bytes of
+        this source alone."""
         if not records:
             return NOTHING
         weights, size, values = self._arrays(records, of)
@@ -359,8 +373,9 @@ class Extrapolation:
 
     @staticmethod
     def _margin(weights: np.ndarray, size: np.ndarray, values: np.ndarray) -> float:
-        """The 95 % error of the weighted sum. It is computed from the ratio of values to bytes, because tasks of
-        different sizes add no uncertainty. A single task shows no variation, so its whole value counts."""
+        """The 95 % error of the weighted sum of `values`. It is computed from how the ratio of values to bytes varies,
+        because tasks of different sizes add no uncertainty. A single task shows no variation, so its whole value counts
+        as error."""
         n, most = len(values), float(weights.max())
         if most <= 1:
             return 0.0

@@ -1,5 +1,5 @@
-"""Computes before a run how often the curriculum of a recipe would read every stream, to tell whether the expected
-tokens suffice."""
+"""Computes, before a run, how often the curriculum of a recipe would read every stream, to tell whether there will be
+enough tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS, parse_count, place
 
 @dataclass(frozen=True)
 class StreamUse:
-    """How much a stream is used by the curriculum."""
+    """How much the curriculum uses a stream: tokens `available`, tokens `needed`, and the `epochs` that result."""
 
     stream: str
     available: Range
@@ -31,9 +31,10 @@ def phases(recipe: Recipe) -> list[Phase]:
 
 
 def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:
-    """The use of every stream in the mixture, and notes about streams that do not suffice.
+    """How much the mixture uses every stream, and notes about streams with too few tokens.
 
-    `tokens`: expected training tokens by stream. The whole windows of a stream hold slightly fewer tokens.
+    `tokens`: expected training tokens by stream. A stream provides slightly fewer, because it is cut into whole
+    windows.
     """
     if recipe.curriculum is None or not tokens:
         return [], []

@@ -1,11 +1,12 @@
 """Runs a recipe on a sample of its inputs, in a temporary store.
 
-PRF(record id) alone decides which records are drawn. The same inputs therefore give the same sample, and a larger share
-contains the records of a smaller one. Every source is represented. Where there is too much input to read for an
-estimate, whole files are drawn first, by PRF(path).
+Whether a record is drawn depends only on a pseudo-random function (PRF) of its id. The same inputs therefore give the
+same sample, and a larger share contains the records of a smaller one. Every source is represented. If there is too much
+input to read for an estimate, whole files are drawn first, by the PRF of their paths.
 
-The sample of a source is written to `UNITS` files of unequal sizes, which become the partitions of the run. Their
-variation gives the error of an estimate; their different sizes give the fixed cost of a task.
+The sample of a source is written to `UNITS` files of unequal sizes. Each of them becomes a partition, the input of one
+task. How the results of these tasks vary gives the error of an estimate; their different sizes show the fixed cost of a
+task.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class SampleError(TokenmillError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a sample. Each source has a minimum number of records drawn (if it has as many), a maximum of bytes
-    drawn and a maximum of stored bytes read. This machine has a maximum of seconds and of bytes on disk."""
+    """Limits of a sample. For each source: the least number of records drawn (if it has as many), the most uncompressed
+    bytes drawn, and the most stored bytes read. For this machine: the most seconds, and the most bytes on disk."""
 
     least: int = 200
     drawn_bytes: int = 1 << 30
@@ -86,12 +87,12 @@ class SourceSample:
 
     @property
     def grown(self) -> float:
-        """The size of the source divided by that of the part that was read."""
+        """The size of the source divided by the size of the part of it that was read."""
         return max(self.bytes / max(self.bytes_read, 1), 1.0)
 
     @property
     def scale(self) -> float:
-        """The size of the source divided by that of its sample."""
+        """The size of the source divided by the size of its sample."""
         return self.grown * (self.records_read / self.records_drawn if self.records_drawn else 1.0)
 
 
@@ -158,7 +159,8 @@ class _Guarded:
 
 
 def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Callable[[Store], Any]:
-    """`make`, wrapped so that its backends raise SampleError beyond the limits. Time counts from this call."""
+    """`make`, with its backends wrapped so that they raise SampleError beyond the limits. The time limit counts from
+    this call."""
     began, free = time.monotonic(), shutil.disk_usage(folder).free
 
     def check() -> None:
@@ -202,7 +204,8 @@ def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
 
 def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float, limits: Limits, store: str,
           backend: Callable[[Store], Backend], show: str) -> dict[str, list[PartRecord]]:
-    """Runs the DrawSample tasks, which draw records; returns them by source, in the order of the files."""
+    """Run the DrawSample tasks, which draw records of the chosen files. Returns the records that the log has of these
+    tasks, by source, in the order of the files."""
     specs: dict[str, list[TaskSpec]] = {}
     for name, files in chosen.items():
         unread = planner.source_files(name).bytes / max(sum(f.size for f in files), 1)
@@ -232,8 +235,10 @@ def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float
 
 def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: FileList, records: list[PartRecord],
                  share: float, limits: Limits, store: Store) -> SourceSample:
-    """Write the sample of a source as units of unequal sizes. Every task drew the records with the lowest ranks among
-    those it read, up to a bound of its own. The records below the smallest of these bounds are a sample of the source.
+    """Write the sample of a source as units, which are files of unequal sizes. Returns a description of the sample.
+
+    Every task drew the records with the lowest ranks (pseudo-random numbers) among those it read, up to a bound of its
+    own. The records below the smallest of these bounds are a sample of the source.
     """
     counters = [r.counters for r in records]
     out = SourceSample(files=len(files), files_read=len(chosen), bytes=files.bytes,
@@ -272,8 +277,8 @@ def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: FileL
 
 
 def unit_of(key: str) -> int:
-    """The number of the unit that a record (or all records of a file) belongs to. Every fourth unit gets three times as
-    many records."""
+    """The number of the unit (sample file) that a record belongs to; `key` is the id of the record, or the path of its
+    file to keep all records of a file together. Every fourth unit gets three times as many records."""
     block, place = divmod(prf(SEED, "sample-unit", key) % (UNITS // 4 * 6), 6)
     return block * 4 + min(place, 3)
 

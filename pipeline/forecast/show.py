@@ -14,7 +14,8 @@ from pipeline.plan.show import WIDTH
 
 
 def between(given: Range, say: Callable[[float], str]) -> str:
-    """A range as '870 (540 … 1,062)', or the number alone when it is certain."""
+    """A range as text: '870 (540 … 1,062)', or only the number when both bounds are equal to it. `say` turns a number
+    into text."""
     low, value, high = say(given.low), say(given.value), say(given.high)
     return value if low == high == value else f"{value} ({low} … {high})"
 
