@@ -27,7 +27,8 @@ class Clock:
         time.sleep(seconds)
 
     def new_id(self) -> str:
-        """A unique name of 32 hexadecimal digits, for an attempt or as the nonce of a log segment."""
+        """A unique name of 32 hexadecimal digits, for an attempt to run a task, or as the nonce of a segment (a file)
+        of the commit log."""
         return uuid.uuid4().hex
 
 

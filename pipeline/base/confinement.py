@@ -201,7 +201,8 @@ def _files_of(programs: Iterable[str]) -> list[str]:
 
 
 def _loader(file: Any, at: int, size: int, count: int) -> list[str]:
-    """The dynamic loader that a 64-bit ELF file names (PT_INTERP); [] when it names none."""
+    """A list with the path of the dynamic loader that a 64-bit ELF file names (PT_INTERP); [] when it names none. The
+    program headers of the file are at offset `at`; there are `count` of them, each of `size` bytes."""
     for number in range(count):
         file.seek(at + number * size)
         header = file.read(size)

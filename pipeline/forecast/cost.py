@@ -279,7 +279,7 @@ class Extrapolation:
 
     # -- output --------------------------------------------------------------------------------------------------
     def datasets(self) -> list[DatasetForecast]:
-        """Documents and bytes of text of every published dataset by source."""
+        """The forecast documents and bytes of text of every published dataset, by source."""
         out = []
         for node in (n for n in self.run.nodes if n["publishes"]):
             records, through = self.run.records[node["name"]], self.through[node["name"]]
@@ -316,7 +316,7 @@ class Extrapolation:
         return sum(self.scale[s] * b for s, b in sizes.items()) / sum(sizes.values()) if sizes else self.largest
 
     def partitions(self, sources: Iterable[str]) -> int:
-        """The number of tasks of a node that reads these sources."""
+        """The number of tasks of a node that reads these sources, in a run on the whole input."""
         payloads = [s.payload_read * s.grown for name, s in self.run.sources.items() if name in sources]
         return max(1, sum(max(1, math.ceil(payload / self.run.recipe.run.partition)) for payload in payloads))
 
@@ -366,7 +366,7 @@ class Extrapolation:
 
     def _arrays(self, records: Sequence[PartRecord],
                 of: Callable[[PartRecord], float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns (weight, bytes read, `of`) of each task, as arrays."""
+        """Returns three arrays with one number for each task: its weight, the bytes it read, and the value of `of`."""
         sizes = [sum(c.get("bytes", 0) for c in _read(r).values()) for r in records]
         return (np.array([self._weight(r) for r in records]), np.array(sizes, dtype=float),
                 np.array([float(of(r)) for r in records]))
@@ -398,7 +398,7 @@ def _kept(record: PartRecord, source: str, what: str = "docs") -> int:
 
 
 def _text(record: PartRecord) -> tuple[int, int]:
-    """(bytes of the text file, documents left of it) of a task of a pass."""
+    """Returns (bytes of the text file, number of documents left in it) for a task of a pass."""
     if (text := record.files.get("kept.parquet")) is not None:
         return text.bytes, text.rows
     left = record.files["gone.parquet"].meta

@@ -176,8 +176,8 @@ def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Ca
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 def choose_files(files: Iterable[SourceFile], most: int) -> list[SourceFile]:
-    """The files to read. They are the first files in the order of the PRF of their paths that fit into `most` bytes,
-    but at least one file."""
+    """Choose the files to read. They are the first files, in a pseudo-random order of their paths, that fit into `most`
+    bytes, but at least one file."""
     first: list[tuple[int, SourceFile]] = []         # a heap: files that may be among them, the last in order on top
     size = 0
     for file in files:

@@ -38,7 +38,7 @@ def _sample(forecast: CostForecast, width: int) -> list[str]:
 
 
 def _left(forecast: CostForecast, width: int) -> list[str]:
-    """Documents, tokens, epochs of the mixture, and duplicates."""
+    """The lines about documents, tokens, epochs of the mixture, and duplicates."""
     out = ["", "[bold]documents[/]"]
     for dataset in forecast.datasets:
         out.append(f"  {escape(dataset.dataset):<{width}}{between(dataset.documents, count)} documents, "

@@ -31,12 +31,15 @@ from stages.stage import SAMPLE_BYTES, Stage
 
 #: bytes of text per CPU-second when training a tokenizer, when making shards, and in a step that declares no speed
 TOKENIZER_SPEED, SHARD_SPEED, UNKNOWN_SPEED = 4e6, 8e6, 5e6
-#: share of a pass' CPU time that replaying its verdicts takes, when about one verdict of ten changes
+#: CPU time of a pass that replays verdicts (processes only the documents whose verdict changes), as a share of the CPU
+#: time of the whole pass, when about one verdict of ten changes
 REPLAYED = 0.2
-#: bytes a pass writes per byte of text (Parquet, zstd); bytes it reads, or an index task inflates, per CPU-second
+#: COMPRESSED: bytes that a pass writes per byte of text (Parquet, zstd). READ_SPEED: bytes that a pass reads per
+#: CPU-second. INFLATE_SPEED: bytes that a task inflates per CPU-second to find where a big file can be split.
 COMPRESSED, READ_SPEED, INFLATE_SPEED = 0.45, 3e8, 5e8
-#: bytes written per byte of text: by barriers, into files through which their tasks pass data on; and by shards (16-bit
-#: tokens for about four bytes of text each, written once by partition and once assembled, and the tables)
+#: Bytes written per byte of text. BARRIER_BYTES: by barriers, into files with which their tasks exchange data.
+#: SHARD_BYTES: for shards (16-bit tokens for about four bytes of text each, written once by partition and once
+#: assembled, and the tables).
 BARRIER_BYTES, SHARD_BYTES = 0.06, 1.1
 #: most records that speeds are measured from
 MEASURED = 10_000

@@ -97,12 +97,12 @@ class Results(Mapping[str, Any]):
 
 
 class FreshNodes:
-    """Finds fresh nodes, and writes a file for each node that ends. It writes nothing when `log` is only a view and not
-    a `Log`.
+    """Finds fresh nodes (all of whose tasks have results), and writes a file for each node that ends. It writes nothing
+    when `log` is only a view and not a `Log`.
 
     `ingredients` are those of `provenance.node_ingredients`. `code` is a hash of our code, by default `our_code()`.
-    `warnings` is the list to which nodes add warnings while they are planned. For a fresh node the warnings that it
-    gave when it was last walked are added.
+    `warnings` is the list to which nodes add warnings while they are planned. A fresh node is not planned again; the
+    warnings in its file are added instead.
     """
 
     def __init__(self, log: LogView, ingredients: Mapping[str, Any], warnings: list[str],
@@ -113,7 +113,8 @@ class FreshNodes:
         self._segments: dict[int, str] = {}              # segment → its checksum, as it is now
 
     def find(self, node: Node) -> FreshNode | None:
-        """Return the sums and records of a node that is fresh, or None when it has to be walked."""
+        """Return the sums and records of a node that is fresh, or None when its tasks have to be looked at one by
+        one."""
         inputs = self._inputs(node)
         if inputs is None:
             return None
@@ -132,7 +133,8 @@ class FreshNodes:
 
     def ended(self, node: Node, sums: NodeSums, warnings: Sequence[str] = ()) -> None:
         """Write the file of a node that has ended. `node.batches` holds the records of all its tasks, and `warnings`
-        are those that the node added. An error while writing is ignored: the next plan walks the node."""
+        are those that the node added. An error while writing is ignored: the next plan then looks at its tasks one by
+        one."""
         inputs = self._inputs(node)
         self._results[node.name] = sums.results
         if inputs is None or not isinstance(self._log, Log):
@@ -187,8 +189,8 @@ def our_code() -> str:
 
 
 def path_of(node: str) -> str:
-    """Path of a node's file in the store. Characters of the name that do not suit a file name, such as '/', are
-    replaced."""
+    """Path in the store of the file about a node. Characters of the node's name that do not suit a file name, such as
+    '/', are replaced."""
     plain = re.sub(r"[^\w.-]", "_", node)[:64]
     return f"{FOLDER}/{plain}-{hashlib.sha256(node.encode()).hexdigest()[:8]}"
 
@@ -199,7 +201,8 @@ def _encode(head: Mapping[str, Any], keys: bytes) -> bytes:
 
 
 def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """The head of a file, and its keys. Raises ValueError for a damaged file."""
+    """Split the contents of a node's file into the head (JSON) and the keys of its tasks. Raises ValueError for a
+    damaged file."""
     checksum, _, rest = data.partition(b"\n")
     if hashlib.sha256(rest).hexdigest().encode() != checksum:
         raise ValueError("damaged")

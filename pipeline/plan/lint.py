@@ -63,7 +63,8 @@ def _shapes(step: Step) -> bool:
 
 
 def _cost(step: Step, speeds: Mapping[str, float]) -> float | None:
-    """CPU milliseconds per document of 5 kB; None when unknown. The cost of a barrier includes its `prepare` stage."""
+    """CPU milliseconds of a step per document of 5 kB; None when unknown. The cost of a barrier (such as deduplication)
+    includes its `prepare` stage, which runs in the pass before it."""
     stage = stage_class(step.name)
     parts = [(step.name.rpartition(":")[2], stage)]
     if issubclass(stage, Barrier):
@@ -172,7 +173,7 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _languages(way: list[Step]) -> set[str] | None:
-    """The languages that are left at the end of a path; None when unknown."""
+    """The languages of the documents that are left after the steps in `way`; None when unknown."""
     left: set[str] | None = None
     for step in way:
         if keep := set(map(short, _kept(step))):
@@ -284,7 +285,7 @@ def _ways(recipe: Recipe, name: str, source: str | None = None) -> Iterator[list
 
 
 def _by_language(recipe: Recipe, name: str) -> bool:
-    """Whether a `where` selects languages, in this dataset or before it."""
+    """Whether a `where` selects documents by language, in this dataset or in one that it is made from."""
     dataset = recipe.datasets.get(name)
     return dataset is not None and ("language" in dataset.where or any(_by_language(recipe, i) for i in dataset.inputs)
                                     or any(s.name == "where" and _kept(s) for s in dataset.steps))

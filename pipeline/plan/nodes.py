@@ -23,7 +23,8 @@ INDEX = "pipeline.passes.index:Index"
 
 @dataclass(frozen=True)
 class ChainStep:
-    """One stage of a pass. `key` identifies what it does to a document: its name, version, settings and files."""
+    """One stage of a pass. `key` is a hash of everything that decides what the stage does to a document: its name,
+    version, settings, files …"""
 
     name: str
     key: str

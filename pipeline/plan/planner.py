@@ -64,7 +64,8 @@ REPLAY_MB = 150
 
 @dataclass
 class _PassPlan:
-    """A pass while the plan is being made. `prepare` stages of barriers may still be added to its chain of stages."""
+    """A pass (steps that run together, document by document) while the plan is being made. `prepare` stages, which
+    collect what a barrier compares, may still be added to its chain of stages."""
 
     name: str
     dataset: str
@@ -188,7 +189,7 @@ class Planner:
     def _barrier(self, placed: ChainStep, current: _PassPlan, fresh: bool, plans: list[_PassPlan], inputs: list[str],
                  priority: list[str]) -> _PassPlan:
         """End the pass before a barrier, with the barrier's `prepare` stage in it. Returns the next pass, which begins
-        by applying the barrier."""
+        by dropping the documents that the barrier removes."""
         barrier = placed.stage
         assert isinstance(barrier, Barrier)
         target, config = barrier.prepare()
@@ -213,8 +214,8 @@ class Planner:
         return nxt
 
     def _signals(self, plan: _PassPlan) -> tuple[str, ...]:
-        """Every signal a document of this pass can have: those of its chain and of all upstream passes, and columns of
-        the sources."""
+        """The names of all signals (numbers stored beside the text) that a document of this pass can have: those of the
+        pass's own stages and of all earlier passes, and columns of the sources."""
         names = {s for step in plan.chain for s in step.stage.signals}
         for kind, name in plan.inputs:
             if kind == "pass":

@@ -54,7 +54,8 @@ Ingredients = dict[str, Any]
 
 def write_provenance(store: Store, run: str, planner: Planner, ingredients: Mapping[str, Ingredients],
                      epoch: int) -> None:
-    """Write provenance.json and inputs.parquet of a run, right after planning. `ingredients`: `node_ingredients`."""
+    """Write provenance.json and inputs.parquet of a run, right after planning. `ingredients` are those that
+    `node_ingredients` returned."""
     document = {"version": VERSION, "epoch": epoch, "nodes": redact_json(ingredients)}
     store.write(f"runs/{run}/provenance.json", json.dumps(document, indent=1, sort_keys=True).encode())
     with Scratch() as scratch:

@@ -27,7 +27,8 @@ LAST = 4 / MAX_FILES
 
 @dataclass(frozen=True)
 class Partition:
-    """Consecutive slices of one source, in path order; `weight` is the expected number of uncompressed bytes."""
+    """The input of one task: consecutive slices (files, or pieces of files) of one source, in path order. `weight` is
+    the expected number of uncompressed bytes."""
 
     source: str
     slices: tuple[dict[str, Any], ...]

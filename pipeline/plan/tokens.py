@@ -56,8 +56,8 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
 
 
 def parts_of(results: Mapping[str, Any], datasets: list[str], sources: list[str] | None = None) -> Spilled[PartRef]:
-    """The kept parts of finished datasets, in plan order; with `sources`, only parts that hold documents of one of
-    them."""
+    """The parts (files of kept documents, at least one) of finished datasets, in plan order. With `sources`, only parts
+    that hold documents of one of these sources."""
     parts = spilled_parts()
     for dataset in datasets:
         before: PassResult = results[dataset]

@@ -33,7 +33,8 @@ def _phases(curriculum: Curriculum) -> Iterator[tuple[KeyPath, Phase]]:
 
 
 def _shards(recipe: Recipe, checker: Checker) -> None:
-    """Check that all shards have the same `longest` and `val`."""
+    """Check that all entries of `shards:` have the same `longest` (tokens of a super-window) and the same `val` (share
+    of documents held out for evaluation)."""
     first, shards = next(iter(recipe.shards.items()))
     for name, other in recipe.shards.items():
         if other.longest != shards.longest:

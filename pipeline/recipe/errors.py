@@ -56,7 +56,7 @@ def key_path(path: KeyPath) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Advice for an unknown name: the nearest known name, or all of them."""
+    """Advice for a message about an unknown name: the most similar known name, or all known names."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:

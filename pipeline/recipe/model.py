@@ -52,7 +52,8 @@ def _listed(value: Any) -> Any:
 
 
 def _step(value: Any) -> Any:
-    """A step is a name, or a mapping with one key: `url`, `{language: {keep: [en]}}`, `{pii: }`."""
+    """Turn a step of a recipe into {"name", "config"}. It is written as a name or as a mapping with one key: `url`,
+    `{language: {keep: [en]}}`, `{pii: }`."""
     if isinstance(value, Step):
         return value
     if isinstance(value, str):
@@ -149,7 +150,8 @@ class Source(Model):
 
 
 class Step(Model):
-    """One line of `steps:`: the name of a stage and its settings, validated by the stage's own Config."""
+    """One line of `steps:`: the name of a stage (the code of the step), and its settings, which the stage's own Config
+    validates."""
 
     name: str
     config: Settings = {}
@@ -252,7 +254,8 @@ def _files(value: Any) -> int | float:
 class Run(Model):
     """How a recipe is run. The outcome of a document does not depend on these settings.
 
-    `partition`: uncompressed bytes per partition (the input of one task). `signals`: which signals are computed.
+    `partition`: uncompressed bytes per partition (the input of one task). `signals`: which signals (numbers that steps
+    store beside a text) are computed for a dropped document, those until the step that drops it or all.
     `max_error_rate`: the share of a pass's documents that may fail before the run does (ten may always fail).
     `max_bad_files`: how many input files may be unreadable, whole or in part, before the run fails: a number, or a
     share of them (but at least ten).
