@@ -1,12 +1,19 @@
-"""Barrier stages: steps that must see the whole dataset (deduplication). They are plan fragments, not code that runs.
+"""Barrier stages: steps that must see the whole dataset at once, such as deduplication.
 
-A barrier names the per-document stage that computes its side table in the pass before it. It also makes the waves of
-tasks that turn the side tables into a removal slice for every part. The engine runs the waves and then the next pass,
-which reads each part together with its slice. Text never enters the exchange. The driver sees only references to parts
-and counters, never a document.
+A barrier processes no documents itself. It describes tasks, which the engine runs:
+
+1. It names a per-document stage. In the pass before the barrier, this stage writes a side table: rows beside the kept
+   documents, for instance their hashes. (A pass is a group of steps that run together, document by document.)
+2. It plans waves of tasks. The tasks of a wave may run at the same time. They turn the side tables into one removal
+   slice for every part: the list of rows to drop. (A part is the output of one task of the pass.)
+
+After the waves, the engine runs the next pass, which reads each part together with its removal slice. The exchange
+files, by which the tasks pass records on to each other, hold no text. The driver, the process that plans and commits,
+sees only counters and references to files, never a document.
 
 If the pass after a barrier only fills the side table of another barrier, it does not write the documents again. It
-leaves a *row set*, the rows of the part that are gone by then, and the next barrier and pass use the part as it is.
+writes a *row set*: the list of the part's rows that are gone by then. The next barrier and the pass after it read the
+same part again, without these rows.
 """
 
 from __future__ import annotations
@@ -29,9 +36,11 @@ FileRef = dict[str, Any]
 #: A kept document that resembles another kept one, and how much.
 NEAR_DUPLICATE = pa.struct([("id", pa.string()), ("similarity", pa.float64())])
 
-#: The columns of a removal slice: one row for each document of the part that the barrier says something about, sorted
-#: by `row`, which counts the part's kept rows. An empty `reason` keeps the document and only records its cluster and,
-#: in `near`, the kept documents it resembles. A row set has the same columns; `kept` and `similarity` are null.
+#: The columns of a removal slice. It has one row for each document of the part that the barrier drops or annotates.
+#: Rows are sorted by `row`, the document's number among the kept documents of the part. `kept` is the id of the
+#: document that is kept instead. If `reason` is empty, the document is kept; the row then only records its cluster and,
+#: in `near`, the kept documents that it resembles. A row set has the same columns; its `kept` and `similarity` are
+#: null.
 SLICE_SCHEMA = pa.schema([("row", pa.uint32()), ("reason", pa.string()), ("kept", pa.string()),
                           ("similarity", pa.float64()), ("cluster", pa.string()), ("near", pa.list_(NEAR_DUPLICATE))])
 
@@ -52,10 +61,12 @@ class PartRef:
 
 @dataclass(frozen=True)
 class TaskDraft:
-    """A task to run: import path 'module:Class' (see pipeline.engine.task), JSON arguments, and a size for scheduling.
+    """Describes a task to run: the import path 'module:Class' of its code (see pipeline.engine.task), its JSON
+    arguments, and figures for scheduling.
 
-    The key is derived by the engine from (task, task version, args) with file paths left out. Drafts that name the same
-    files share one list object of them, which must not be changed: the engine stores a long list once.
+    The engine derives the task's key from its declared name, its version and `args`, with the paths of files left out.
+    Drafts that name the same list of files share one list object, so that the engine stores a long list only once. That
+    list must not be changed.
     """
 
     task: str
@@ -67,7 +78,7 @@ class TaskDraft:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What a finished task left: its files by name, and its counters."""
+    """The result of a finished task: its output files by name, and its counters."""
 
     files: dict[str, FileRef]
     counters: dict[str, Any] = field(default_factory=dict)
@@ -80,8 +91,11 @@ WaveTasks = Callable[[Done], Iterable[TaskDraft]]
 
 @dataclass(frozen=True)
 class Wave:
-    """Tasks that may run at the same time, made from the results of earlier waves. A finished wave is repeated while
-    `again` returns True. It then finds its own last results under its name."""
+    """Tasks that may run at the same time. `tasks` makes them from the results of the earlier waves.
+
+    When all tasks of the wave have ended and `again` returns True, the wave runs once more. Its `tasks` then find the
+    results of its previous round under its own `name`.
+    """
 
     name: str
     tasks: WaveTasks
@@ -89,25 +103,27 @@ class Wave:
 
 
 class Barrier(Stage):
-    """Base of barrier stages (exact, minhash)."""
+    """Base class of barriers (exact, minhash): steps that need all documents of a dataset at once."""
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
-        """(target 'module:Class', config) of the per-document stage that fills the side table. It must not change a
-        document: between two barriers none is written, and the change would be lost."""
+        """Return ('module:Class', config) of the per-document stage that fills the barrier's side table. This stage
+        must not change documents: between two barriers documents are not written, so a change would be lost."""
         raise NotImplementedError
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
-        """The fragment, in order. Later waves may use the results of all earlier ones."""
+        """Return the waves of tasks that compute the barrier's result, in order. A wave may use the results of all
+        earlier waves."""
         raise NotImplementedError
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
-        """For each part its removal slice (Parquet, SLICE_SCHEMA), or None when it is untouched."""
+        """Return one entry for each part, in order: its removal slice (a Parquet file with SLICE_SCHEMA), or None if
+        the barrier drops and annotates none of its documents."""
         raise NotImplementedError
 
 
 def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | None = None) -> None:
-    """Write a removal slice or a row set and note its rows. Its content hash is over the rows, not over the Parquet
-    bytes."""
+    """Write a removal slice or a row set, and register its number of rows and its content hash in `out`. The hash
+    covers the values of the rows, not the Parquet bytes."""
     write_table(table, out.path(name), write_statistics=False)
     h = hashlib.sha256()
     for row in (row for batch in table.to_batches(4096) for row in batch.to_pylist()):       # a list of all is large

@@ -1,8 +1,8 @@
 """Maps the names used in recipes to classes. A class is imported when it is first used, so that a worker imports only
 what its pass needs.
 
-An installed package adds names by entry points and nothing else. Its steps and readers are then known to recipes,
-plans, lint and `tokenmill steps` on every machine that has the package::
+An installed package adds names through entry points; it needs no other registration. Its steps and readers are then
+known to recipes, plans, lint and `tokenmill steps` on every machine that has the package::
 
     [project.entry-points."tokenmill.stages"]
     my_filter = "my_package.filters:MyFilter"
@@ -10,8 +10,8 @@ plans, lint and `tokenmill steps` on every machine that has the package::
     [project.entry-points."tokenmill.readers"]
     my_format = "my_package.readers:MyFormat"
 
-A package cannot take one of our names. Facts about a class (cost, settings, suffixes …) are declared in the class,
-never here.
+A package cannot replace a name that Tokenmill itself defines. Facts about a class (cost, settings, suffixes …) are
+declared in the class, never in this module.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ READERS: dict[str, str] = {
 
 
 def load(target: str) -> Any:
-    """The object that 'module:attribute' names."""
+    """Import and return the object that the string 'module:attribute' names."""
     module, _, attribute = target.partition(":")
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):
@@ -103,7 +103,8 @@ GROUPS = ("tokenmill.stages", "tokenmill.readers")
 
 @cache
 def _installed(group: str) -> dict[str, str]:
-    """Name → 'module:Class' of the things that installed packages add to `group`."""
+    """Return {name: 'module:Class'} of the entry points that installed packages add to `group`. Raises NameTaken if two
+    packages add different classes under one name."""
     result: dict[str, metadata.EntryPoint] = {}
     for e in metadata.entry_points(group=group):
         other = result.setdefault(e.name, e)
@@ -114,22 +115,24 @@ def _installed(group: str) -> dict[str, str]:
 
 
 def steps() -> dict[str, str]:
-    """Name → 'module:Class' of every step known here."""
+    """Return {name: 'module:Class'} of all steps: Tokenmill's own and those of installed packages."""
     return {**_installed(GROUPS[0]), **STAGES}
 
 
 def readers() -> dict[str, str]:
-    """Name → 'module:Class' of every reader known here."""
+    """Return {name: 'module:Class'} of all readers: Tokenmill's own and those of installed packages."""
     return {**_installed(GROUPS[1]), **READERS}
 
 
 def step_target(name: str) -> str:
-    """'module:Class' of a step; a user's own stage is already named that way. Raises UnknownName."""
+    """Return the 'module:Class' of a step, given its name. A name of that form (a user's own stage) is returned as it
+    is. Raises UnknownName."""
     return STAGES.get(name) or _target("step", name, steps)
 
 
 def reader_target(name: str) -> str:
-    """'module:Class' of a reader; a user's own reader is already named that way. Raises UnknownName."""
+    """Return the 'module:Class' of a reader, given its name. A name of that form (a user's own reader) is returned as
+    it is. Raises UnknownName."""
     return READERS.get(name) or _target("reader", name, readers)
 
 
@@ -149,7 +152,7 @@ class NameTaken(TokenmillError):
 
 
 class UnknownName(TokenmillError, LookupError):
-    """A step or reader name that is not registered; carries the nearest known name."""
+    """A step or reader has a name that is not registered. The message suggests the most similar known name."""
 
     exit_code = 2
 
@@ -160,10 +163,12 @@ class UnknownName(TokenmillError, LookupError):
 
 
 def stage_class(name: str) -> Any:
-    """Stage class of a recipe step; a user's own stage is 'package.module:Class' (only with --allow-custom-stages)."""
+    """Return the class of a recipe's step. `name` is a registered name, or 'package.module:Class' for a user's own
+    stage, which recipes may use only with --allow-custom-stages."""
     return load(step_target(name))
 
 
 def reader_class(name: str) -> Any:
-    """Reader class of a source; a user's own is 'module:Class' (only with --allow-custom-stages)."""
+    """Return the class of a source's reader. `name` is a registered name, or 'module:Class' for a user's own reader,
+    which recipes may use only with --allow-custom-stages."""
     return load(reader_target(name))

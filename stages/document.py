@@ -1,4 +1,5 @@
-"""A document has a text, an identity, signals, and views of the text that are computed once for all stages."""
+"""Defines Document: a text with its identity, its signals (numbers that stages compute), and views of the text (words,
+lines …) that are computed once for all stages."""
 
 from __future__ import annotations
 
@@ -9,17 +10,19 @@ import xxhash
 
 
 def document_id(source: str, path: str, member: str, ordinal: int) -> str:
-    """Identity of a document (docs/contracts.md: Identity): xxh3_128 of where it stands, 32 hex characters.
+    """Return the identity of a document (docs/contracts.md: Identity): the xxh3_128 hash of its place in the input, as
+    32 hex characters.
 
-    `path` is relative to the source root, `member` names a file inside an archive ("" when there is none), `ordinal`
-    counts records in file order from 0. Offsets, roots and partition numbers never enter.
+    `path` is relative to the root folder of the source. `member` names a file inside an archive, "" if there is none.
+    `ordinal` is the number of the record in the file, from 0. Byte offsets, root folders and partition numbers do not
+    enter the hash.
     """
     return xxhash.xxh3_128_hexdigest(_before_ordinal(source, path, member) + _field(str(ordinal)))
 
 
 @lru_cache(maxsize=64)
 def _before_ordinal(source: str, path: str, member: str) -> bytes:
-    """The part of an identity that all records of a file share."""
+    """Encode the beginning of the hash input, which is the same for all records of a file."""
     return _field(source) + _field(path) + _field(member)
 
 
@@ -29,7 +32,7 @@ def _field(value: str) -> bytes:
 
 
 class DuplicateId(ValueError):
-    """Two documents have the same id. An id must name a single document in everything derived from it."""
+    """Two documents have the same id. Ids must be unique, because results refer to documents by id alone."""
 
     def __init__(self, id: str, where: str = "the inputs of a deduplication") -> None:
         super().__init__(f"two documents of {where} have the id {id}: ids must be unique (is one file part of two "
@@ -37,11 +40,13 @@ class DuplicateId(ValueError):
 
 
 class Document:
-    """One document on its way through a pass.
+    """One document on its way through the steps of a pass (steps that run together, document by document).
 
-    `raw` holds the bytes an extractor reads (None for text sources) with `mime` and `charset` as the transport declared
-    them. Setting `text` clears the cached views. `signals` maps signal names to floats; `meta` must be JSON. `locator`
-    is {file, offset, record, sub} (docs/contracts.md). `side` collects rows for side tables, by stage name.
+    `raw` holds the bytes from which an extractor makes the text; it is None for sources that consist of text. `mime`
+    and `charset` are those that the transport, for instance HTTP, declared for `raw`. Setting `text` clears the cached
+    views. `signals` maps signal names to floats; `meta` must be JSON. `locator` is the document's place in the input,
+    {file, offset, record, sub} (docs/contracts.md). `side` maps the name of a stage to the document's row in the side
+    table of that stage.
     """
 
     __slots__ = ("_size", "_text", "_views", "charset", "date", "id", "language", "locator", "loss_spans", "meta",
@@ -95,8 +100,10 @@ class Document:
 
     @property
     def lines(self) -> list[str]:
-        """Lines as `str.splitlines` cuts them (\\n, \\r, \\v, \\f, U+0085, U+2028 …), blank ones included.
-        `words.lines` has places, chunks and sentences of the lines that are not blank."""
+        """The lines of the text as `str.splitlines` cuts it (at \\n, \\r, \\v, \\f, U+0085, U+2028 …), with blank
+        lines. The array `words.lines` has the byte positions and the numbers of chunks and sentences of the non-blank
+        lines.
+        """
         return self.view("lines", str.splitlines)
 
     @property
@@ -118,12 +125,12 @@ def _utf8(text: str) -> bytes:
 
 
 class BadRecord(Exception):
-    """What a reader yields (not raises) for a record it cannot turn into a document. The record is counted and
-    quarantined.
+    """A record that a reader cannot turn into a document. Readers yield it, among the documents, and do not raise it.
+    The record is counted and quarantined.
 
-    `reason` is snake_case (`truncated_gzip`, `invalid_utf8`, …); `fatal` says that the rest of the file is unreadable.
-    `bytes` counts the stored bytes lost with the record when more than the record itself is lost. It is set by
-    `pipeline.passes.reading` for a fatal record, and by the reader for a row group.
+    `reason` is snake_case (`truncated_gzip`, `invalid_utf8`, …). `fatal` means that the rest of the file cannot be
+    read. `bytes` is the number of stored bytes that are lost if more than this record is lost, otherwise 0.
+    `pipeline.passes.reading` sets it for a fatal record, and the reader for an unreadable Parquet row group.
     """
 
     def __init__(self, reason: str, *, id: str = "", locator: dict[str, Any] | None = None, detail: str = "",

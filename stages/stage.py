@@ -1,4 +1,4 @@
-"""What a stage is: a small class with a typed config that reads one document (or a batch) and gives a verdict.
+"""Defines Stage: a small class with a typed config that reads one document (or a batch) and keeps or drops it.
 
 A filter of twenty lines as an example::
 
@@ -22,9 +22,10 @@ A filter of twenty lines as an example::
 `process` returns None to keep the document, or a reason (snake_case) to drop it. It may edit `doc.text`, `doc.meta`,
 `doc.language` … An exception quarantines the document and never stops the run.
 
-Keys. A stage's key covers its name, version and canonical config, the sha256 of the resource files it names, and the
-versions of Python and of the libraries it declares. Every config field has a role: `signal` (changes what is computed),
-`decision` (changes only the verdict drawn from stored signals) or `resource` (a path whose content counts).
+Keys. A stage's key is a hash; stored results are reused while it stays the same. It covers the stage's name, version
+and config, the sha256 of its resource files, and the versions of Python and of the libraries that the stage declares.
+Every config field has a role: `signal` (the field changes what is computed), `decision` (it changes only the verdict,
+which is derived from stored signals) or `resource` (it is the path of a file or folder, whose content enters the key).
 """
 
 from __future__ import annotations
@@ -55,19 +56,20 @@ class StageConfig(BaseModel):
 
 
 def decision(default: Any, help: str, **kw: Any) -> Any:
-    """A threshold, which changes the verdict and not what is computed. After a change, verdicts are replayed from the
-    stored signals; only documents whose verdict changes are computed again."""
+    """Declare a config field that is a threshold: it changes the verdict (keep or drop), but not the signals. After a
+    change of the field, verdicts are derived again from the stored signals, and only documents whose verdict changes
+    are processed again."""
     return Field(default, description=help, json_schema_extra={"role": "decision"}, **kw)
 
 
 def signal(default: Any, help: str, **kw: Any) -> Any:
-    """A setting that changes what is computed (the default role)."""
+    """Declare a config field that changes what is computed. This is also the role of fields that declare none."""
     return Field(default, description=help, json_schema_extra={"role": "signal"}, **kw)
 
 
 def resource(default: Any, help: str, **kw: Any) -> Any:
-    """A path of a file (model, list) or folder, or a mapping name → path. The sha256 of the content enters the key, the
-    path does not."""
+    """Declare a config field that holds the path of a file (a model, a list) or folder, or a mapping of names to paths.
+    The sha256 of the content enters the key; the path does not."""
     return Field(default, description=help, json_schema_extra={"role": "resource"}, **kw)
 
 
@@ -81,9 +83,9 @@ SAMPLE_BYTES = 5000
 
 
 class SettingsError(ValueError):
-    """A setting does not fit the input or the machine. The message names file, key and remedy; nothing else is
-    shown. The attribute `permanent` tells the engine that a retry cannot succeed; errors of other packages may have
-    it, too."""
+    """A setting does not fit the input or the machine. The message names the file, the key and the remedy; it is shown
+    without a traceback. The attribute `permanent` tells the engine not to retry, because a retry cannot succeed; error
+    classes of other packages may set it, too."""
 
     permanent = True
 
@@ -91,7 +93,8 @@ class SettingsError(ValueError):
 class Stage:
     """One step of a recipe. Subclasses set the class attributes and `process` (or `process_batch`).
 
-    Attributes that are not ClassVar may depend on the config; `__init__` sets them on the instance.
+    Attributes that are not ClassVar may depend on the config: the `__init__` of a subclass may set them on the
+    instance.
     """
 
     name: ClassVar[str]
@@ -101,8 +104,8 @@ class Stage:
     #: signals whose distribution the report shows, over all documents that the stage has seen, to help choose
     #: thresholds. None: all signals of a numeric stage, none of an exact one
     scores: ClassVar[tuple[str, ...] | None] = None
-    #: False for a numeric stage, whose numbers depend on BLAS, libm or threads (fastText, OCR, transformers). It rounds
-    #: its scores to `grid` before the verdict and stores them; the pass ends after it.
+    #: False for a numeric stage: its scores depend on BLAS, libm or threads (fastText, OCR, transformers). Such a stage
+    #: rounds its scores to multiples of `grid` before the verdict and stores them. It is the last stage of its pass.
     exact: bool = True
     grid: ClassVar[float] = 1e-4
     #: distributions whose versions enter the key
@@ -123,8 +126,9 @@ class Stage:
     sets_language: ClassVar[bool] = False
     #: columns of the side table this stage fills by `doc.side[name] = {column: value}`; None: no side table
     side: pa.Schema | None = None
-    #: CPU milliseconds for 5 kB of input on one core (benchmarks/step_costs.py). Plans use it until the store has
-    #: measured its own; the order of steps depends on its ratios. None: unknown
+    #: CPU milliseconds for 5 kB of input on one core, as benchmarks/step_costs.py measures them. Plans use the value
+    #: until the store holds measurements of real runs. Lint compares the values of steps to judge their order. None:
+    #: unknown
     cost_ms: ClassVar[float | None] = None
     #: bytes of text left per byte of input, for a usual crawl
     leaves: ClassVar[float] = 1.0
@@ -139,8 +143,9 @@ class Stage:
     #: memory of one child process while this stage is loaded, MB
     memory_mb: int = 300
     gpus: float = 0.0
-    #: After `setup` a worker opens no sockets, starts only `programs()`, writes only to its scratch folder and never
-    #: has credentials. False: a stage of your own needs more; the plan and the run then say so.
+    #: True: after `setup`, the worker process can open no sockets, start no programs except those of `programs()` and
+    #: write only to its scratch folder; it has no credentials. Set it to False for a stage of your own that needs more
+    #: rights. Plan and run then print that the stage is not confined.
     confined: ClassVar[bool] = True
 
     Config: ClassVar[type[StageConfig]] = StageConfig
@@ -163,51 +168,55 @@ class Stage:
         return [self.process(doc) for doc in docs]
 
     def verdict(self, doc: Document) -> str | None:
-        """The part of the decision that depends on thresholds: None or a reason. It may use only `doc.signals`,
-        `doc.language` and `doc.source`. Nothing else exists when verdicts are replayed: there is no text, and there are
-        only the signals that `process` writes or `reads` names. If the verdict stays the same under other thresholds,
-        `process` must also do the same.
+        """Return the verdict that follows from the stored signals and the thresholds: None keeps, a reason drops.
 
-        A stage that does not define it (NotImplementedError) is run again when a threshold changes.
+        When a threshold changes, this method is called on stored documents without their text. It may use only
+        `doc.language`, `doc.source` and, of `doc.signals`, those that `process` writes or `reads` names. If the verdict
+        is the same under the new thresholds, the stored result is kept; `process` must then give that same result.
+
+        If a stage does not define this method (NotImplementedError), the whole stage runs again when a threshold
+        changes.
         """
         raise NotImplementedError
 
     def reads(self) -> dict[str, str]:
-        """Signals of earlier steps that this stage needs, {signal: config field that names it}, and "language" when its
-        verdict uses `doc.language`. A recipe in which no earlier step writes such a signal is refused."""
+        """Return the signals of earlier steps that this stage needs, as {signal: config field that names it}. The key
+        "language" is added if the verdict uses `doc.language`. A recipe is refused if no earlier step writes one of
+        these signals."""
         return {}
 
     def forget(self, doc: Document) -> None:
-        """Remove the signals of this stage that an earlier dataset stored. Stages that do not write all their signals
-        for every document need it."""
+        """Remove this stage's signals from a document, which may have them from an earlier dataset. A stage that does
+        not write all its signals for every document calls this first, so that no old value remains."""
         for name in self.signals:
             doc.signals.pop(name, None)
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:
-        """Whether the stage drops documents with these settings, so that the work of earlier steps on them is
-        wasted."""
+        """Whether the stage drops any documents under these settings. Lint uses this, because the work of earlier steps
+        on dropped documents is wasted."""
         return cls.drops
 
     def programs(self) -> tuple[str, ...]:
-        """Programs that the stage starts for documents, by name or path; a worker starts no others. Called after
-        `setup`."""
+        """Return the external programs, by name or path, that the stage starts while it processes documents. The worker
+        process can start no others. Called after `setup`."""
         return ()
 
     def scored(self) -> tuple[str, ...]:
-        """The signals in `scores`, with None resolved."""
+        """Return `scores`. If it is None, return all signals of a numeric stage, and none of an exact one."""
         return self.scores if self.scores is not None else () if self.exact else self.signals
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """More figures for the report about a document that passed through this stage, kept or dropped: nested dicts of
-        numbers that are added up over documents. They may use only the document's signals and meta, as they are
-        stored."""
+        """Return additional numbers for the report about one document that this stage kept or dropped, or None. They
+        are nested dicts of numbers, which are summed over documents. They must be computed only from the document's
+        signals and meta, as they are stored."""
         return None
 
     # -- resources -----------------------------------------------------------------------------------------------
     def resource_files(self) -> dict[str, str]:
-        """Returns the resource files the stage reads, {config field: path}. A stage with default files overrides this
-        to add them. A worker checks that its files equal the driver's. Errors in finding them are raised."""
+        """Return the resource files (models, lists) that the stage reads, as {config field: path}. A stage that has
+        default files overrides this method to add them. A worker checks that its files equal those of the driver, the
+        process that planned the run. An error in finding a file is raised."""
         result: dict[str, str] = {}
         for field, value in self.config.model_dump(mode="json").items():
             if value and role_of(type(self.config), field) == "resource":
@@ -216,17 +225,19 @@ class Stage:
         return result
 
     def problems(self) -> dict[str, str]:
-        """Settings that do not fit the contents of its resource files, {field: what is wrong and what to do}. Called
-        while a recipe is checked; files that are absent or too big to be read are not checked."""
+        """Return the settings that do not fit the contents of the stage's resource files, as {field: what is wrong and
+        what to do}. Called when a recipe is checked. Files that are missing or too big to read are not checked."""
         return {}
 
     def warnings(self) -> list[str]:
-        """Warnings to show before a run with these settings on this machine, each with its remedy; the run goes on."""
+        """Return warnings about these settings on this machine, each with a remedy. They are shown before the run,
+        which starts all the same."""
         return []
 
     # -- keys ----------------------------------------------------------------------------------------------------
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
-        """32 hex characters over everything that affects this stage's output (restricted to `roles`)."""
+        """Return a hash (32 hex characters) of everything that affects the stage's output. Of the config, only fields
+        with a role in `roles` are included."""
         fields: dict[str, Any] = {}
         for field, value in self.config.model_dump(mode="json").items():
             role = role_of(type(self.config), field)

@@ -1,8 +1,8 @@
-"""Protocols of what a barrier's task may use: the arguments, the crash cursor and the outputs that the engine passes to
-its `run`.
+"""Protocols of the objects that the engine passes to the `run` method of a barrier's task: its inputs, its crash cursor
+and its outputs. (A barrier is a step that needs all documents at once.)
 
-Tasks live in `stages/`, which knows nothing of the engine. The classes in `pipeline.engine.task` satisfy these
-protocols and document what their methods raise.
+The tasks are defined in `stages/`, which does not import the engine. The classes in `pipeline.engine.task` satisfy
+these protocols; their docstrings say which exceptions the methods raise.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: nested dicts of numbers, added up over the tasks of a dataset; for outermost keys `max_…` the largest value counts
-#: instead
+#: nested dicts of numbers, which are summed over the tasks of a dataset. Under an outermost key that begins with
+#: `max_`, the largest value is taken instead of the sum
 Counters = dict[str, Any]
 
 
@@ -26,27 +26,28 @@ class Inputs(Protocol):
     args: dict[str, Any]
 
     def fetch(self, ref: Mapping[str, Any]) -> str:
-        """Path of a file on local disk, which must not be written to."""
+        """Return the path of a copy of the file on local disk. Do not write to it."""
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """A file open for seeking and reading. Its bytes are not checked; the task compares them with its own
-        checksums."""
+        """Open a file for seeking and reading. Its bytes are not verified: the task must check them against checksums
+        that it keeps itself."""
 
     def damaged(self, ref: Mapping[str, Any]) -> Exception:
         """The error to raise for a file whose bytes do not match their checksum."""
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> NDArray[Any]:
-        """Records of one bucket of an exchange file, read-only."""
+        """Return the records of one bucket as a read-only array. `ref` is an exchange file: records in numbered
+        buckets, by which a task passes data to later tasks."""
 
     def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
                  numbered: bool = False) -> Iterator[NDArray[Any]]:
-        """Records of one bucket of several exchange files, merged by their key, in blocks. Equal values of the fields
-        `whole` are never split between blocks. With `numbered`, records have a field `source`, the number of their
-        file."""
+        """Yield the records of one bucket from several exchange files, in blocks. They are merged in the order of the
+        key that the files are sorted by. Records with equal values in the fields `whole` come in the same block. With
+        `numbered`, each record gets a field `source`: the index of its file in `refs`."""
 
 
 class Cursor(Protocol):
-    """A task reports here which rows it works on, so that a crash is charged to them."""
+    """A task reports through this object which rows it is working on, so that a crash can be attributed to them."""
 
     @property
     def set(self) -> Callable[[int, int, int], None]:
@@ -57,7 +58,7 @@ class Cursor(Protocol):
 
 
 class Segments(Protocol):
-    """An exchange file being written."""
+    """Writer of an exchange file: records in numbered buckets, by which a task passes data to later tasks."""
 
     buckets: int
 
@@ -72,9 +73,10 @@ class Out(Protocol):
         """Local path of the output file `name`, for writing."""
 
     def note(self, name: str, *, rows: int = 0, content: str | None = None, meta: dict[str, Any] | None = None) -> None:
-        """Describe an output: its rows, its content hash (default: sha256 of the bytes) and small JSON facts."""
+        """Describe an output file: its number of rows, its content hash (default: the sha256 of its bytes), and further
+        small facts as JSON."""
 
     def segments(self, name: str, dtype: np.dtype[Any], buckets: int, *,
                  key: Sequence[str] | None = ()) -> AbstractContextManager[Segments]:
-        """Open the exchange file `name` for writing. Within a bucket records are sorted by the fields `key` (None: by
-        all), or stay in the order of writing."""
+        """Open the exchange file `name` for writing. Within a bucket, records are sorted by the fields `key`. None
+        sorts by all fields; () keeps the order in which the records were written."""

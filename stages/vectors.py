@@ -1,7 +1,8 @@
-"""Compares a step's results with its test vectors: JSON Lines that state the result for each of some texts.
+"""Checks a step against test vectors: files of JSON Lines, in which each line gives a text and the expected result.
 
 tests/conformance/README.md describes the format. `tokenmill steps NAME --check FILE` checks any step against a file,
-including steps of installed packages; our own tests check every file of tests/conformance by the same functions.
+including steps of installed packages. Tokenmill's own tests check every file in tests/conformance by the same
+functions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ KEYS = {"name", "text", "url", "language", "date", "meta", "html", "before", "co
 
 
 def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the header of the file and its cases. The header is an optional first line without a text.
+    """Return the header of a file of test vectors and its cases, one for each line. The header is an optional first
+    line that has no text.
 
     Raises:
         ValueError: there is no case, a line is not a JSON object, or a key is unknown or missing. The message names
@@ -69,7 +71,8 @@ def document(case: dict[str, Any]) -> Document:
 
 @cache
 def stage_of(name: str, config: str, folder: Path) -> Stage:
-    """Set up a stage with a config given as JSON. Paths in it are relative to `folder`, which holds the vectors."""
+    """Return the stage `name`, ready to run, with a config given as JSON. Resource paths in the config are relative to
+    `folder`, the folder of the test vectors."""
     cls = stage_class(name)
     settings = json.loads(config)
     for field, value in settings.items():
@@ -81,7 +84,8 @@ def stage_of(name: str, config: str, folder: Path) -> Stage:
 
 
 def outcome(stage: Stage, case: dict[str, Any]) -> tuple[str | None, Document]:
-    """Run a case. Returns (the reason for a drop or None, the document after the stage)."""
+    """Run the stage on a case. Returns (reason, document after the stage); the reason is None if the document is
+    kept."""
     doc = document(case)
     return stage.process_batch([doc])[0] if stage.batched else stage.process(doc), doc
 
@@ -103,10 +107,11 @@ def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
 
 
 def replay_differences(stage: Stage, case: dict[str, Any], others: Iterable[Stage]) -> list[str]:
-    """List what a replay of thresholds would get wrong. `others` are the same stage with other thresholds.
+    """List the results that a replay would get wrong. `others` are the same stage with other thresholds.
 
-    If `verdict` gives the same answer on the stored signals under two configs, a replay keeps the earlier result. Then
-    `process` must give the same result under both.
+    A replay follows a change of thresholds: it calls `verdict` on the stored signals instead of running `process`. If
+    the verdict is the same under both configs, the replay keeps the earlier result. `process` must then give the same
+    result under both configs, and every difference is listed.
     """
     reason, doc = outcome(stage, case)
     before, lines = _left(reason, doc), []
@@ -142,7 +147,7 @@ def by_thresholds(stages: Iterable[Stage]) -> dict[Stage, list[Stage]]:
 
 
 def stored_verdict(stage: Stage, doc: Document) -> str | None:
-    """Return the verdict on a document of which only the stored signals are left."""
+    """Return the stage's verdict on a document without its text, from its stored signals, language and source."""
     return stage.verdict(Document(doc.id, "", source=doc.source, language=doc.language, signals=dict(doc.signals)))
 
 
