@@ -1,4 +1,5 @@
-"""Compile an ARPA file (of SRILM, IRSTLM, lmplz or our own trainer) into a model of `stages.text.ngram_lm`."""
+"""Compiles an ARPA file into a model file of `stages.text.ngram_lm`. ARPA is the text format of n-gram models, which
+SRILM, IRSTLM, KenLM's lmplz and Tokenmill's own trainer write."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ LARGEST = 1e38
 
 def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *, normalize: str = "none",
                  pieces: bytes = b"") -> list[int]:
-    """Compile an ARPA file (plain or .gz) into a model. Returns the number of n-grams of each order.
+    """Compile an ARPA file (plain or .gz) into the model file `out`. Returns the number of n-grams of each order.
 
-    SRILM prunes n-grams that are the end (all words but the first) of longer ones. Such ends are added here with the
-    probability that every reader of ARPA gives them: the back-off weight of the context plus the probability of the
-    shorter n-gram. Memory: about 150 bytes per n-gram. Raises BadModel, with the line, for a file that is no ARPA.
+    The end of an n-gram is all its words but the first. SRILM may prune an n-gram that is the end of a longer one. This
+    function adds the missing ends, with the probability that every reader of ARPA gives them: the back-off weight of
+    the context plus the probability of the shorter n-gram. Memory: about 150 bytes per n-gram. Raises BadModel, which
+    names the line, if the file is not valid ARPA.
     """
     words: list[str] = []
     orders: list[tuple[np.ndarray, np.ndarray]] = []       # ids (n-grams, n), values (n-grams, 2)
@@ -54,7 +56,8 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
 
 def _closed(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]]
             ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Hashes and values of every order, after adding the missing ends of all n-grams to the order below."""
+    """Return (hashes, values) of the n-grams of every order from 2 on. The end of each n-gram (all its words but the
+    first) is added to the order below if that order lacks it."""
     ids = [i for i, _ in orders]
     values = [v for _, v in orders]
     missing: list[list[np.ndarray]] = [[] for _ in orders]
@@ -76,7 +79,8 @@ def _closed(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]
 
 
 def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
-    """log10 probability of n-grams that a model lacks: back-off of the context plus probability of the end."""
+    """Return the log10 probabilities of n-grams that the model lacks: the back-off weight of the context (all words but
+    the last) plus the probability of the end (all words but the first)."""
     if lower is None:
         return unigrams[rows[:, 0], 1] + unigrams[rows[:, 1], 0]
     order = np.argsort(lower[0], kind="stable")
@@ -91,8 +95,9 @@ def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray,
 
 
 def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray, np.ndarray, list[str]]]:
-    """Yields (order, ids int64 (n-grams, order), values float32 (n-grams, 2), words) for every order of an ARPA
-    file."""
+    """Yields (order, ids, values, words) for every order of an ARPA file. `ids` are the word ids of the n-grams, int64
+    (n-grams, order). `values` are their log10 probabilities and back-off weights, float32 (n-grams, 2). `words` are all
+    words in the order of their ids."""
     index: dict[str, int] = {UNK: 0}
     order, number, wanted = 0, 0, 0
     flat: list[int] = []

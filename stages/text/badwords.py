@@ -1,25 +1,26 @@
-"""Counts how often the words of a list stand in a text, with the care that each language needs.
+"""Counts how often the entries of a word list occur in a text, by rules that depend on the language.
 
-Texts and entries are compared in NFKC and lower case (Turkish keeps its two i apart), without soft hyphens and
-characters of no width. Arabic script loses its vowel signs and elongations, and letters that are typed for one another
-become one; Russian ё becomes е. What is then found depends on the language:
+Texts and entries are normalised before they are compared: NFKC, lower case (in Turkish, dotted and dotless i stay
+different), no soft hyphens and no zero-width characters. In Arabic and Persian, vowel signs and elongation marks are
+removed, and letters that are often typed for one another become the same letter. In Russian, ё becomes е. The language
+then decides which occurrences count:
 
-- Most languages: whole words. A word is a run of letters, marks and digits, so `don't` and `l'un` are two; an entry of
-  several words matches with blanks, a hyphen or an apostrophe between them. Inflected forms count only where the list
-  names them: it does so for much of Hungarian and Turkish, hardly for Polish, Czech or Finnish. Stems are not searched
-  for inside words: `am` would be found in every Turkish `ama` (but).
+- Most languages: whole words. A word is a run of letters, marks and digits, so `don't` and `l'un` are two words each.
+  An entry of several words matches with blanks, a hyphen or an apostrophe between them. Inflected forms count only if
+  the list has them. It has many for Hungarian and Turkish, and hardly any for Polish, Czech or Finnish. Entries are not
+  searched for inside longer words: `am` would be found in every Turkish `ama` (but).
 - Arabic: articles, prepositions and conjunctions joined to a word are removed if at least three letters remain.
 - Korean: particles are removed from the end of a word; an entry inside a longer word (자위대, an army) does not count.
-- Chinese, Japanese: anywhere in the text, except single ideographs and up to two hiragana: 性 stands in every text
-  about quality. Entries in katakana match only a whole run of it: セックス is in エセックス (Essex). Latin letters
-  match as whole words.
-- Thai: anywhere in the text. Entries of one syllable match only with no Thai letter on either side, for they begin
-  other words (ห่าง, far; สัดส่วน, proportion; กูเกิล, Google); longer ones not before a vowel or mark that would make
-  the last syllable another.
+- Chinese, Japanese: an entry matches anywhere in the text. Entries of a single ideograph or of one or two hiragana are
+  ignored: 性, for instance, occurs in every text about quality. An entry in katakana matches only a whole run of
+  katakana: セックス does not count inside エセックス (Essex). Entries in Latin letters match whole words.
+- Thai: an entry matches anywhere in the text, with two exceptions. An entry of one syllable must have no Thai letter on
+  either side, because other words begin with it (ห่าง, far; สัดส่วน, proportion; กูเกิล, Google). A longer entry must
+  not be followed by a vowel or mark that would change its last syllable.
 - Hindi: the list (LDNOOBW's) is written in Latin letters, so it finds nothing in Devanagari.
 
-`EVERYDAY` lists the entries of LDNOOBW that are left out because they mostly mean something else. C4 leaves out some as
-well, which are among them.
+LDNOOBW is the "List of Dirty, Naughty, Obscene, and Otherwise Bad Words". `EVERYDAY` names the entries of LDNOOBW that
+are ignored because they mostly have another, everyday meaning. It includes the entries that C4 leaves out.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class BadWords:
     def __init__(self, language: str, entries: Iterable[str]) -> None:
         self.language = language
         self.unspaced = language in LETTERS_A_WORD
-        #: first word → (the other words, the text that must stand before each of them) of the entries, the longest
-        #: first
+        #: first word of entries → [(the other words, the text that must stand before each of these)], one pair for each
+        #: entry, those with the most words first
         self._words: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
         #: first character → entries looked for anywhere, the longest first
         self._anywhere: dict[str, list[str]] = {}
@@ -125,8 +126,9 @@ class BadWords:
         self._begins = re.compile(f"[{re.escape(''.join(sorted(self._anywhere)))}]") if self._anywhere else None
 
     def count(self, text: str) -> tuple[Counter[str], float]:
-        """(how often each entry stands in the text, number of words in the text). Where entries overlap, the first and
-        longest counts. Two letters count as a word in Chinese and Japanese, four in Thai."""
+        """Return (count of each entry in the text, number of words in the text). Of overlapping entries, the one that
+        begins first counts, and of those that begin together, the longest. In languages without spaces between words,
+        the number of words is estimated: two letters are a word in Chinese and Japanese, four in Thai."""
         text = normal(text, self.language)
         result: Counter[str] = Counter()
         if self.unspaced:
@@ -143,7 +145,8 @@ class BadWords:
         return result, words
 
     def _forms(self, word: str) -> Iterable[str]:
-        """The forms of a word that may be entries, the most certain last."""
+        """Yield the forms of a word that may be entries: the word without an Arabic prefix or a Korean particle, and at
+        last the word itself."""
         if self.language == "ar":
             yield from (word[len(p):] for p in _PROCLITICS if len(word) > len(p) + 2 and word.startswith(p))
         elif self.language == "ko":
@@ -179,20 +182,21 @@ class BadWords:
 
 
 def count_lists(lists: Mapping[str, Iterable[str]], language: str) -> BadWords | None:
-    """The entries for a language: its own lists (those of its regions, too) and those for any language. None if there
-    are none."""
+    """Return a BadWords for a language, with the entries of its own lists (`en` and `en-US`, for instance) and of lists
+    for any language. Returns None if there is no entry."""
     entries = [entry for code, held in lists.items() if code == ANY or language_of(code) == language for entry in held]
     return BadWords(language, entries) if entries else None
 
 
 def _words(text: str, latin: bool) -> re.Pattern[str] | regex.Pattern[str]:
-    """The pattern that finds words in lower-case text; for Latin letters alone a faster one that finds the same
-    words."""
+    """Return the pattern that finds the words of a lower-case text. With `latin` it finds only words of ASCII letters
+    and digits. For a text that is all ASCII, a faster pattern is returned, which finds the same words."""
     return _LATIN if latin or text.isascii() else _WORD
 
 
 def _gaps(text: str, words: list[re.Match[str]]) -> tuple[str, ...]:
-    """The text between words that an entry must match, such as `&`: blanks, hyphens and apostrophes are left out."""
+    """Return the text between each word and the next, without blanks, hyphens and apostrophes. What is left, such as
+    `&`, must be the same in the text and in the entry."""
     return tuple(_LOOSE.sub("", text[a.end():b.start()]) for a, b in pairwise(words))
 
 

@@ -32,7 +32,8 @@ def cached(path: Path, write: Callable[[Path], None]) -> Path:
 
 
 def rules_path(language: str = "en") -> Path:
-    """Path of the exported rules of a language, by spaCy's code; exported now if this install lacks them.
+    """Return the path of the exported tokenizer rules of a language, which is given as spaCy's code. If this install
+    has not exported them yet, this is done now.
 
     Raises:
         RuntimeError: spaCy is missing or the export failed; the message holds its error output.
@@ -41,8 +42,8 @@ def rules_path(language: str = "en") -> Path:
 
 
 def rules_paths(languages: Iterable[str]) -> list[Path]:
-    """Paths of the exported rules of several languages. One process exports all that are missing, because importing
-    spaCy takes longer than exporting a language. Raises as `rules_path`."""
+    """Return the paths of the exported tokenizer rules of several languages. One process exports all that are missing,
+    because importing spaCy takes longer than exporting a language. Raises the errors of `rules_path`."""
     folder = cache_dir() / "words"
     version = f"spacy-{metadata.version('spacy')}-py{sys.version_info.major}.{sys.version_info.minor}-v{FORMAT}"
     paths = {language: folder / f"{language}-{version}.json" for language in languages}
@@ -67,9 +68,9 @@ def _export(paths: dict[str, Path]) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock on the lock file beside `path`; the folder is made if it is missing. Where no lock is possible (a
-    file system without locks, another user's file, a read-only folder), nothing is held. Then the last writer wins, or
-    writing raises the error."""
+    """Hold a lock on the lock file beside `path`; the folder is created if it is missing. If no lock is possible (a
+    file system without locks, another user's file, a read-only folder), the code runs without one. Two processes may
+    then write the same file, and the last one wins; in a read-only folder, the write itself raises the error."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -94,9 +94,9 @@ NORMALIZE: dict[str, Callable[[str], str]] = {"ccnet": ccnet, "datatrove": datat
 
 
 class TextModel:
-    """A model with the SentencePiece model of its words, ready to score texts.
+    """An n-gram model, with the SentencePiece model that cuts texts into its words, ready to score texts.
 
-    Raises BadModel for a model without SentencePiece, or with a normalisation this version does not know.
+    Raises BadModel if the file has no SentencePiece model, or names a normalisation that this version does not know.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -136,7 +136,7 @@ class TextModel:
 
 
 def processor(model: bytes, name: str) -> Any:
-    """The SentencePiece model in these bytes. Raises BadModel, which mentions `name`, if they are no such model."""
+    """Load a SentencePiece model from its bytes. Raises BadModel, which mentions `name`, if they are no such model."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -147,11 +147,11 @@ def processor(model: bytes, name: str) -> Any:
 
 # -- training ----------------------------------------------------------------------------------------------------------
 def train_pieces(texts: Iterable[str], vocab: int, normalize: str) -> bytes:
-    """A SentencePiece model with cc_net's settings (unigram, coverage 0.9995), learned from the first `PIECES_CHARS`
-    characters.
+    """Train a SentencePiece model with cc_net's settings (unigram, coverage 0.9995) on the first `PIECES_CHARS`
+    characters of the texts, and return its bytes.
 
-    It is learned in one thread, so that equal texts give equal bytes. The vocabulary is smaller than asked for where
-    there are too few texts. Raises ValueError when there are too few for any vocabulary.
+    Training uses one thread, so that equal texts give equal bytes. With too few texts, the vocabulary is smaller than
+    `vocab`. Raises ValueError if the texts are too few for any vocabulary.
     """
     from sentencepiece import SentencePieceTrainer
 
@@ -167,7 +167,8 @@ def train_pieces(texts: Iterable[str], vocab: int, normalize: str) -> bytes:
 
 
 def _lines(texts: Iterable[str], normalize: Callable[[str], str], most: int = PIECES_LINE) -> Iterator[str]:
-    """Normalised texts in lines of at most `most` bytes, cut at spaces where there are any."""
+    """Yield the normalised texts in lines of at most `most` bytes, cut at spaces where there are any. It ends after
+    `PIECES_CHARS` characters."""
     left = PIECES_CHARS
     for text in texts:
         line, at = re.sub(r"\s+", " ", normalize(text)[:left]).strip(), 0
@@ -186,7 +187,8 @@ def _lines(texts: Iterable[str], normalize: Callable[[str], str], most: int = PI
 
 def train_model(texts: Iterable[str], pieces: bytes, *, normalize: str = "ccnet", order: int = 5,
                 most: int = 20_000_000) -> Estimate:
-    """An n-gram model over the pieces of texts, each normalised and cut as for scoring."""
+    """Train an n-gram model whose words are the SentencePiece pieces of the texts. Each text is normalised and cut into
+    pieces in the same way as for scoring."""
     cutter, clean = processor(pieces, "--sentencepiece"), NORMALIZE[normalize]
 
     def words() -> Iterator[Sequence[str]]:

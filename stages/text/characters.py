@@ -1,7 +1,8 @@
 """Character classes of the FineWeb rules, as datatrove defines them (datatrove.utils.text, Apache-2.0).
 
-They decide about documents (Gopher's symbol words, FineWeb's terminal punctuation, the normalisation of MinHash), so
-they are written out here and pinned by a test against datatrove itself, instead of importing it into every worker.
+They affect which documents are kept (Gopher's symbol words, FineWeb's terminal punctuation, the normalisation of
+MinHash). They are written out here, so that workers need not import datatrove. A test compares them with datatrove's
+own.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SYMBOLS: frozenset[str] = frozenset(PUNCTUATION) | TERMINAL_PUNCTUATION
 def nonspacing_marks() -> list[tuple[int, int]]:
     """Ranges (first, last) of the code points of category Mn in this Python's Unicode database.
 
-    Planes 2-13 hold only ideographs and 15-16 are private, so they are skipped.
+    Unicode's planes 2 to 13 hold only ideographs, and 15 and 16 are for private use, so they are skipped.
     """
     ranges: list[tuple[int, int]] = []
     for code in (*range(0x300, 0x20000), *range(0xE0000, 0xE1000)):

@@ -1,10 +1,10 @@
-"""A table of the chunks of texts (runs without white space) and their words, which answers at the speed of memory.
+"""A table of chunks (runs of characters without white space) and the words of each, for fast tokenisation.
 
 A text is read once, as UTF-8 bytes. `scan` cuts it at white space (as `str.split` does) and looks each chunk up in a
 hash table of byte strings. `fold` joins the words of all chunks and counts the sentences of every line. Both are
-compiled, and neither makes a Python object for a chunk. Chunks are the same when their bytes are equal, not only their
-hashes. The hash is seeded anew in each table, so that no text can be written whose chunks all collide; no result
-depends on it.
+compiled, and neither makes a Python object for a chunk. Two chunks are the same only if their bytes are equal; equal
+hashes are not enough. Each table has a random seed for its hash, so that nobody can write a text whose chunks all
+collide. The seed changes no result.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import numpy as np
 
 from stages.text.compiled import njit
 
-#: The record of a chunk, half a cache line: its hash, its first eight bytes, its offset and size in `blob`, the first
-#: place and the count of its words in `parts`, and whether a neighbour may change its words (`unsure`).
+#: The record of a chunk, half a cache line: its hash, its first eight bytes, its offset and size in `blob`, the index
+#: of its first word in `parts`, the number of its words, and whether a neighbouring chunk may change how it is split
+#: into words (`unsure`).
 CHUNK = np.dtype([("hash", np.int64), ("head", np.uint64), ("offset", np.uint32), ("size", np.int32),
                   ("first", np.int32), ("count", np.int16), ("unsure", np.uint8)], align=True)
-#: How a chunk changes the count of sentences. `begun` is how many sentences it begins, and `open` whether it ends in an
-#: end mark, both for a chunk inside a sentence; `begun_after` and `open_after` are the same after an end mark.
+#: How a chunk changes the count of sentences. For a chunk inside a sentence, `begun` is the number of sentences that
+#: begin in it, and `open` is 1 if it has an end mark (such as a full stop) after which no sentence has begun yet.
+#: `begun_after` and `open_after` are the same numbers for a chunk that follows an end mark.
 STEP = np.dtype([("begun", np.int16), ("begun_after", np.int16), ("open", np.uint8), ("open_after", np.uint8)])
-#: Columns of the table of lines: first byte, the byte after the last, number of chunks, and number of sentences, which
-#: is -1 where the rules must count them.
+#: Columns of the table of lines: first byte, the byte after the last, number of chunks, and number of sentences. The
+#: last is -1 if the table cannot tell and spaCy's rules must count the sentences.
 LINE_START, LINE_END, LINE_CHUNKS, LINE_SENTENCES = range(4)
 
 #: classes of bytes: 0 part of a chunk, 1 white space, 2 white space that ends a line, 3 the first byte of a longer
@@ -56,8 +58,9 @@ class Chunks:
 
     def extend(self, chunks: Sequence[bytes], words: Sequence[int], counts: Sequence[int],
                steps: Sequence[tuple[int, int, int, int]], unsure: Sequence[bool]) -> None:
-        """Add chunks that the table does not hold. `words` has the word numbers of all of them, `counts` how many each
-        chunk has, `steps` the fields of its STEP in the order begun, open, begun_after, open_after."""
+        """Add chunks that the table does not hold. `words` has the word numbers of all chunks, one chunk after the
+        other, and `counts` the number of words of each chunk. `steps` has the fields of each chunk's STEP in the order
+        begun, open, begun_after, open_after."""
         new, data = len(chunks), b"".join(chunks)
         first, last = self.count, self.count + new
         self.rows, self.steps = room(self.rows, last), room(self.steps, last)
@@ -81,7 +84,8 @@ class Chunks:
         insert(self.slots, self.rows, first, last)
 
     def forget(self, count: int, size: int, words: int) -> None:
-        """Remove the latest chunks, down to `count` chunks of `size` bytes and `words` words."""
+        """Remove the chunks that were added last, until `count` chunks remain, which have `size` bytes and `words`
+        words in all."""
         remove(self.slots, self.rows, count, self.count)
         self.count, self.bytes, self.words = count, size, words
 
@@ -91,13 +95,14 @@ class Chunks:
         return int(self.parts[row["first"] + (row["count"] - 1 if side else 0)])
 
     def scan(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Returns (chunk numbers int32[n], -1 for chunks that the table lacks; int32[n, 2], the places of the chunks in
-        `data`; number of chunks that the table lacks)."""
+        """Cut a text into chunks. Returns (numbers of the chunks, int32[n], -1 for chunks that the table lacks; start
+        and end of each chunk in `data`, int32[n, 2]; how many chunks the table lacks)."""
         return scan(data, _CLASSES, self.slots, self.rows, self.blob, self.seed)
 
     def fold(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Returns (word numbers int32; int32[m, 4], the lines that hold a chunk, without the white space at their
-        ends; number of chunks whose words a neighbour may change)."""
+        """Join the words of the chunks of a text. Returns (numbers of the words, int32; the lines that hold a chunk, as
+        int32[m, 4] with the columns LINE_…; number of chunks whose words a neighbouring chunk may change). A line's
+        first and last byte leave out the white space at its ends."""
         return fold(data, _CLASSES, chunks, spans, self.rows, self.steps, self.parts)
 
     def sentences(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> int:
@@ -124,7 +129,7 @@ def room(column: np.ndarray, size: int) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def packed(data: np.ndarray, start: int, stop: int) -> np.uint64:
-    """Up to eight bytes as a number, the first one lowest."""
+    """Return up to eight bytes from `start` on as one number, in little-endian order."""
     value = np.uint64(0)
     for i in range(min(stop - start, 8)):
         value |= np.uint64(data[start + i]) << np.uint64(8 * i)
@@ -146,7 +151,7 @@ def hash_bytes(data: np.ndarray, start: int, stop: int, head: np.uint64, seed: i
 
 @njit(cache=True, nogil=True)
 def hash_rows(rows: np.ndarray, first: int, last: int, blob: np.ndarray, seed: int) -> None:
-    """Fill hash and head of the chunks first to last."""
+    """Fill in the fields `hash` and `head` of the chunks from `first` up to, but not including, `last`."""
     for i in range(first, last):
         start = np.int64(rows[i].offset)
         stop = start + rows[i].size
@@ -167,7 +172,8 @@ def insert(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
 
 @njit(cache=True, nogil=True)
 def remove(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
-    """Free the slots of the latest chunks. No search breaks, because no later chunk was placed behind them."""
+    """Free the slots of the chunks from `first` up to, but not including, `last`, which must be the last ones in the
+    table. Searches for the remaining chunks still succeed, since none of them was placed behind a removed one."""
     mask = slots.shape[0] - 1
     for i in range(last - 1, first - 1, -1):
         slot = rows[i].hash & mask
@@ -262,9 +268,11 @@ def scan(data: np.ndarray, classes: np.ndarray, slots: np.ndarray, rows: np.ndar
 @njit(cache=True, nogil=True)
 def sentences(data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, steps: np.ndarray, first: int, last: int,
               stop: int) -> int:
-    """Number of sentences in the chunks first to last, the white space between them and the white space up to `stop`.
+    """Count the sentences in the chunks from `first` up to, but not including, `last`, with the white space between
+    them and up to the byte `stop`.
 
-    White space is neither punctuation nor the end of a sentence; a single space is no token at all.
+    As in spaCy, white space is a token of its own, except a single space. After an end mark, such a token begins a
+    sentence, because it is not punctuation.
     """
     count = 1
     ended = 0

@@ -1,11 +1,11 @@
-"""Kernels that numba compiles when the first one of their module is called.
+"""Compiles functions (kernels) with numba, but only when the first kernel of their module is called.
 
-Importing numba takes longer than planning a recipe, and a plan imports every stage the recipe names; so nothing here
-imports it early. A kernel is written and called as with `numba.njit`; kernels of one module may call each other.
+numba is not imported before, because importing it takes longer than planning a recipe, and a plan imports every stage
+that the recipe names. A kernel is written and called as with `numba.njit`. Kernels of one module may call each other.
 
-An image brings compiled kernels in the folder that TOKENMILL_KERNELS names, which is read and never written. They are
-compiled with NUMBA_CPU_NAME=generic, for any processor of the architecture. Kernels that are missing there are compiled
-as usual.
+A container image may have compiled kernels in the folder that the environment variable TOKENMILL_KERNELS names. This
+folder is read and never written. Its kernels are compiled with NUMBA_CPU_NAME=generic, for any processor of the
+architecture. Kernels that are missing in it are compiled as usual.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Hand all kernels of the module to numba, and put the results in their place, so that kernels and everything else
-    in the module call the compiled ones."""
+    """Return the compiled version of a kernel. All kernels of its module are given to numba and replaced in the module
+    by the results, so that all code of the module calls the compiled kernels."""
     import numba
 
     with _lock:
         if waiting := _waiting.pop(function.__module__, []):
             made = {kernel: _apart(_shipped(numba.njit(**options)(kernel))) for kernel, options in waiting}
-            # in one step: numba compiles a kernel with the names its module holds at that time, and another thread may
-            # call a kernel as soon as it is there
+            # All names are replaced in one step: another thread may call a kernel as soon as it is in the module, and
+            # numba then compiles it with the objects that the module's names stand for at that time.
             function.__globals__.update({kernel.__name__: compiled for kernel, compiled in made.items()})
             _compiled.update(made)
         return _compiled[function]
 
 
 def keep_in(folder: str) -> None:
-    """Read and keep compiled kernels in `folder` from now on, also those of modules that were handed to numba before.
-    Kernels that this process has already compiled stay in use."""
+    """Use `folder` as numba's cache from now on, to load compiled kernels and to store them. This also holds for
+    kernels that numba knows already. Kernels that this process has already compiled stay in use."""
     os.environ["NUMBA_CACHE_DIR"] = folder
     if "numba" not in sys.modules:
         return                                        # numba reads the variable when it is imported
@@ -79,7 +79,8 @@ def keep_in(folder: str) -> None:
 
 
 def _shipped(kernel: Any) -> Any:
-    """The kernel, which now loads its variants from the folder that SHIPPED names, if they are in it."""
+    """Make a kernel load its compiled variants (one for each combination of argument types) from the folder that the
+    environment variable SHIPPED names, if the folder has them. Returns the kernel."""
     own: Any = getattr(kernel, "_cache", None)
     folder = os.environ.get(SHIPPED)
     if not folder or not hasattr(own, "_cache_file"):
@@ -102,12 +103,12 @@ def _shipped(kernel: Any) -> Any:
 
 
 def _apart(kernel: Any) -> Any:
-    """The kernel, each of whose variants is now kept in a file with a unique name.
+    """Make numba's cache store each compiled variant of a kernel in a file with a unique name. Returns the kernel.
 
-    numba numbers the files of a kernel's variants (one for every combination of argument types) without a lock. Two
-    processes that compile two variants at the same time may both write the first file. The index of one may then stay
-    with the code of the other, and that code runs on arguments it was not made for. With unique names no file is
-    written twice. Files of changed sources stay in their __pycache__ until it is emptied.
+    numba numbers the files of a kernel's variants (one for each combination of argument types) without a lock. Two
+    processes that compile two variants at the same time may both write the first file. The index of one process may
+    then point to the code of the other, which would run on arguments of the wrong types. With unique names, no file is
+    written twice. When a source changes, the files of its old kernels stay in __pycache__ until it is emptied.
     """
     files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # there is none without `cache=True`
     if files is not None:

@@ -1,21 +1,23 @@
-"""Bytes of a page → text: which character encoding, and a decoding that loses no page.
+"""Decodes the bytes of a page to text: it chooses the character encoding, and never fails.
 
 The first of these rules that applies decides:
 
-1. a byte-order mark;
-2. UTF-16 without one, recognised by its NULs;
-3. a stateful encoding that looks like ASCII, if the transport declares it;
+1. the encoding of a byte-order mark;
+2. UTF-16 without a byte-order mark, recognised by its NUL bytes;
+3. a stateful encoding, whose bytes look like ASCII (ISO-2022-JP, for instance), if the transport, such as HTTP,
+   declares it and the page has an escape character;
 4. UTF-8, if the bytes are valid (a page that decodes as UTF-8 by accident practically does not exist, while wrong
    declarations are common);
-5. the transport's charset, else the page's own `<meta>`, else detection by byte statistics (resiliparse; single-byte
-   results are checked again): the first of these three that the bytes are valid in and do not contradict;
+5. the first of three guesses in which the bytes are valid and that they do not contradict: the charset that the
+   transport declares; the one that the page declares in its own `<meta>`; the result of byte statistics (resiliparse;
+   single-byte results are checked again);
 6. UTF-8, if the bytes are *mostly* valid;
 7. the first encoding that rule 5 tried, with its errors replaced, or windows-1252 if it tried none.
 
 Labels are read as browsers read them (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK, Shift_JIS is code page 932).
-The bytes contradict a label when letters beyond ASCII stand in long runs and the label is for a Latin script, or stand
-alone and it is for another script. So a server that declares everything as ISO-8859-1 spoils no Russian, Greek or
-Chinese page.
+The bytes contradict a label in two cases: bytes beyond ASCII stand in long runs although the label is for a Latin
+script, or they stand alone although it is for another script. A server that declares every page as ISO-8859-1
+therefore does not spoil Russian, Greek or Chinese pages.
 """
 
 from __future__ import annotations
@@ -49,14 +51,14 @@ _LATIN = frozenset(("cp1250", "cp1252", "cp1254", "cp1257", "cp1258", "mac-roman
 _LATIN_RUN, _OTHER_RUN = 2.5, 1.5
 #: characters that windows-1252 and ISO-8859-1 make of the bytes from 0x80 on → those bytes
 _BYTE_OF = {bytes([b]).decode(name, "replace"): b for name in ("cp1252", "latin-1") for b in range(0x80, 0x100)}
-#: UTF-8 decoded as windows-1252 or ISO-8859-1: the first byte of a character and the bytes that follow. A piece with a
-#: control character can be nothing else.
+#: Matches a character whose UTF-8 bytes were decoded as windows-1252 or ISO-8859-1: its first byte and the bytes that
+#: follow. A match that contains a control character cannot be ordinary text.
 _FOLLOWING = "".join(c for c, b in _BYTE_OF.items() if b < 0xc0 and c != "\ufffd")
 _AGAIN = re.compile(f"[\u00c2-\u00f4][{_FOLLOWING}]{{1,3}}")
 #: the beginning of such a piece in UTF-8, to pass over pages that have none
 _AGAIN_BYTES = re.compile(rb"\xc3[\x82-\xb4](?:\xc2|\xe2\x80|\xe2\x82\xac|\xc5|\xc6|\xcb)")
-#: all of a page is doubly encoded if such pieces hold more than twice this many characters, and more than this share
-#: of all characters beyond ASCII
+#: a whole page counts as doubly encoded if the matches of `_AGAIN` have more than 2 * _AGAIN_MOST characters, and more
+#: than the share _AGAIN_PART of all characters beyond ASCII
 _AGAIN_MOST, _AGAIN_PART = 3, 0.6
 _CONTROL = re.compile("[\x80-\x9f]")
 #: bytes examined for statistics
@@ -117,10 +119,10 @@ def _run(data: bytes) -> float:
 
 
 def once(text: str, data: bytes) -> str:
-    """A page with double encoding undone; `data` is the same text in UTF-8. Double encoding is UTF-8 that was read as
-    windows-1252 and written as UTF-8 again, `â€™` for `’`. One real page in fifty has some. If most of a page is doubly
-    encoded, all of it is undone, otherwise only the pieces that can be nothing else. The function is for prose only,
-    since a program may hold such text on purpose."""
+    """Return the text of a page with double encoding undone; `data` is the same text in UTF-8. Doubly encoded text is
+    UTF-8 that was read as windows-1252 and written as UTF-8 again: `â€™` for `’`. One real page in fifty has some. If
+    most of a page is doubly encoded, all of it is undone, otherwise only the pieces that cannot be ordinary text. The
+    function is for prose only, since a program may contain such text on purpose."""
     if text.isascii() or _AGAIN_BYTES.search(data) is None:
         return text
     found = 0
@@ -170,8 +172,8 @@ def _detected(data: bytes) -> str:
 
 
 def _strictly(data: bytes, name: str) -> str | None:
-    """`data` decoded as `name`, or None if it is not valid in it. Single-byte encodings accept nearly everything, so a
-    result with many control characters is refused, too."""
+    """Return `data` decoded as `name`, or None if the bytes are not valid in that encoding. Single-byte encodings
+    accept nearly all bytes, so None is also returned if the text has many control characters."""
     try:
         text = data.decode(name)
     except (UnicodeDecodeError, LookupError):

@@ -70,7 +70,8 @@ def write_hashes(lines: Iterable[bytes], path: Path, read: Callable[[bytes], byt
 
 def write_labelled(lists: Iterable[tuple[int, Iterable[bytes]]], path: Path,
                    read: Callable[[bytes], bytes] = entry) -> None:
-    """Like `write_hashes`, with the labels of the lists; a string of several lists gets the lowest of their labels."""
+    """Like `write_hashes`, for several lists given as (label, lines). A string that is in several lists gets the lowest
+    of their labels."""
     found = []
     for label, lines in lists:
         values = _hashes(lines, read)

@@ -1,7 +1,7 @@
-"""Puts formulas, code and tables aside while the rest of a text is worked on, and puts them back at the end.
+"""Replaces the formulas, code and tables of a text by placeholders while the rest is processed, and restores them.
 
-A private-use character and a number stand for each piece meanwhile. The text is cleared of such characters first, so
-that no text can forge a stand-in.
+A placeholder is a number between two private-use characters. The text must be cleared of these characters first
+(`cleared`), so that no text can contain a forged placeholder.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ _STAND_INS = dict.fromkeys(range(0xE000, 0xE004))
 
 
 def cleared(text: str) -> str:
-    """A text without the characters of stand-ins."""
+    """Return the text without the characters that placeholders are made of."""
     return text.translate(_STAND_INS)
 
 
 class Kept:
-    """Pieces put aside, in order."""
+    """The pieces of a text that placeholders stand for, in order."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
     def keep(self, said: str) -> str:
-        """The stand-in for a piece until `restored`."""
+        """Store a piece and return its placeholder. `restored` puts the piece back."""
         self.said.append(said)
         return f"\ue000{len(self.said) - 1}\ue001"
 
     def restored(self, text: str, depth: int = 1) -> str:
-        """A text with its pieces put back; `depth` is how deep pieces are nested."""
+        """Return the text with each placeholder replaced by its piece. Pieces may contain placeholders: `depth` is the
+        number of levels to replace."""
         for _ in range(depth):
             text = _KEPT.sub(lambda m: self.said[int(m[1])], text)
         return text

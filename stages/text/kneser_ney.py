@@ -1,17 +1,18 @@
 """Trains n-gram models by interpolated modified Kneser-Ney smoothing (Chen & Goodman 1998, TR-10-98; Heafield et al.
 2013, "Scalable Modified Kneser-Ney Language Model Estimation"), as KenLM's lmplz does without pruning.
 
-  * The count of an n-gram of the highest order, or of one that begins with <s>, is how often it occurs; that of any
-    other n-gram is how many different words stand before it.
-  * Discounts of an order come from t_k, its number of n-grams with count k: Y = t₁ / (t₁ + 2 t₂), D_k = k - (k + 1) Y
-    t_{k+1} / t_k for k = 1, 2, 3 and more. Where they cannot be computed (t₁, t₂ or t₃ is 0) or lie outside 0 … k, the
-    order takes `FALLBACK`, as lmplz does with --discount_fallback, and the result says so.
-  * p(w | c) = (a(c w) - D) / Σ a(c ·) + γ(c) p(w | c without its first word), where γ redistributes what D took;
-    unigrams are interpolated with 1 / (number of words, with <unk> and </s>, without <s>).
+  * Counts a: the count of an n-gram of the highest order, or of one that begins with <s>, is the number of its
+    occurrences. The count of any other n-gram is the number of different words that precede it.
+  * Discounts D: those of an order are computed from t_k, its number of n-grams with count k: Y = t₁ / (t₁ + 2 t₂),
+    D_k = k - (k + 1) Y t_{k+1} / t_k for k = 1, 2, 3 and more. If they cannot be computed (t₁, t₂ or t₃ is 0) or lie
+    outside 0 … k, the order uses `FALLBACK`, as lmplz does with --discount_fallback. `Estimate.fallback` lists such
+    orders.
+  * Probabilities: p(w | c) = (a(c w) - D) / Σ a(c ·) + γ(c) p(w | c without its first word). γ redistributes what the
+    discounts subtract. Unigrams are interpolated with 1 / (number of words, with <unk> and </s>, without <s>).
 
-Memory: 160 bytes per token in the worst case, where nearly all n-grams differ, and 240 while the model is saved;
-`train` stops at `most` tokens. A token costs 1 to 2 µs. Train on more text with lmplz, and give its ARPA file to
-`tokenmill lm compile`.
+Training needs 160 bytes of memory per token in the worst case, in which nearly all n-grams differ, and 240 bytes while
+the model is saved. `train` therefore stops at `most` tokens. It takes 1 to 2 µs per token. To train on more text, use
+lmplz, and compile its ARPA file with `tokenmill lm compile`.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def train(texts: Iterable[Sequence[str]], *, order: int = 5, most: int = 20_000_
 
 
 def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[NgramOrder]:
-    """Yields the n-grams of each order. `rank[i]` is the row of the n-gram that begins at i, -1 where its text ends too
-    early."""
+    """Yields the n-grams of each order from 1 to `order`. In the code, `rank[i]` is the row of the n-gram that begins
+    at position i of `stream`. It is -1 if the text ends before the n-gram does."""
     counts = np.bincount(stream, minlength=vocabulary).astype(np.int32)
     nothing = np.zeros(vocabulary, np.int32)
     ids = np.arange(vocabulary, dtype=np.int32)
@@ -154,8 +155,8 @@ def _estimate(words: list[str], orders: list[NgramOrder], tokens: int) -> Estima
 
 
 def _discounts(t: np.ndarray) -> tuple[float, float, float] | None:
-    """D₁, D₂, D₃₊ from the numbers of n-grams with each count; None when they cannot be computed or lie outside 0 …
-    k."""
+    """Compute the discounts D₁, D₂, D₃₊ of an order; t[k] is its number of n-grams with count k. Returns None if they
+    cannot be computed, or if a D_k lies outside 0 … k."""
     if not (t[1] and t[2] and t[3]):
         return None
     y = t[1] / (t[1] + 2 * t[2])
@@ -184,7 +185,8 @@ def save(estimate: Estimate, path: str | os.PathLike[str], *, normalize: str = "
 
 
 def save_arpa(estimate: Estimate, path: str | os.PathLike[str]) -> None:
-    """Write ARPA as lmplz does, which KenLM, SRILM and others read. Raises ValueError for a word with white space."""
+    """Write an ARPA file in the form that lmplz writes; KenLM, SRILM and others read it. Raises ValueError for a word
+    with white space."""
     if bad := next((w for w in estimate.words if len(w.split()) != 1), None):
         raise ValueError(f"ARPA parts words by white space, and {bad!r} holds some")
     words, last = estimate.words, len(estimate.orders)

@@ -1,14 +1,15 @@
 """Names of languages: ISO 639-1 (`fr`), ISO 639-3 (`fra`), and either with a script of ISO 15924 (`fra_Latn`).
 
 Models name languages differently: lid.176 as Wikipedia does (`fr`, `arz`), GlotLID, OpenLID and FLORES by ISO 639-3 and
-script (`fra_Latn`). `Document.language` is the model's own label. A setting may use any of these names for a language,
-and `names` tells which labels it means:
+script (`fra_Latn`). `Document.language` is the label of the model that identified the language. A setting may use any
+of these names for a language. The function `names` decides which labels such a name stands for:
 
-* codes of two and of three letters mean the same: `fr`, `fra`; so do `-` and `_`, capitals and small letters;
+* the codes of two and of three letters mean the same: `fr`, `fra`. There is no difference between `-` and `_`, or
+  between capitals and small letters;
 * the code of a macrolanguage (ISO 639-3) means its standard member, as in FLORES-200: `zh` is `cmn` (Mandarin, not
   `yue`), `ar` is `arb` (not `arz`), `fa` is `pes`, `no` is `nob`; other members must be named by their own codes;
-* a script counts where both sides know it: `sr` is any Serbian, `srp_Latn` only that in Latin letters. For a label
-  without script, the script of the text's letters counts, if the caller knows it;
+* scripts are compared only if both the name and the label have one: `sr` is any Serbian, `srp_Latn` only Serbian in
+  Latin letters. If the label has no script, the script of the text's letters is compared, provided the caller gives it;
 * `als` alone is Alemannic, as in Wikipedia and lid.176; with a script it is ISO's Tosk Albanian. `bh` is Bhojpuri.
 """
 
@@ -72,7 +73,8 @@ class Tag(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def tag(name: str) -> Tag | None:
-    """The tag that a name means; None if it is no code of two or three letters, with a script or without.
+    """Return the Tag that the name of a language stands for. Returns None if the name is not a code of two or three
+    letters, with or without a script.
 
     Codes of three letters are accepted unchecked, since models know more of them than ISO has in use.
     """
@@ -93,7 +95,8 @@ def tag(name: str) -> Tag | None:
 
 @lru_cache(maxsize=65536)
 def names(wanted: str, label: str, script: str = "") -> bool:
-    """Whether the name `wanted` includes what a model calls `label`, for a text mainly in `script` ("" if unknown)."""
+    """Whether the language name `wanted` covers the label that a model gave a text. `script` is the main script of the
+    text, "" if unknown."""
     if wanted == label:
         return True
     one, other = tag(wanted), tag(label)
@@ -103,7 +106,7 @@ def names(wanted: str, label: str, script: str = "") -> bool:
 
 
 def meet(one: str, other: str) -> bool:
-    """Whether one text may have both names; False only if no text can."""
+    """Whether there can be a text to which both language names apply."""
     if one == other:
         return True
     a, b = tag(one), tag(other)
@@ -121,8 +124,8 @@ def short(label: str) -> str:
 
 @lru_cache(maxsize=4096)
 def scripts_of(label: str) -> tuple[str, ...]:
-    """The scripts that texts in a language are written in: the label's own, otherwise those known for the languages of
-    lid.176; () where none are known."""
+    """Return the scripts that texts in a language are written in: the script of the label if it has one, otherwise
+    those known for the language, () if none are known. They are known for the languages of the model lid.176."""
     found = tag(label)
     if found is None:
         return ()

@@ -6,9 +6,9 @@ table comes with datatrove and is read without importing it. A name without scri
 script. For such a name datatrove 0.10.1 may choose another script, because it reads "FALSE" in the table as true: its
 `ar` is in Latin script. Names with a script are safe.
 
-Most languages are split by rules of spaCy, often those of a relative, and need no package (`stages.text.words`).
-Korean, Thai, Chinese, Japanese, Vietnamese, the languages of India and some more have tokenizers of other packages,
-which run through datatrove.
+Most languages are split by rules of spaCy, often those of a related language, and need no further package
+(`stages.text.words`). Korean, Thai, Chinese, Japanese, Vietnamese, the languages of India and some more have tokenizers
+of other packages, which datatrove calls.
 """
 
 from __future__ import annotations
@@ -79,17 +79,18 @@ def installed(distribution: str) -> bool:
 
 
 def splitter(language: str) -> Splitter | None:
-    """The splitter of a language, by any of its names; None for one that is not in the table."""
+    """Return the splitter of a language, given by any of its names; None if the name is not in the table."""
     return _table().get(language)
 
 
 @cache
 def split_words(language: str) -> Callable[[str], list[str]]:
-    """datatrove's own function for a language whose words need a package.
+    """Return datatrove's own function that splits a text of a language into words. It is for languages that need a
+    package besides spaCy.
 
     Raises:
-        ModuleNotFoundError: the package is not installed; says which.
-        LookupError: datatrove has no tokenizer for it.
+        ModuleNotFoundError: the package is not installed; the message names it.
+        LookupError: datatrove has no tokenizer for the language.
     """
     found = splitter(language)
     if found is None:

@@ -120,9 +120,10 @@ def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, p
                      sizes: np.ndarray, blob: np.ndarray, ns: np.ndarray) -> np.ndarray:
     """For each n of `ns`, count the characters covered by later copies of word n-grams, each character once.
 
-    As in datatrove, an n-gram is its words joined *without* spaces ("ab c" equals "a bc"), and the search goes on after
-    a copy. `hashes` and `powers` are the words' polynomial hashes and base**length, so an n-gram's hash is a difference
-    of two prefix hashes; equal hashes are confirmed on the characters.
+    As in datatrove, an n-gram is its words joined *without* spaces ("ab c" equals "a bc"). When a copy is found, the
+    search continues behind its last word. `hashes` and `powers` are the words' polynomial hashes and base**length, so
+    that an n-gram's hash is computed from the difference of two prefix hashes. If hashes are equal, the characters are
+    compared, too.
     """
     words = ids.shape[0]
     # the hash of the text up to a word is divided by base**length, so that one product turns a difference into the hash
@@ -185,7 +186,8 @@ def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, p
 @njit(cache=True, nogil=True)
 def hash_words(hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, blob: np.ndarray,
                first: int, last: int) -> None:
-    """Fill hashes and powers of the words first to last: the polynomial hash of the bytes, and base**size."""
+    """Fill in `hashes` (the polynomial hash of a word's bytes) and `powers` (base**size) of the words from `first` up
+    to, but not including, `last`."""
     for word in range(first, last):
         value = np.uint64(0)
         power = np.uint64(1)

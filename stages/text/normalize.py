@@ -1,7 +1,7 @@
 """Normalisation of text before near-duplicate search: datatrove's `simplify_text`, equal in every character.
 
-Order matters and is datatrove's: lower case → numbers to "0" → punctuation to spaces → white space to single spaces →
-canonical decomposition without nonspacing marks (TextNormConfig defaults of datatrove.utils.text).
+The steps run in datatrove's order, which matters: lower case → numbers to "0" → punctuation to spaces → white space to
+single spaces → canonical decomposition without nonspacing marks (TextNormConfig defaults of datatrove.utils.text).
 """
 
 from __future__ import annotations

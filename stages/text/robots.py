@@ -1,4 +1,5 @@
-"""Reads the directives of `<meta name="robots">` and `X-Robots-Tag`, by which publishers forbid uses to robots."""
+"""Reads the directives of `<meta name="robots">` and of the header `X-Robots-Tag`, by which publishers forbid robots
+certain uses of a page."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Finds the script (writing system) of a text by its letters.
 
 ISO 15924 gives each script a code of four letters (`Latn`, `Cyrl`, `Hani`) and a number (215, 220, 500). The signal
-holds the number, as a float. The table is Unicode's property `Script` for the letters (general category L) that belong
-to one script. Letters of no script (Common, Inherited), digits, marks and signs do not count. The table is part of the
-project, so that neither Python's nor a library's version of Unicode decides about a document.
+`script` of the step `language` holds the number, as a float. The table in this module is Unicode's property `Script`
+for the letters (general category L) that belong to one script. Letters of no script (Common, Inherited), digits, marks
+and signs do not count. The table is part of the project, so that results do not depend on the Unicode version of Python
+or of a library.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Sylo316 Syrc135 Tagb373 Takr321 Tale353 Talu354 Taml346 Tang520 Tavt359 Tayo380 
 Thai352 Tibt330 Tirh326 Tnsa275 Todr229 Tols299 Toto294 Tutg341 Ugar040 Vaii470 Vith228 Wara262 Wcho283 Xpeo030
 Xsux020 Yezi192 Yiii460 Zanb339
 """
-#: runs of code points of one script (`.`: no letters of a single script), each from its first code point, hexadecimal,
-#: to the start of the next run. From Scripts.txt and UnicodeData.txt of Unicode 18.0 (Unicode License v3); unassigned
-#: code points belong to the run around them
+#: Runs of code points. An entry is the first code point of a run, in hexadecimal, followed by its script, or by `.` if
+#: the run has no letters of a single script. A run ends where the next begins. From Scripts.txt and UnicodeData.txt of
+#: Unicode 18.0 (Unicode License v3). Unassigned code points belong to the run around them.
 _RUNS = """
 41Latn 5b. 61Latn 7b. aaLatn ab. baLatn bb. c0Latn d7. d8Latn f7. f8Latn 2b9. 2e0Latn 2e5. 370Grek 374. 376Grek 37e.
 37fGrek 384. 386Grek 387. 388Grek 3e2Copt 3f0Grek 3f6. 3f7Grek 400Cyrl 482. 48aCyrl 531Armn 55a. 560Armn 589. 58bArmn
@@ -104,8 +105,8 @@ _PLACES = sorted(set(NUMBERS) - {"Jpan"})
 
 @lru_cache(maxsize=1)
 def _table() -> np.ndarray:
-    """Return an array by code point, uint8 (0x110000,): for a letter 1 + the index in `_PLACES` of its script, else
-    0."""
+    """Return an array indexed by code point, uint8 (0x110000,). For a letter it holds 1 + the index of its script in
+    `_PLACES`, for other characters 0."""
     table = np.zeros(0x110000, np.uint8)
     places = {code: 1 + i for i, code in enumerate(_PLACES)}
     runs = [(entry[:-4], entry[-4:]) if entry[-1] != "." else (entry[:-1], ".") for entry in _RUNS.split()]

@@ -76,10 +76,11 @@ def _pattern(method: Any) -> str | None:
 
 
 def suffix_window(pattern: str) -> int | None:
-    """Return how many characters before the end a suffix can begin at most, not counting a run of full stops.
+    """Return the length in characters of the longest suffix that the pattern can match, full stops at the end excepted.
 
-    spaCy searches for suffixes from the first character on. A search that starts near the end finds the same suffixes.
-    The result is None when an alternative other than `\\.\\.+$` has no bound: the whole string must then be searched.
+    spaCy searches a string for suffixes from its first character on. A search that starts this many characters before
+    the end finds the same suffixes faster. The result is None if an alternative other than `\\.\\.+$` has no greatest
+    length: the whole string must then be searched.
     """
     from re import _parser  # type: ignore[attr-defined]
 

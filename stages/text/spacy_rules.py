@@ -2,8 +2,9 @@
 
 The rules of a language are data, exported once per install (`stages.text.spacy_export`). The algorithm is that of
 `spacy.Tokenizer`: a text is cut into chunks at white space; prefixes and suffixes are peeled off a chunk from both
-sides; special cases, tokens that match a whole pattern, URLs and infixes follow; a last pass looks for special cases in
-the sequence of tokens. Nothing is cached here; `stages.text.words` does that.
+sides; special cases (strings with a fixed split into tokens), tokens that match a whole pattern, URLs and infixes
+follow; a last pass looks for special cases in the sequence of tokens. This module caches nothing; `stages.text.words`
+does.
 
 The one difference is that a chunk of more than LONGEST characters is one token. The time for peeling affixes and
 finding a URL grows with the square of the chunk's length, to minutes for 200,000 characters. A time limit must not
@@ -39,8 +40,8 @@ class SpacyRules:
         #: matches chunks that stay one token whatever they look like (French, Hungarian and Turkish have such a
         #: pattern)
         self._token = re.compile(rules["token"]).match if rules["token"] else None
-        #: True if no letter is an affix and a full stop after an ASCII letter is one; the export proves it, for English
-        #: alone
+        #: True if no letter is a prefix, suffix or infix, and a full stop after an ASCII letter is a suffix. It is set
+        #: for English alone, for which the export checks it
         self.plain_letters: bool = rules["plain_letters"]
         self._window: int | None = rules["suffix_window"]
         # special cases that affix rules may split; `merge` finds them in the sequence of tokens (spaCy's PhraseMatcher)
@@ -123,11 +124,12 @@ class SpacyRules:
         return tokens
 
     def merge(self, tokens: Sequence[str], breaks: Sequence[bool]) -> list[str]:
-        """Apply the special cases found in the token sequence: the last pass (spaCy's `_apply_special_cases`).
+        """Return the tokens after the last pass (spaCy's `_apply_special_cases`), which applies the special cases that
+        match a sequence of tokens.
 
-        `breaks[i]` says that a space stands before token i. A special case may match tokens on both sides of a space.
-        If no special case is spelt like the matched text with its spaces, the match changes nothing. It still keeps
-        shorter matches that overlap it from being applied.
+        `breaks[i]` is true if a space stands before token i. A special case may match tokens on both sides of a space.
+        It is applied only if the matched text, with its spaces, is spelt like a special case. A match that is not
+        applied still prevents shorter matches that overlap it.
         """
         found = [(i, i + len(sequence)) for i, token in enumerate(tokens) for sequence in self._sequences.get(token, ())
                  if tuple(tokens[i:i + len(sequence)]) == sequence]

@@ -1,4 +1,5 @@
-"""Reads word lists by language from one file, so that a key needs only the sha256 of that file.
+"""Reads the word lists of several languages from one file. The key of a stage (a hash of all that affects its result)
+then needs only the sha256 of that file.
 
 An archive (`.tgz`, `.tar.gz`, `.zip`) holds one file per language, named after the language: `de.json` is an array of
 strings, `de` and `de.txt` have one entry per line. The npm package naughty-words (`tokenmill fetch badwords`) and the

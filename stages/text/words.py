@@ -40,8 +40,8 @@ class Vocabulary:
         self.words: list[str] = []
         self.numbers: dict[str, int] = {}
         self.chunks = Chunks()
-        #: number of a chunk whose tokens hold a special case → its first and last token before the case is applied; a
-        #: neighbouring chunk may prevent the case
+        #: Chunks in which a special case (a token sequence with a rule of its own) is applied: number of the chunk →
+        #: its first and last token before the special case is applied. A neighbouring chunk may prevent it
         self.unsure: dict[int, tuple[str, str]] = {}
         size = 1 << 12
         self.lengths = np.zeros(size, np.int32)
@@ -163,7 +163,7 @@ class Vocabulary:
         return runs
 
     def _joined(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, i: int) -> bool:
-        """Whether a special case may extend from the chunk before the i-th one into it."""
+        """Whether a special case may extend from chunk i - 1 of the text into chunk i."""
         end, start = spans[i - 1, 1], spans[i, 0]
         return (start - end == 1 and data[end] == 32
                 and (self._edge(chunks[i - 1], 1), self._edge(chunks[i], 0)) in self.language.pairs)
@@ -186,8 +186,9 @@ class Vocabulary:
         return self.words[self.chunks.edge(chunk, side)]
 
     def _looked_up(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int] | None]:
-        """Find the chunks of a text, and learn those that the table lacks. Returns (chunk numbers, their places in
-        `data`, sizes for `_forget`). The sizes are None unless long chunks were learned, which `_forget` removes."""
+        """Find the chunks of a text, and add those that the table lacks. Returns (chunk numbers, start and end of each
+        chunk in `data`, argument for `_forget`). The last is None if no long chunks were added. Long chunks do not stay
+        in the table: the caller removes them by `_forget`."""
         chunks, spans, unknown = self.chunks.scan(data)
         if not unknown:
             return chunks, spans, None
@@ -203,7 +204,7 @@ class Vocabulary:
         return chunks, spans, before if long else None
 
     def _forget(self, before: tuple[int, int, int] | None) -> None:
-        """Remove the long chunks of a text from the table."""
+        """Remove the long chunks of a text from the table. `before` is the last result of `_looked_up`."""
         if before is not None:
             for chunk in range(before[0], self.chunks.count):
                 self.unsure.pop(chunk, None)
@@ -328,7 +329,8 @@ VOCABULARIES = Vocabularies()
 
 
 def warm() -> None:
-    """Load the rules and the compiled kernels, so that no document is charged for them. Stages call this in `setup`."""
+    """Load the tokenizer rules and the compiled kernels, so that the time for this is not counted as a document's.
+    Stages call this in `setup`."""
     words = words_of("It (and all of this) is said. a b c d e f g h")
     words.plain  # noqa: B018
     words.distinct(["it"])
