@@ -1,8 +1,10 @@
-"""Finds source files that nobody wrote in their project: vendored, generated or minified ones, and data.
+"""Recognises source files that no author of their project wrote: vendored files (copies of other projects), generated
+and minified files, and data.
 
 The rules are those of The Stack, StarCoder and StarCoder2 (arXiv 2211.15533 §3, 2305.06161 §3.1, 2402.19173 §2.1) and
-of GitHub Linguist (generated.rb, vendor.yml; https://github.com/github-linguist/linguist), made stricter where they
-would drop what people wrote. For example, a comment at the head must say of *this* file that it is generated.
+of GitHub Linguist (generated.rb, vendor.yml; https://github.com/github-linguist/linguist). They are narrower where the
+original rules would drop files that people wrote. For example, a comment at the head of a file counts only if it says
+that *this* file is generated.
 """
 
 from __future__ import annotations
@@ -81,8 +83,8 @@ _SOURCE_MAP = re.compile(r"^(?://|/\*)[#@] ?sourceMappingURL=", re.MULTILINE)
 #: encoded bytes: base64, lists of hexadecimal numbers, escapes (StarCoder2)
 _ENCODED = re.compile(r"[A-Za-z0-9+/=]{64,}|(?:\b(?:0x|\\x)?[0-9a-fA-F]{2}(?:,\s{0,9}|\b\s{0,9})){8,}"
                       r"|(?:\\u[0-9a-fA-F]{4}){8,}|(?:\\x[0-9a-fA-F]{2}){8,}")
-#: a file is data when such runs are half of it, or a quarter of it if one is longer than this; so a cipher with its
-#: tables stays
+#: a file is data if such runs are more than half of it, or more than a quarter of it if one run is longer than this.
+#: The source code of a cipher, with its tables, is therefore kept
 _LONGEST_ENCODED = 1024
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:0[xX][0-9a-fA-F]+|[0-9][0-9_]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)[uUlLfF]{0,3}"
                      r"(?![\w.])")

@@ -7,8 +7,8 @@ Files that are not worth learning from are left out and counted: `hidden` (a pat
 characters, or more than 100 on average; not in prose, which has one line per paragraph), `few_letters` (less than a
 quarter alphanumeric), `too_large`, `other_type` (a name that may be code, with content that is not).
 
-With `repository`, the files of an archive, or of a folder `depth` levels below the source's root, make one document
-(`read.repository`).
+With the setting `repository`, all files of an archive, or of a folder `depth` levels below the source's root, are
+joined into one document (`read.repository`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Source files as rows of Parquet, such as The Stack (arXiv 2211.15533). Files that `code` leaves out are left out
-here, too.
+"""Reads source files that are rows of Parquet tables, as in The Stack (arXiv 2211.15533). It leaves out the same files
+as the reader `code`.
 
-The defaults name the columns of The Stack; a recipe names those of other sets. With `repository`, consecutive rows of
-one repository make one document (`read.repository`), so a table should be sorted by repository first. A repository is
-never shared between partitions.
+The default settings name the columns of The Stack. For other data sets, a recipe names the columns. With the setting
+`repository`, consecutive rows of one repository make one document (`read.repository`), so a table should be sorted by
+repository first. When a table is split between tasks, no repository is divided.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from stages.stage import signal
 class CodeTable(Parquet):
     """Source files as rows of Parquet, as in The Stack.
 
-    Counted: the reasons of `parquet` and `code`. `meta.path` and `meta.repository` are the row's own. A licence from a
-    column takes precedence over one that the head of the file names. With `repository`, no other columns are kept,
-    since they describe single files.
+    Rows that make no document are counted under the reasons of the readers `parquet` and `code`. `meta.path` and
+    `meta.repository` are values of the row. A licence from a column takes precedence over one that the head of the file
+    names. With the setting `repository`, no other columns are kept, since they describe single files.
     """
 
     name = "code_table"

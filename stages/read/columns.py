@@ -1,10 +1,12 @@
-"""Keeps the further columns (or keys) of a record: those that the settings of its reader do not name as text, id, url …
+"""Keeps the remaining columns (or keys) of a record: those that the settings of the reader do not name as text, id,
+url …
 
-`keep: all`, the default, puts each of them into `meta` with its JSON type; a list keeps only the columns it names.
-Numbers of the columns under `signals` become signals of the document, for the step `where`. Values that cannot be kept
-are counted in `lost` by column and reason, and a run reports them once: `binary`; `too_long` (more than MAX_VALUE
-characters: an embedding, a page beside its text); `invalid_utf8`; `bad_value` (a timestamp beyond the year 9999);
-`name_taken` (a column called `their_NAME`, when a column NAME is kept by that name).
+The setting `keep: all`, the default, puts each of these columns into `meta` with its JSON type. If `keep` is a list,
+only the columns in it are kept. The numbers in the columns under `signals` become signals of the document, for the step
+`where`. Values that cannot be kept are counted in `lost` by column and reason, and a run reports them once. The reasons
+are `binary`; `too_long` (more than MAX_VALUE characters, such as an embedding or a page beside its text);
+`invalid_utf8`; `bad_value` (a timestamp beyond the year 9999); `name_taken` (two columns would have one name in `meta`,
+since a column NAME whose name is reserved is kept as `their_NAME`).
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ class ColumnsConfig(StageConfig):
 
 
 class Columns:
-    """Columns of one source. `used` are columns that the reader uses otherwise. `reserved` are names in `meta` that the
-    reader sets itself. A column with a reserved name is kept as `their_NAME`."""
+    """Decides which columns of a source are kept in `meta`, and copies their values. `used` are columns that the reader
+    uses for another purpose, for instance as text. `reserved` are names in `meta` that the reader sets itself. A column
+    NAME whose name is reserved is kept as `their_NAME`."""
 
     def __init__(self, config: ColumnsConfig, used: Iterable[str], reserved: Iterable[str] = ()) -> None:
         self.signals = config.signals
@@ -55,7 +58,7 @@ class Columns:
         self.lost: dict[str, dict[str, int]] = {}
 
     def of(self, names: Iterable[str]) -> list[str]:
-        """The columns that are kept in `meta` from a record with the columns `names`."""
+        """Return the columns that are kept in `meta` from a record that has the columns `names`."""
         return [name for name in names if name not in self._used] if self.all else list(self.named)
 
     def name(self, column: str) -> str:
@@ -63,12 +66,13 @@ class Columns:
         return f"their_{column}" if column in self._reserved else column
 
     def taken(self, keys: Collection[str]) -> set[str]:
-        """Columns among `keys` whose names another column takes in `meta`."""
+        """Return the columns of `keys` that cannot be kept, because a renamed column (`their_NAME`) has their name."""
         return {self.name(key) for key in keys if key in self._reserved}.intersection(keys)
 
     def fill(self, doc: Document, get: Callable[[str], Any], keys: Collection[str]) -> None:
-        """Copy the values `get(key)` of a record into its document. If `meta` holds another column under a column's
-        name, that column is always lost, so that the order of columns does not decide which of the two `meta` holds."""
+        """Copy the values of the columns `keys` into `doc.meta`, and the numbers in the columns under `signals` into
+        `doc.signals`. `get(key)` returns the value of a column. If two columns would have the same name in `meta`, the
+        renamed one (`their_NAME`) is kept and the other is lost, whatever their order is."""
         taken = self.taken(keys)
         for key in self.signals:
             value = self._value(key, get)
@@ -115,7 +119,7 @@ class Lost(Exception):
 
 
 def as_number(value: Any) -> float | None:
-    """A value as a signal; None if it is no finite number."""
+    """Return a value as a float for a signal; None if it is not a finite number."""
     if not isinstance(value, (bool, int, float, Decimal)):
         return None
     try:
@@ -126,7 +130,8 @@ def as_number(value: Any) -> float | None:
 
 
 def json_value(value: Any) -> Any:
-    """A value as it is read back from JSON, where NaN and infinity are null. Raises Lost."""
+    """Return a value as JSON stores it and gives it back; NaN and infinity become null. Raises Lost if `meta` cannot
+    hold the value."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = _text(value)
     if type(value) is str:

@@ -71,8 +71,8 @@ class Turn(NamedTuple):
 
 
 class Refused(ValueError):
-    """A record cannot be read as a conversation. The reason is in snake_case. The detail names places, never
-    content."""
+    """A record cannot be read as a conversation. `reason` is in snake_case. `detail` says where the fault is ("turn 3")
+    and never quotes content."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)
@@ -270,8 +270,9 @@ def _said(value: Any) -> str:
 
 
 def with_system(turns: list[Turn], row: Mapping[str, Any], keys: Any) -> list[Turn]:
-    """The turns with the row's system prompt in front, unless they have one, and with its tools in the system's turn.
-    `keys` (`RecordsConfig`) names the keys of both."""
+    """Return the turns with the row's system prompt and tools. If there is no system turn, the prompt becomes one, in
+    front of the others. The tools are described in the system's turn. `keys` (`RecordsConfig`) names the keys of the
+    row for both."""
     system = first(row, keys.system)
     if isinstance(system, str) and system.strip() and not any(t.role == "system" for t in turns):
         turns = [Turn("system", system.strip()), *turns]
@@ -290,8 +291,8 @@ def with_system(turns: list[Turn], row: Mapping[str, Any], keys: Any) -> list[Tu
 
 
 def _without_nulls(value: Any) -> Any:
-    """A JSON value without the keys whose value is null. In tables, every function has the parameters of all others, as
-    nulls."""
+    """Return a JSON value without the keys whose value is null. In a table, every function has the parameters of all
+    other functions as well, with null as their value."""
     if isinstance(value, Mapping):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     return [_without_nulls(v) for v in value] if isinstance(value, list) else value
@@ -309,8 +310,8 @@ def transcript(text: str) -> list[Turn]:
 
 
 def checked(turns: list[Turn]) -> list[Turn]:
-    """The turns up to the last answer. Refuses a conversation in which the assistant speaks first or not at all, and
-    one whose answers all have weight 0."""
+    """Return the turns up to the assistant's last. Raises Refused if the assistant speaks first or not at all, or if
+    all its turns have weight 0."""
     while turns and turns[-1].role != "assistant":
         turns = turns[:-1]
     if not turns:

@@ -1,9 +1,10 @@
-"""Parses HTTP messages as crawlers stored them: head, transfer coding, content coding. It tolerates errors and bounds
-its work by counts.
+"""Parses HTTP messages as crawlers stored them: splits head and body, and undoes transfer and content coding (RFC 9112
+§6–7, RFC 9110 §8.4).
 
-Real archives hold heads that lie: `Transfer-Encoding: chunked` or `Content-Encoding: gzip` over a body the crawler had
-already decoded, broken chunk sizes, bodies cut in the middle. Whatever can be read is read. No loop runs over more than
-the message, and no body inflates to more than `cap` bytes (RFC 9112 §6–7, RFC 9110 §8.4).
+The heads in real archives are often wrong: they declare `Transfer-Encoding: chunked` or `Content-Encoding: gzip` for a
+body that the crawler had already decoded. Chunk sizes are broken, and bodies are cut in the middle. The parser
+tolerates such errors and reads as much as it can. Its work is limited: no loop runs over more than the message, and no
+body inflates to more than `cap` bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def parse_response(block: bytes) -> tuple[int, dict[str, str], bytes] | None:
 
 
 def media_type(content_type: str | None) -> tuple[str, str]:
-    """('text/html', 'utf-8') of a Content-Type value; an empty string for a part that is missing."""
+    """Return (media type, charset) of a Content-Type value, such as ('text/html', 'utf-8'). A part that is missing is
+    an empty string."""
     mime, _, rest = (content_type or "").partition(";")
     match = re.search(r"charset\s*=\s*[\"']?\s*([^\s\"';,]+)", rest, re.IGNORECASE)
     return mime.strip().lower(), match[1].lower() if match else ""
@@ -113,10 +115,10 @@ def _undo(body: bytes, coding: str, cap: int) -> bytes:
 
 
 def inflate(data: bytes, wbits: int, cap: int) -> bytes | None:
-    """`data` inflated, up to the first error in it; None when nothing precedes the error. Raises `TooLarge` beyond
-    `cap` bytes or `MAX_MEMBERS` gzip members.
+    """Return `data` inflated, up to the first error in it; None if no byte precedes the error. `wbits` selects the
+    format, as in zlib. Raises `TooLarge` beyond `cap` bytes or `MAX_MEMBERS` gzip members.
 
-    The engine is fed small blocks, because it copies the unread rest of its input at every call and every member.
+    The decompressor gets its input in small blocks, because it copies the unread rest at every call and every member.
     """
     out, at = bytearray(), 0
     for _ in range(MAX_MEMBERS):

@@ -22,11 +22,11 @@ NULL = ()
 class Jsonl(Reader):
     """JSON Lines, or one JSON array: one document per record.
 
-    Keys may be paths into nested objects ("metadata.url"). The set's own id is kept as `meta.id`. For keys that no
-    setting names see `stages.read.columns`.
+    Keys may be paths into nested objects ("metadata.url"). The data set's own id is kept as `meta.id`.
+    `stages.read.columns` says how keys that no setting names are kept.
 
-    Counted: `line_too_long`, `invalid_utf8`, `bad_json`, `missing_text` (no such key, or its value is no string),
-    `empty` (a blank line or text).
+    Records that make no document are counted under `line_too_long`, `invalid_utf8`, `bad_json`, `missing_text` (no such
+    key, or its value is not a string) or `empty` (a blank line or text).
     """
 
     name = "jsonl"
@@ -107,8 +107,9 @@ class Jsonl(Reader):
         return make_document(slice, ordinal, offset, text, lambda key: _at(row, key), self.config, self.columns, kept)
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """A slice needs its own bytes and the first bytes of the file, which tell how it is compressed. A compressed
-        file cannot be split, and its first bytes suffice to tell that."""
+        """Return the byte ranges that must be fetched, None for the whole file. To read a slice, these are its own
+        bytes and the first bytes of the file, which show how it is compressed. To split a file (`slice` is None), its
+        first bytes suffice if it is compressed, since it then cannot be split."""
         if slice is None:
             return [(0, BEYOND)] if coding_of(read(0, 10)) else None
         return None if slice.stop is None else [(0, 10), (slice.start, slice.stop)]
@@ -173,15 +174,17 @@ def _without(row: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def columns_of(config: Any, *used: str, reserved: Iterable[str] = ()) -> Columns:
-    """The columns that a reader's settings do not name."""
+    """Return a `Columns` that keeps the columns which the settings of a reader do not use. `used` are the columns that
+    it uses besides those named by `id`, `url`, `date` and `language`."""
     named = (config.id, config.url, config.date, config.language)
     return Columns(config, (*named, *used), (*reserved, "id") if config.id else reserved)
 
 
 def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, config: Any, columns: Columns,
                   kept: list[str], *, surrogates: bool = True) -> Document:
-    """The document of a row. `get(key)` gives the row's values, `config` names the keys of its fields, and the columns
-    `kept` go into `meta`. Lone surrogates, which JSON can spell and UTF-8 cannot, become U+FFFD."""
+    """Return the document of a row. `get(key)` returns a value of the row. `config` names the keys of id, URL, date and
+    language. The columns `kept` are copied into `meta`. Lone surrogates, which JSON can express and UTF-8 cannot,
+    become U+FFFD."""
     doc = Document(document_id(slice.source, slice.path, "", ordinal), clean(text) if surrogates else text,
                    source=slice.source, locator=locator(slice.path, offset, ordinal))
     if config.url and (value := get(config.url)) is not None:

@@ -1,9 +1,10 @@
-"""Programming language of a file, by its name, and by its content where several languages share a name.
+"""Finds the programming language of a file by its name, and by its content if several languages share the suffix.
 
-Modelled on GitHub Linguist (https://github.com/github-linguist/linguist/blob/main/docs/how-linguist-works.md), whose
-names of languages are used in lower case. A file name or a suffix of one language decides alone. For other files the
-modeline, the shebang and words that only one of the candidates has are tried in this order; the last resort is the
-language that most files of the suffix are in, if there is one.
+The rules are modelled on GitHub Linguist
+(https://github.com/github-linguist/linguist/blob/main/docs/how-linguist-works.md), whose names of languages are used in
+lower case. If a file name or suffix belongs to one language only, that language is the result. Otherwise the following
+are tried in this order: the editor's modeline, the shebang line, and words that only one of the candidates uses. If all
+of them fail, the result is the language of most files with the suffix, if there is such a language.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Papers in LaTeX: one document per paper, its files joined as TeX would read them. The step `latex` turns them into
-text.
+"""Reads papers in LaTeX: one document per paper, its files joined as TeX would read them. The step `latex` then turns
+the LaTeX source into plain text.
 
 A paper is a `.tex` file, a `.gz` of one, or an archive of its files, as arXiv distributes them. An archive of such
-archives (arXiv's monthly `.tar`) holds many papers; `sub` of the locator names the member. In an archive the main file
-is found (it has a \\documentclass, or no other file reads it). Files that it reads by \\input, \\include, \\subfile or
-\\import are inserted in place, and so are the paper's own packages (\\usepackage of a `.sty` beside it), for their
-macros. Figures, bibliographies and all other files are left out. A paper that is only PDF or PostScript is counted as
-`no_tex`.
+archives (arXiv's monthly `.tar`) holds many papers; `sub` of the locator names the member. The reader looks for the
+main file of an archive: it has a \\documentclass, or no other file reads it. Files that the main file reads by \\input,
+\\include, \\subfile or \\import are inserted in place, and so are the paper's own packages (\\usepackage of a `.sty`
+beside it), for their macros. Figures, bibliographies and all other files are left out. A paper that consists only of
+PDF or PostScript is counted as `no_tex`.
 
-Limits bound the number of files, the bytes of one and of all, the depth of \\input, and the characters of the joined
-source.
+There are limits for the number of files, the bytes of one file and of all, the depth of \\input, and the characters of
+the joined source.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ class Latex(Files):
 
 
 def main_file(texts: Mapping[str, str]) -> str | None:
-    """The file that TeX starts from, or None. Files with \\documentclass come first, then those with a body, those that
-    no other file reads, those nearest the root, the longest, and the first by name."""
+    """Return the name of the file that TeX starts from, or None. Files with a \\documentclass are preferred. Of
+    several, those with a body are preferred, and then, in this order, those that no other file reads, those nearest to
+    the root, the longest, and the first by name."""
     sources = {name: text for name, text in texts.items() if name.lower().endswith(_SOURCES)} or \
         {name: text for name, text in texts.items() if name.lower().endswith(".txt")}
     if not sources:
@@ -145,7 +146,8 @@ def main_file(texts: Mapping[str, str]) -> str | None:
 
 
 def join(texts: Mapping[str, str], main: str, longest: int, *, packages: bool = True) -> tuple[str, int]:
-    """(source of `main` with the files it reads inserted in place, up to `longest` characters; number of files)."""
+    """Return (source of the file `main`, with the files that it reads inserted in place, up to `longest` characters;
+    number of files joined)."""
     out: list[str] = []
     used = [main]
     left = longest

@@ -1,9 +1,9 @@
 """Finds the licence that the head of a source file names: by an SPDX tag, the whole text of a licence, or its notice.
 
-Identifiers are SPDX's (https://spdx.org/licenses). "" means that the head names no known licence, not that there is
-none. A permissive licence is named only where its text stands unchanged (`licence_texts`), or where a sentence puts the
-file under it and no other terms stand beside it. A missed licence costs only a file, whereas a wrong one puts a file
-into a corpus that must not have it.
+Identifiers are SPDX's (https://spdx.org/licenses). "" means that the head names no known licence, not that the file has
+none. A permissive licence is reported only if its whole text is in the head, unchanged (`licence_texts`), or if a
+sentence puts the file under it and no other terms stand beside that sentence. The rules are strict, because a missed
+licence costs only a file, whereas a wrong one puts a file into a corpus that must not have it.
 """
 
 from __future__ import annotations

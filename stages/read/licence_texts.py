@@ -1,13 +1,13 @@
-"""Recognises whole licence texts by their word triples: which words of a standard text are missing, and which were
-added.
+"""Recognises whole licence texts. It compares triples of consecutive words, to find out which words of a standard text
+are missing and which were added.
 
 A form is one wording of a licence; `licences.json` holds the hashes of its word triples in order. A word of a document
-is standard when it is part of a triple of the form. All other words between the first and the last standard one were
-added; words of the form that are in no triple of the document are missing. So even a single added "not" is found
-between its standard neighbours.
+is standard if it is part of a triple of the form. All other words between the first and the last standard word are
+added words. Words of the form that are in no triple of the document are missing. So even a single added "not" is
+noticed between its standard neighbours.
 
-A form fits when little is missing and nothing added changes the terms. Every real notice adds names, years and
-addresses of holders, but not words of permission, prohibition or condition.
+A form fits if few words are missing and no added words change the terms. Every real notice adds names, years and
+addresses of copyright holders, but no words of permission, prohibition or condition.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import numpy as np
 
 #: words that are hashed together
 TRIPLE = 3
-#: most words of a form that may be missing, as a share and in one run; most that may be added, as a share and in one
-#: run
+#: Limits for the words of a form that are missing: MISSING is their share of the form, GAP the words in one run. Limits
+#: for added words: ADDED is their number as a share of the form, RUN the words in one run
 MISSING, GAP, ADDED, RUN = 0.1, 12, 0.25, 20
 #: share of a form's triples that a text must hold to be compared with it
 LIKELY = 0.5
@@ -68,8 +68,8 @@ _NO_NAME = (
     r"|you (?:may|must|can|shall|agree|are)|patents? (?:pending|right|appl|licen|protect)\w*"
     r"|evaluation (?:purposes?|copy|version)|internal (?:purposes?|business))\b")
 _NAMED_TERMS = re.compile(rf"\b(?:{_NO_NAME}")
-#: the same for the text after the name, where single words count that a name may hold (Evan You, Only Office, Patent
-#: Office)
+#: words of terms in the text after a holder's name. They include single words that could be part of a name (Evan You,
+#: Only Office, Patent Office)
 _HOLDER_TERMS = re.compile(
     r"\b(?:not|non|only|except\w*|unless|must|shall|without|you|your|commercial\w*|allow\w*|classified|patent\w*|fees?"
     r"|sell|sold|sale|resale|internal\w*|evaluation|terms|conditions?|agree\w*|exempt\w*|purposes?|grants"
@@ -132,13 +132,13 @@ class Match(NamedTuple):
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in a uniform spelling, without lines of holders, years, bullets and comment marks. A holder's
-    line that speaks of terms is kept."""
+    """Return the words of a text in a uniform spelling, without copyright lines, years, bullets and comment marks. A
+    copyright line that also states terms is kept."""
     return _words(_HOLDER.sub(lambda m: m[0] if _has_terms(*_name_and_rest(m[0])) else " ", text.lower()))
 
 
 def _name_and_rest(line: str) -> tuple[str, str]:
-    """(name, rest) of a holder's line: up to where the name ends, and after it. Addresses are left out."""
+    """Split a copyright line into (text up to the end of the holder's name, rest). Addresses are removed."""
     line = _ADDRESS.sub(" ", line)
     end = _NAME_ENDS.search(line)
     return (line, "") if end is None else (line[:end.start()], line[end.end():])
@@ -159,7 +159,7 @@ def triples(words: list[str]) -> list[int]:
 
 @cache
 def forms() -> tuple[list[Form], dict[int, list[int]]]:
-    """(all forms, the numbers of the forms that hold each triple)"""
+    """Return (all forms, {hash of a triple: numbers of the forms that contain it})."""
     forms, holders = [], dict[int, list[int]]()
     for number, entry in enumerate(json.loads(Path(__file__).with_name("licences.json").read_text("ascii"))):
         hashes = np.frombuffer(base64.b64decode(entry["triples"]), "<u4").tolist()
@@ -174,8 +174,8 @@ def forms() -> tuple[list[Form], dict[int, list[int]]]:
 
 
 def licence_text(text: str) -> str | None:
-    """The licence whose whole text, terms or notice is in `text`. "" if its terms were changed or other terms stand
-    beside them; None if `text` holds no licence text."""
+    """Return the SPDX identifier of the licence whose whole text, terms or notice is in `text`. Returns "" if its terms
+    were changed or other terms stand beside them, and None if `text` has no licence text."""
     words = words_of(text)
     hashes = triples(words)
     near = matches(hashes)
@@ -240,8 +240,8 @@ def alone(match: Match, words: list[str]) -> bool:
 
 
 def _holders_terms(text: str, form: Form) -> bool:
-    """Whether a holder's line, or the lines below it, set terms other than those of the licence. The licence's own
-    words may stand there."""
+    """Whether a copyright line, or the lines below it, set terms other than those of the licence. Words of the licence
+    text itself are ignored."""
     lower = text.lower()
     for line in _HOLDER.finditer(lower):
         below = _BLANK.split(lower[line.end():line.end() + _PARAGRAPH], maxsplit=1)[0]

@@ -44,8 +44,8 @@ _MAGICS = {"sh": "bash", "script": "bash", "js": "javascript", "r": "r", "bigque
 class Notebook(Files):
     """Jupyter notebooks as text, cell by cell.
 
-    Quarantined: `bad_json`, `not_a_notebook`. Counted: `too_large`, `empty` (no cell with text), and the paths that the
-    reader `code` leaves out as well (`hidden`, `vendored`).
+    Files that are no notebooks are quarantined as `bad_json` or `not_a_notebook`. Other files that make no document are
+    counted: `too_large`, `empty` (no cell has text), and `hidden` or `vendored`, by the rules of the reader `code`.
     """
 
     name = "notebook"

@@ -35,11 +35,12 @@ _TAIL = 64 << 10
 class Parquet(Reader):
     """Parquet tables: one document per row.
 
-    `offset` of a locator is the row group. A missing column is an error if it is `text` or named by `keep` or
-    `signals`; any other column may be absent. `stages.read.columns` says what becomes of columns that no setting names;
-    the binary ones among them are not read. Counted: `invalid_utf8`, `missing_text` (null), `empty`, `too_large`,
-    `corrupt_parquet`, and `bad_value` (an id, url, date or language that Python cannot hold, e.g. a timestamp beyond
-    the year 9999). `pipeline.passes.reading` quarantines what cannot be read.
+    In the locator of a document, `offset` is the number of the row group. A missing column is an error if it is `text`
+    or named by `keep` or `signals`; any other column may be missing. `stages.read.columns` says how columns that no
+    setting names are kept; the binary ones among them are not read. Rows that make no document are counted under
+    `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet` or `bad_value` (an id, url, date or
+    language that Python cannot represent, e.g. a timestamp beyond the year 9999). `pipeline.passes.reading` quarantines
+    rows that cannot be read.
     """
 
     name = "parquet"
@@ -96,9 +97,10 @@ class Parquet(Reader):
             yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0], fatal=True)
 
     def _repeated(self, info: Any, local: str, group: int) -> int:
-        """Bytes that the texts of a row group take once a dictionary no longer shares them (a million rows may name one
-        text of 10 MB). 0 if the text column is not mostly a dictionary, or cannot exceed `max_group`. The bytes are
-        counted before any text is made, and only until they exceed `max_group`."""
+        """Return the bytes of all texts of a row group, where a text counts once for each row that has it. A Parquet
+        dictionary stores it once for all these rows: a million rows may share one text of 10 MB. The result is 0 if the
+        text column is not mostly a dictionary, or if the bytes cannot exceed `max_group`. They are counted before a
+        text is made for any row, and only until they exceed `max_group`."""
         chunk = next((c for i in range(info.num_columns) if (c := info.column(i)).path_in_schema == self.config.text),
                      None)
         if chunk is None or not chunk.has_dictionary_page:
@@ -187,9 +189,9 @@ class Parquet(Reader):
 
     def _plain(self, texts: pa.Array, others: dict[str, Any], kept: list[str], slice: Slice, group: int,
                ordinal: int) -> list[Document] | None:
-        """The documents of a batch whose rows need no separate checks, at a third of the cost; None for any other
-        batch. The columns of such a batch hold only strings and numbers. None of its texts is missing, blank, too large
-        or not UTF-8, and together they are small."""
+        """Return the documents of a batch at a third of the usual cost, or None if its rows must be checked one by one.
+        This needs a batch whose columns hold only strings, numbers and booleans. All its texts must be present, valid
+        UTF-8 and not blank, and together small."""
         c = self.config
         if self.columns.taken(kept) or texts.null_count or texts.nbytes > min(_PLAIN_BYTES, c.max_bytes) \
                 or c.text in others or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
@@ -224,7 +226,8 @@ class Parquet(Reader):
         return docs
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """The ranges of the footer and, in the slice's row groups, of the columns that are read."""
+        """Return the byte ranges of the file's footer and, in the row groups of the slice, of the columns that are
+        read."""
         first = max(0, size - _TAIL)
         try:
             tail = read(first, size)
@@ -253,7 +256,7 @@ class Parquet(Reader):
         return ranges
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """The row groups of the slice after the one that holds row `record`."""
+        """Return the part of the slice after the row group that holds row number `record`; None if nothing is left."""
         metadata, first = pq.read_metadata(local), slice.ordinal
         stop = metadata.num_row_groups if slice.stop is None else slice.stop
         for group in range(slice.start, stop):
@@ -308,8 +311,8 @@ def _values(column: pa.Array) -> list[Any] | pa.Array:
 
 
 def _nanoseconds(column: pa.Array) -> list[Any]:
-    """Nanosecond timestamps as datetimes, or as text where a datetime cannot hold all their digits. For those Arrow
-    itself raises an error, or makes pandas objects where pandas is installed."""
+    """Return nanosecond timestamps as datetimes, or as text if a datetime cannot hold all their digits. Arrow's own
+    conversion raises an error for the latter or, where pandas is installed, returns pandas objects."""
     whole = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     odd = pc.not_equal(whole.cast(column.type), column).to_pylist()
     return [text if more else time for time, more, text in
@@ -332,8 +335,8 @@ def _numbers(column: list[Any]) -> bool:
 
 
 def unread(columns: Columns, schema: pa.Schema) -> list[str]:
-    """Binary columns that `keep: all` would take and `meta` cannot hold. Binary columns that a list names are read, as
-    they may be text."""
+    """Return the columns that `keep: all` selects and that are not read, because they are binary: `meta` cannot hold
+    them. If `keep` is a list, no column is returned: binary columns in the list are read, as they may be text."""
     return [f.name for f in schema if columns.of([f.name]) and _binary(f.type)] if columns.all else []
 
 

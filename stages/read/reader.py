@@ -1,7 +1,9 @@
-"""The base of readers. A reader turns a slice of one file into documents, and says where a big file can be cut.
+"""The base class of readers. A reader turns a slice of one file (the whole file or a piece of it) into documents. It
+also says where a big file can be cut.
 
-Readers know files, not stores: they get the path of a file on local disk (`local`) and the path it has below its source
-root (`path`), from which identities are made. Offsets are those of the stored (compressed) file.
+Readers only read local files: they get the path of a file on local disk (`local`). They also get the path of the file
+relative to the root of its source (`path`), from which the ids of documents are computed. Offsets count bytes of the
+file as it is stored, which may be compressed.
 """
 
 from __future__ import annotations
@@ -60,13 +62,13 @@ class Skipped(BadRecord):
 
 
 class Reader:
-    """Base of all readers. Subclasses are registered in `stages.catalog.READERS`, or named 'module:Class' in a recipe;
-    they set the class attributes, `Config` and `read`, and `splits` where a file can be cut.
+    """Base class of all readers. Subclasses are registered in `stages.catalog.READERS`, or named 'module:Class' in a
+    recipe. They define the class attributes, `Config` and `read`, and also `splits` if their files can be cut.
 
-    Errors: a file that is missing, is a folder or may not be read raises OSError naming it (`check_file`), since the
-    environment is at fault, not a document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted. Any
-    other exception, or a crash, loses the rest of the file (see `beyond`). The file is then quarantined, and counts
-    against `run.max_bad_files`.
+    Errors: a file that is missing, is a folder or may not be read raises an OSError that names it (`check_file`), since
+    the environment is at fault, not a document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted.
+    After any other exception, or a crash, the rest of the file is lost (see `beyond`). The file is then quarantined,
+    and counts towards the limit `run.max_bad_files`.
     """
 
     name: ClassVar[str]
@@ -117,44 +119,46 @@ class Reader:
         return 5.0 if lower.endswith(".bz2") else 2.0 if lower.endswith((".parquet", ".zip")) else 1.0
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Record-aligned pieces of about `target` uncompressed bytes that cover the file; None if it cannot be split.
+        """Return pieces of about `target` uncompressed bytes that cover the file and are cut between records; None if
+        the file cannot be split.
 
-        May inflate the whole file once. Reading the pieces one after another gives exactly the documents of reading the
-        whole (tested for every reader that splits).
+        This may decompress the whole file once. Reading the pieces one after another gives exactly the documents that
+        reading the whole file gives (tested for every reader that splits files).
         """
         return None
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Byte ranges [start, stop) of the stored file that `read` needs for this slice, or `splits` if `slice` is
-        None; None for the whole file. Of a file in object storage only these ranges are fetched; the rest of `local` is
-        a hole, which reads as zeros. `size` is the size of the file, and `read(start, stop)` returns its bytes.
+        """Return the byte ranges [start, stop) of the stored file that the method `read` needs for a slice, or that
+        `splits` needs if `slice` is None. The result None stands for the whole file. Of a file in object storage, only
+        these ranges are fetched; the rest of `local` is a hole, which reads as zeros. `size` is the size of the file,
+        and the argument `read(start, stop)` returns its bytes.
         """
         return None
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """The slice with which reading resumes after record number `record` of the file has killed the process. It is
-        the part of `slice` after the smallest piece of the file (a row group) that holds the record. None if the rest
-        of the slice is lost.
+        """Return the slice with which reading resumes after record number `record` of the file has killed the process.
+        It is the part of `slice` after the smallest piece of the file, such as a row group, that contains the record.
+        Returns None if the rest of the slice is lost.
         """
         return None
 
     def stored(self, local: str, slice: Slice, size: int) -> int:
-        """Bytes that a slice takes in the stored file of `size` bytes."""
+        """Return how many of the stored file's `size` bytes belong to a slice."""
         return (size if slice.stop is None else slice.stop) - slice.start
 
     def group(self, path: str) -> str:
-        """The group that a file belongs to, or "" for a file on its own. The files of a group must be read together, so
-        `read_files` of one partition gets them all, in the order of their paths."""
+        """Return the name of the group that a file belongs to, "" for a file on its own. The files of a group must be
+        read together, so one task gets them all and passes them to `read_files` in the order of their paths."""
         return ""
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
-        """The documents of (local file, slice), one after the other."""
+        """Yield the documents of several files, each given as (local file, slice), one file after the other."""
         for local, slice in files:
             yield from self.read(local, slice)
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        """The documents of a slice in file order, and a `BadRecord` (or `Skipped`) for each record that makes no
-        document."""
+        """Yield the documents of a slice in file order, and in their place a `BadRecord` (or `Skipped`) for each record
+        that makes no document."""
         raise NotImplementedError(f"{type(self).__name__} does not define read")
 
 
@@ -179,19 +183,20 @@ def check_file(local: str, path: str) -> int:
 
 
 def locator(path: str, offset: int, record: int, sub: str = "") -> dict[str, Any]:
-    """Where a record stands: file, byte offset in the stored file (0 where compression hides it, the row group for
-    Parquet), ordinal, and the place inside the record, e.g. an archive member."""
+    """Return the place of a record in the input: file, byte offset in the stored file (0 if compression hides it, the
+    row group for Parquet), number of the record in the file, and the place inside the record, e.g. an archive member.
+    """
     return {"file": path, "offset": offset, "record": record, "sub": sub}
 
 
 def bad(reason: str, slice: Slice, offset: int, record: int, *, member: str = "", detail: str = "",
         fatal: bool = False) -> BadRecord:
-    """A `BadRecord` with the identity and place its document would have had."""
+    """Return a `BadRecord` with the id and the locator that its document would have had."""
     return BadRecord(reason, id=document_id(slice.source, slice.path, member, record),
                      locator=locator(slice.path, offset, record, member), detail=detail, fatal=fatal)
 
 
 def skipped(reason: str, slice: Slice, offset: int, record: int, *, member: str = "", detail: str = "") -> Skipped:
-    """A `Skipped` with the identity and place its document would have had."""
+    """Return a `Skipped` with the id and the locator that its document would have had."""
     return Skipped(reason, id=document_id(slice.source, slice.path, member, record),
                    locator=locator(slice.path, offset, record, member), detail=detail)

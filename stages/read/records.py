@@ -3,10 +3,11 @@ count for the loss.
 
 There are two readers, `sft` and `preference`. The formats and their rendering are those of `stages.read.conversation`;
 keys that belong to no format are handled by `stages.read.columns`. The `loss_spans` of a document mark the bytes of its
-text that the assistant says, so such a set can join an annealing mixture as it is. Records that make no conversation
-are quarantined: `missing_turns` (none of the formats), `bad_turn`, `unknown_role`, `empty_turn`, `no_answer`,
-`starts_with_answer`, `disliked` (`label: false`), `not_text` (images, sound), `too_many_turns`, `marker_in_content`,
-`too_large`. So are faulty lines, arrays and tables (`bad_json`, `invalid_utf8`, …).
+text that the assistant wrote; only these count for the loss. Such a set can therefore be part of an annealing mixture
+without further preparation. Records that make no conversation are quarantined: `missing_turns` (none of the formats),
+`bad_turn`, `unknown_role`, `empty_turn`, `no_answer`, `starts_with_answer`, `disliked` (`label: false`), `not_text`
+(images, sound), `too_many_turns`, `marker_in_content`, `too_large`. So are faulty lines, arrays and tables (`bad_json`,
+`invalid_utf8`, …).
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class RecordsConfig(ColumnsConfig):
 
 
 class Records(Reader):
-    """Base of both readers: files of lines or of tables, each record a mapping."""
+    """Base class of the readers `sft` and `preference`, for JSON Lines, JSON arrays and Parquet tables. A record is a
+    mapping."""
 
     suffixes = Jsonl.suffixes + Parquet.suffixes
     collection = True
@@ -140,15 +142,15 @@ class Records(Reader):
         return row
 
     def _keys(self) -> set[str]:
-        """Columns that the settings name."""
+        """Return the columns that the settings name, and of a dotted path also its first part."""
         c = self.config.model_dump(exclude={"template", "max_bytes", "keep", "answers"})
         named = [v for value in c.values() for v in ([value] if isinstance(value, str) else value)]
         named += () if self.config.keep == "all" else self.config.keep
         return {part for name in named for part in (name, name.partition(".")[0])} - {""}
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """The ranges that `Jsonl` needs for a file of lines; None (the whole file) for a table, since only its footer
-        tells which columns it has."""
+        """Return the byte ranges that must be fetched: those that `Jsonl` needs for a file of lines, and None (the
+        whole file) for a Parquet table, since only its footer shows which columns it has."""
         return None if read(max(0, size - 4), size) == b"PAR1" else self._lines.needs(slice, size, read)
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:

@@ -28,9 +28,12 @@ class RepositoryConfig(StageConfig):
 
 
 class Repository:
-    """Collects the files of one repository and makes documents of them. `path` identifies it below the source's
-    root: an archive, a folder (`name` is then its path), or a table (`record` is its first row, `name` the name in
-    the row)."""
+    """Collects the files of one repository and makes documents of them.
+
+    `path`, relative to the root of the source, is an archive, a folder or a table. For a folder, `name` is the path of
+    the folder. For a table, `name` is the repository's name in the table, and `record` the number of its first row
+    there.
+    """
 
     def __init__(self, config: RepositoryConfig, source: str, path: str, name: str = "", record: int = 0) -> None:
         self.config, self.source, self.path, self.name, self.record = config, source, path, name, record
@@ -38,7 +41,7 @@ class Repository:
         self.held = 0
 
     def add(self, item: Document | BadRecord, path: str) -> Iterator[BadRecord]:
-        """Add a file that stands at `path` of the repository. A BadRecord is yielded unchanged; a file beyond the
+        """Add the file at `path` of the repository. A BadRecord is not added but yielded unchanged. A file beyond the
         limits is yielded as a `Skipped`."""
         if isinstance(item, BadRecord):
             yield item

@@ -1,8 +1,9 @@
-"""Keeps records of another reader unchanged; a cost forecast is made from them (`tokenmill plan --sample`).
+"""Stores sampled records of other readers in Parquet, and reads them back unchanged. `tokenmill plan --sample` makes a
+cost forecast (CPU time, disk space, number of documents) from such a sample.
 
-A row holds everything that a reader says about a record: the document with its raw bytes or text, or the reason why
-there is no document. A recipe therefore sees the records of a sample exactly as it would see them in their files, with
-the same ids and places.
+A row holds the whole result of a reader for one record: the document with its raw bytes or text, or the reason why
+there is no document. The steps of a recipe therefore get the records of a sample exactly as they would get them from
+the original files, with the same ids and locators.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Reads compressed files as streams, lines or JSON elements, and the members of archives. Size limits hold for the
-bytes that were counted, since stated sizes may lie. Damage is raised as `Damaged`, so that it can be counted."""
+"""Reads compressed files as streams, lines or JSON elements, and the members of archives. Size limits apply to the
+bytes that were really read, since the sizes that a file states may be wrong. Damage in a file raises `Damaged`, so that
+callers can count it."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", 
 _BZ2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 #: JSON strings, with the closing quote in a group (empty where it has not come yet), and brackets, braces and commas
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)|[\[\]{},]', re.DOTALL)
-#: errors of the decompressors of the standard library and of pyarrow on damaged input; some have other causes, which
-#: `environment` tells apart
+#: errors that the decompressors of the standard library and of pyarrow raise on damaged input. Some may also be the
+#: fault of the machine; `environment` tells whether they are
 _ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException)
 #: an archive that inflates to more than this is a bomb
 MAX_ARCHIVE_BYTES = 64 << 30
@@ -47,8 +48,8 @@ def coding_of(magic: bytes) -> str:
 
 
 class Stream:
-    """A file, decompressed as its first bytes say. `read` returns all bytes that precede damage before it raises
-    `Damaged`."""
+    """A file that is decompressed while it is read; its first bytes show how. If the file is damaged, `read` returns
+    all bytes before the damage, and only then raises `Damaged`."""
 
     def __init__(self, local: str) -> None:
         self._file = open(local, "rb")  # noqa: SIM115 - closed by close()
@@ -99,7 +100,8 @@ class Stream:
 
 
 def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[tuple[int, bytes | None]]:
-    """(offset in the inflated stream, line without its end) for each line; None for a line longer than `cap` bytes.
+    """Yield (offset in the inflated stream, line without its end) for each line; the line is None if it is longer than
+    `cap` bytes.
 
     Reading stops after `length` bytes. Memory is bounded by `cap` and one block. Raises `Damaged` after the last whole
     line before the damage; a line that the damage cuts is not yielded.
@@ -128,7 +130,7 @@ def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[
 
 
 def is_array(local: str) -> bool:
-    """Whether a file holds one JSON array, and not lines the first of which is an array."""
+    """Whether a file is one JSON array. The answer is False for JSON Lines whose first line is an array."""
     with Stream(local) as stream:
         try:
             begin = stream.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip()
@@ -142,11 +144,11 @@ def is_array(local: str) -> bool:
 
 
 def read_elements(stream: Stream, cap: int) -> Iterator[tuple[int, bytes]]:
-    """(offset in the inflated stream, JSON) for each element of the array that a stream holds.
+    """Yield (offset in the inflated stream, JSON) for each element of the array that a stream holds.
 
-    Elements are found by brackets, commas and strings alone, so an element that is not valid JSON does not spoil the
-    others. Memory is bounded by `cap`, the longest element, and a block. Raises `Damaged` where the array does not end,
-    something follows it, or an element is longer than `cap` bytes.
+    Elements are found by brackets, commas and strings alone, so an element that is not valid JSON does not affect the
+    others. Memory is bounded by `cap`, the bytes of the longest element, and a block. Raises `Damaged` if the array
+    does not end, if something follows it, or if an element is longer than `cap` bytes.
     """
     held, base, scanned, depth, ended = b"", 0, 0, 0, False      # `held` begins with the element, at byte `base`
     while block := stream.read():
@@ -193,10 +195,11 @@ def is_archive(path: str) -> bool:
 
 
 def members(local: str, path: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
-    """Regular files of a zip or tar archive in archive order, with data if their names end in one of `suffixes`.
+    """Yield the regular files of a zip or tar archive in archive order. Those whose names end in one of `suffixes` have
+    their data.
 
-    A member of more than `cap` bytes comes without data and with the reason `too_large`. So does a member with another
-    ending, with the reason `other_type`. Raises `Damaged` where the archive cannot be read any further.
+    A member of more than `cap` bytes has no data and the reason `too_large`. A member with another ending has no data
+    and the reason `other_type`. Raises `Damaged` where the archive cannot be read any further.
     """
     yield from (_zip(local, suffixes, cap) if path.lower().endswith(".zip") else _tar(local, suffixes, cap))
 

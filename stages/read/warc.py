@@ -68,9 +68,10 @@ class Warc(Reader):
 
     def _stretch(self, file: BinaryIO, slice: Slice, start: int, stop: int, ordinal: int,
                  ) -> Generator[Document | BadRecord, None, tuple[int | None, int]]:
-        """Yields the records from byte `start` on, as far as fastwarc gets. Returns the offset at which to go on (None:
-        nowhere) and the number of the next record. Fastwarc stops at anything that is no record, and silently at an
-        empty gzip member. The members after it may be sound, so they are walked one by one to the next record."""
+        """Yields the records from byte `start` on, as far as fastwarc can read. Returns (offset at which reading
+        continues, None if nothing more can be read; number of the next record). Fastwarc stops at anything that is not
+        a record, and without an error at an empty gzip member. The members after it may be sound, so they are searched,
+        one by one, for the next record."""
         magic = _peek(file, start, 16)
         stream, offset_of = _open(_Range(file, start, stop), magic)
         gzip, offset, begun, records = isinstance(stream, GzipReader), start, False, None
@@ -161,20 +162,22 @@ class Warc(Reader):
         return doc
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """A slice needs its own bytes and the beginning of what follows. `splits` needs the whole file, but only the
-        beginning of one that cannot be split (lz4, zstd)."""
+        """Return the byte ranges that must be fetched, None for the whole file. To read a slice, these are its own
+        bytes and the `BEYOND` bytes that follow. To split a file (`slice` is None), the whole file is needed, but only
+        its beginning if it cannot be split (lz4, zstd)."""
         if slice is None:
             return [(0, BEYOND)] if _coding(read(0, 16)) in ("lz4", "zstd") else None
         return None if slice.stop is None else [(slice.start, slice.stop + BEYOND)]
 
     # -- splitting -----------------------------------------------------------------------------------------------
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Pieces along the gzip members (or records, if the file is not compressed).
+        """Return pieces cut between gzip members (or between records, if the file is not compressed).
 
-        Members are found by inflating, never by their magic, since a record that contains a WARC holds false ones. A
-        member counts as a boundary while every member before it held exactly one record. This is proven where head +
-        Content-Length + line ends equal the length in the gzip trailer. From the first member that fails this test, the
-        rest of the file is one piece.
+        Members are found by decompressing the file. Their magic bytes are not searched for, since they also occur
+        inside a record that contains a WARC file. The file may be cut before a member if every earlier member held
+        exactly one record. A member holds exactly one record if the record's head, Content-Length and line ends add up
+        to the length in the gzip trailer. From the first member that fails this test, the rest of the file is one
+        piece.
         """
         size = check_file(local, path)
         with open(local, "rb") as file:
@@ -235,8 +238,8 @@ def _archive(stream: Any) -> ArchiveIterator:
 
 
 def _broken_input(e: BaseException) -> bool:
-    """Whether an error of fastwarc is the fault of the file. A panic of its Rust code arrives as a BaseException; an
-    error of the operating system passes through with its errno."""
+    """Whether an error that fastwarc raised is the fault of the file. A panic of fastwarc's Rust code is raised as a
+    BaseException. An error of the operating system keeps its errno, and is not the file's fault."""
     return not environment(e) and (isinstance(e, (OSError, ValueError, EOFError))
                                    or type(e).__name__ == "PanicException")
 
@@ -273,7 +276,8 @@ def _head(file: BinaryIO, offset: int, size: int = _HEAD) -> bytes:
 
 
 def _record_starts(file: BinaryIO, gzip: bool) -> Iterator[tuple[int, int]]:
-    """Yields (offset, uncompressed bytes before it) for each record, up to the last that provably begins there."""
+    """Yields (offset, uncompressed bytes before it) for each record. It ends at damage and, in a gzip file, at the
+    first member that does not hold exactly one record."""
     file.seek(0, os.SEEK_END)
     whole = _Range(file, 0, file.tell())
     stream: Any = GzipReader(whole) if gzip else whole
@@ -323,8 +327,8 @@ def _member_end(file: BinaryIO, offset: int, stop: int) -> tuple[int | None, str
 
 
 def _next_record(file: BinaryIO, at: int, stop: int) -> int | None:
-    """Offset of the first gzip member from `at` on that begins like a record; None if there is none. `at` must be the
-    end of a member."""
+    """Return the offset of the first gzip member from `at` on that begins with a record; None if there is none. `at`
+    must be the end of a member."""
     here: int | None = at
     while here is not None and here < stop:
         if _head(file, here, 5) == b"WARC/":

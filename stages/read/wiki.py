@@ -1,9 +1,9 @@
 """MediaWiki XML dumps (pages-articles; .xml, .xml.bz2, .xml.gz, .xml.zst): one document per article.
 
-Dumps are streamed, and hostile XML is harmless. A document type or an entity ends the reading of the file
-(`xml_doctype`), and nothing is fetched. A page beyond `max_bytes` is counted and skipped while it is read. Pages of
-other namespaces (`namespace`), redirects (`redirect`), other content models than wikitext (`content_model`) and pages
-without text (`empty`) are counted.
+Dumps are streamed. Hostile XML does no harm: a document type or an entity ends the reading of the file (`xml_doctype`),
+and nothing is fetched. A page beyond `max_bytes` is not held in memory; it is counted as `too_large`. Pages of other
+namespaces (`namespace`), redirects (`redirect`), pages in another content model than wikitext (`content_model`) and
+pages without text (`empty`) make no document and are counted.
 
 Plain dumps are split between pages. Multistream dumps (.bz2, https://dumps.wikimedia.org/) are split between their
 streams of a hundred pages. Other compressed dumps are read in one piece.
@@ -87,12 +87,14 @@ class Wiki(Reader):
         return pages
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """A slice needs its own bytes and the head of the dump, before the first page."""
+        """Return the byte ranges that must be fetched, None for the whole file. A slice needs its own bytes and the
+        head of the dump, before the first page."""
         return None if slice is None or slice.stop is None else [(0, min(size, BEYOND)), (slice.start, slice.stop)]
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Pieces cut between pages or, for .bz2, between streams that begin with a page. An XML parser reads the whole
-        file once. A dump that is damaged is not split, so that it is read up to the damage."""
+        """Return pieces cut between pages or, for .bz2, between compressed streams that begin with a page. An XML
+        parser reads the whole file once. A damaged dump is not split; it is then read in one piece, up to the
+        damage."""
         check_file(local, path)
         with Stream(local) as stream:
             coding = stream.coding
@@ -137,8 +139,8 @@ class _Hostile(Exception):
 
 
 class _Xml:
-    """An XML parser that refuses doctypes and entities, which no dump has, and tags that do not end, which it would
-    otherwise scan again and again."""
+    """An XML parser that raises an error for doctypes and entities, which no dump has, and for tags that do not end,
+    which it would otherwise scan again and again."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -160,8 +162,8 @@ def _refuse(*_: object) -> NoReturn:
 
 
 class _Pages(_Xml):
-    """Pages of a dump as they are parsed: dicts of the fields of `_FIELDS`, with `redirect` and `too_large` as
-    flags."""
+    """Parses the pages of a dump. A page is a dict with the fields of `_FIELDS`; the keys `redirect` and `too_large`
+    are present only in pages that are redirects or too large."""
 
     def __init__(self, cap: int) -> None:
         super().__init__()
@@ -178,7 +180,7 @@ class _Pages(_Xml):
         self.parser.CharacterDataHandler = self._data
 
     def begin_after(self, head: _Pages) -> None:
-        """Continue after the head of the dump, which another parser has read."""
+        """Take over what the parser `head` has read in the head of the dump, and begin with the pages."""
         self.feed(b"<mediawiki>", False)
         self.base, self.hidden = head.base, head.hidden
 
@@ -229,7 +231,7 @@ class _Pages(_Xml):
 
 
 def _blocks(local: str, slice: Slice) -> Iterator[bytes]:
-    """Blocks of the XML of a file, or of a piece that `_Cuts` made. Raises `Damaged`."""
+    """Yield the decompressed XML of a file, or of a piece that `_Cuts` found, in blocks. Raises `Damaged`."""
     if slice.stop is None:
         with Stream(local) as stream:
             while block := stream.read(_BLOCK):

@@ -1,4 +1,4 @@
-"""MediaWiki markup → text with Markdown's headings, lists and tables, in time linear in the markup.
+"""Converts MediaWiki markup to text with Markdown's headings, lists and tables, in time linear in the markup's length.
 
 Kept: running text, headings, lists, labels of links, formulas ($TeX$), code (fenced), tables of data (class
 `wikitable`), the text of inline templates. Removed: references, other templates and tables, files and categories,
@@ -93,7 +93,8 @@ _SPAN = re.compile(r"\b(col|row)span\s{0,3}=\s{0,3}[\"']?([1-9][0-9]{0,3})", re.
 
 
 def hidden_in(names: Iterable[str]) -> re.Pattern[str]:
-    """Pattern of how links to files and categories begin in a wiki whose namespaces have these names."""
+    """Return a pattern that matches the beginning of links to files and categories. `names` are the names of these
+    namespaces in the wiki; those of English and other large wikis are always included."""
     known = sorted({*_HIDDEN_NAMES, *(name.lower() for name in names if name)}, key=lambda name: (-len(name), name))
     return re.compile(rf"\s*(?:{'|'.join(map(re.escape, known))})\s*:", re.IGNORECASE)
 
@@ -118,8 +119,8 @@ def is_redirect(markup: str) -> bool:
 
 
 def _variant(m: re.Match[str]) -> str:
-    """The first of several language variants, or the text that is marked as invariable; "" for a rule that shows
-    nothing."""
+    """Return the text that a markup of language variants, `-{…}-`, shows: the first of several variants, or the text
+    that is the same in all. Returns "" for a conversion rule, which shows nothing."""
     flags, said = (m[1] or "").upper(), m[2]
     if any(flag in flags for flag in "HT-D") and not flags.startswith("ZH"):
         return ""
@@ -129,7 +130,7 @@ def _variant(m: re.Match[str]) -> str:
 
 
 def _inline(text: str) -> str:
-    """The text without external links, emphasis, tags and entities; labels and contents stay."""
+    """Return a text without the markup of external links, emphasis, tags and entities. Labels and contents stay."""
     text = _EXTERNAL.sub(lambda m: (m[1] or "").lstrip(" \t"), text)
     text = re.sub(r"'{2,5}", "", text)
     text = _TAG.sub("", _BREAK.sub("\n", _RAISED.sub(_raised, text)))
@@ -373,7 +374,7 @@ def _paragraphs(text: str) -> str:
 
 
 def _mark(marks: str, counts: list[int]) -> tuple[str, list[int]]:
-    """(the mark before a list item in Markdown, counts of items including this one)."""
+    """Return (Markdown's mark before a list item, number of items so far at each depth of the list, with this one)."""
     depth = sum(c in "*#" for c in marks)
     if not depth:
         return "", counts if marks else []                      # a line of : between items continues their list
