@@ -29,8 +29,9 @@ from pipeline.base.parquet import write_table
 from stages.stage import Stage
 from stages.task import Out
 
-#: A reference to a file in the store, in the form used in task arguments. Only `content` enters keys, never the path.
-#: {"$ref": "objects/KEY/ATTEMPT.name", "content": "<hash of what it says>", "sha256", "bytes": n, "rows": n}
+#: A reference to a file in the store, in the form used in task arguments. Of its fields, only `content` enters the keys
+#: of tasks, never the path.
+#: {"$ref": "objects/KEY/ATTEMPT.name", "content": "<hash of its contents>", "sha256", "bytes": n, "rows": n}
 FileRef = dict[str, Any]
 
 #: A kept document that resembles another kept one, and how much.
@@ -52,8 +53,8 @@ class PartRef:
     key: str                      # content key of the task that made it
     dataset: str                  # dataset or source it comes from, as named in `from:` / `priority:`
     rank: int                     # priority: 0 is kept first when documents of two datasets are duplicates
-    rows: int                     # documents that take part
-    bytes: int                    # of its text file
+    rows: int                     # number of documents that take part in the barrier
+    bytes: int                    # size of its text file
     text: FileRef                 # kept.parquet, the columns of docs/contracts.md: Documents on disk
     side: FileRef | None          # side table of the barrier's `prepare` stage: `row` (uint32), `id`, its own columns
     gone: FileRef | None = None   # row set: rows of `text` that are gone; the side table does not have them

@@ -255,7 +255,7 @@ class Stage:
         return hashlib.blake2b(json.dumps(doc, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def round(self, score: float) -> float:
-        """A score of a numeric stage, rounded to its grid."""
+        """Return a score of a numeric stage, rounded to a multiple of `grid`."""
         return round(round(score / self.grid) * self.grid, 10)
 
 

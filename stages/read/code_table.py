@@ -97,15 +97,17 @@ class CodeTable(Parquet):
         return doc
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """With `repository`, `splits` reads the column of repositories, so it needs the whole file."""
+        """Return the byte ranges that must be fetched, as the reader `parquet` does. With the setting `repository`,
+        however, `splits` needs the whole file (None), because it reads the column of repository names."""
         return None if slice is None and self.config.repository else super().needs(slice, size, read)
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """None with `repository`, since a repository may continue in the next row group."""
+        """Return the slice with which reading resumes after a crash, as the reader `parquet` does. With the setting
+        `repository`, the result is None, since a repository may continue in the next row group."""
         return None if self.config.repository else super().beyond(local, slice, record)
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Pieces of whole row groups; with `repository`, none ends inside a repository."""
+        """Return pieces of whole row groups. With the setting `repository`, no piece ends inside a repository."""
         pieces = super().splits(local, path, target)
         if pieces is None or not self.config.repository:
             return pieces

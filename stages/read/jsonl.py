@@ -115,7 +115,8 @@ class Jsonl(Reader):
         return None if slice.stop is None else [(0, 10), (slice.start, slice.stop)]
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Pieces at line ends; a compressed file or a JSON array is read in one piece."""
+        """Return pieces cut at line ends. Returns None for a compressed file or a JSON array, which is read in one
+        piece."""
         check_file(local, path)
         if is_array(local):
             self.warnings.append(f"{path}: read in one piece, for it is one JSON array; JSON Lines can be shared out")

@@ -95,7 +95,7 @@ class Latex(Files):
             yield self._joined(files, slice, 0, "")
 
     def _paper(self, data: bytes | None, slice: Slice, offset: int, member: str, path: str) -> Document | BadRecord:
-        """A paper in one file: a source, compressed or not, or a tar."""
+        """Return the document of a paper that is one file: a LaTeX source, compressed or not, or a tar archive."""
         try:
             if data is not None and coding_of(data[:10]) == "gzip":
                 data = _inflated(data, self.config.max_paper)

@@ -135,7 +135,7 @@ class Parquet(Reader):
         return [n for n in names if n in wanted]
 
     def _typed(self) -> tuple[str, ...]:
-        """Columns that become fields of a document."""
+        """Return the columns that become the id, URL, date and language of a document."""
         c = self.config
         return c.id, c.url, c.date, c.language
 
@@ -274,7 +274,7 @@ class Parquet(Reader):
                    for i in range(metadata.num_columns))
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Pieces of whole row groups; `start` and `stop` count row groups."""
+        """Return pieces of whole row groups. `start` and `stop` of a piece are numbers of row groups."""
         check_file(local, path)
         try:
             with open_parquet(local) as file:

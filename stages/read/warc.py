@@ -1,10 +1,11 @@
-"""WARC files (ISO 28500): crawls, plain or with gzip, lz4 or zstd frames, read by fastwarc.
+"""Reads WARC files (ISO 28500) of web crawls with fastwarc. They may be plain, or consist of gzip, lz4 or zstd frames.
 
-Responses and resources become documents with their body in `raw`, transfer and content coding undone; WET conversions
-become documents with text. Everything else is counted: by type (`request`, `metadata`, `warcinfo`, `revisit`,
-`continuation`, `unknown`), `http_status` (a redirect, an error page), `not_http`, `not_web` (the crawler's own files),
-`media` (images, sounds, fonts, styles, scripts). Headers by which a server forbids uses (`X-Robots-Tag`,
-`TDM-Reservation`, `TDM-Policy`) are kept in `meta.http`.
+Records of the types response and resource become documents with their body in `raw`, transfer and content coding
+undone. Records of the type conversion (WET files) become documents with text. All other records make no document and
+are counted: by type (`request`, `metadata`, `warcinfo`, `revisit`, `continuation`, `unknown`), `http_status` (a
+redirect, an error page), `not_http`, `not_web` (the crawler's own files), `media` (images, sounds, fonts, styles,
+scripts). Headers by which a server forbids uses (`X-Robots-Tag`, `TDM-Reservation`, `TDM-Policy`) are kept in
+`meta.http`.
 """
 
 from __future__ import annotations

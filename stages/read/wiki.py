@@ -1,9 +1,9 @@
 """MediaWiki XML dumps (pages-articles; .xml, .xml.bz2, .xml.gz, .xml.zst): one document per article.
 
 Dumps are streamed. Hostile XML does no harm: a document type or an entity ends the reading of the file (`xml_doctype`),
-and nothing is fetched. A page beyond `max_bytes` is not held in memory; it is counted as `too_large`. Pages of other
-namespaces (`namespace`), redirects (`redirect`), pages in another content model than wikitext (`content_model`) and
-pages without text (`empty`) make no document and are counted.
+and nothing is fetched. The text of a page beyond `max_bytes` is not kept in memory; the page is counted as `too_large`.
+Pages of other namespaces (`namespace`), redirects (`redirect`), pages in another content model than wikitext
+(`content_model`) and pages without text (`empty`) make no document and are counted, too.
 
 Plain dumps are split between pages. Multistream dumps (.bz2, https://dumps.wikimedia.org/) are split between their
 streams of a hundred pages. Other compressed dumps are read in one piece.

@@ -95,7 +95,7 @@ def normal(text: str, language: str) -> str:
 
 
 class BadWords:
-    """The entries of one language, ready to be counted."""
+    """Counts the entries of one language's word lists in texts."""
 
     def __init__(self, language: str, entries: Iterable[str]) -> None:
         self.language = language
@@ -210,7 +210,7 @@ def _everywhere(entry: str) -> bool:
 
 
 def _alone(text: str, at: int, entry: str) -> bool:
-    """Whether an entry at `at` is not part of another word, as far as the script tells."""
+    """Whether an entry found at position `at` is not part of a longer word, as far as its script shows."""
     before, after = text[at - 1:at], text[at + len(entry):at + len(entry) + 1]
     if _KATAKANA.fullmatch(entry):
         return not (before and before != " " and _KATAKANA.fullmatch(before)) and not (

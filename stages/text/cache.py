@@ -23,7 +23,8 @@ def cache_dir() -> Path:
 
 
 def cached(path: Path, write: Callable[[Path], None]) -> Path:
-    """`path`, written by `write` if it does not exist yet. One process of a machine writes, the others wait for it."""
+    """Return `path`, after calling `write(path)` if the file does not exist yet. One process of a machine writes the
+    file, and the others wait for it."""
     if not path.exists():
         with _lock(path):
             if not path.exists():

@@ -40,8 +40,8 @@ _CLASSES[[0xC2, 0xE1, 0xE2, 0xE3]] = 3
 class Chunks:
     """A table of chunks, numbered from 0 in the order in which they are added.
 
-    rows CHUNK[size]; steps STEP[size]; blob uint8: the chunks' bytes; parts int32: the chunks' word numbers; slots
-    int32: the hash table (open addressing, -1 is free).
+    `rows` (CHUNK) and `steps` (STEP) have an entry for each chunk. `blob` (uint8) holds the bytes of all chunks, and
+    `parts` (int32) the numbers of their words. `slots` (int32) is the hash table (open addressing, -1 is free).
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Chunks:
         self.count, self.bytes, self.words = count, size, words
 
     def edge(self, chunk: int, side: int) -> int:
-        """The first (0) or last (1) word number of a chunk."""
+        """Return the number of a chunk's first word (`side` 0) or last word (`side` 1)."""
         row = self.rows[chunk]
         return int(self.parts[row["first"] + (row["count"] - 1 if side else 0)])
 
@@ -116,7 +116,7 @@ def utf8(text: str) -> np.ndarray:
 
 
 def room(column: np.ndarray, size: int) -> np.ndarray:
-    """The column with room for `size` entries, doubled as often as needed."""
+    """Return `column` if it has room for `size` entries, otherwise a copy whose length is doubled until it has."""
     grown = len(column)
     while grown < size:
         grown *= 2
@@ -138,7 +138,7 @@ def packed(data: np.ndarray, start: int, stop: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def hash_bytes(data: np.ndarray, start: int, stop: int, head: np.uint64, seed: int) -> np.int64:
-    """A 64-bit hash; `head` is packed(data, start, stop)."""
+    """Return a 64-bit hash of the bytes from `start` to `stop`; `head` must be packed(data, start, stop)."""
     h = (np.uint64(seed) ^ np.uint64(head)) * np.uint64(0x9E3779B97F4A7C15)
     h ^= h >> np.uint64(32)
     while stop - start > 8:

@@ -30,7 +30,7 @@ _lock = threading.Lock()
 
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`numba.njit(**options)`, postponed until the kernel is called."""
+    """Decorate a kernel as `numba.njit(**options)` does, but compile it only when it is called."""
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         _waiting.setdefault(function.__module__, []).append((function, options))

@@ -78,9 +78,10 @@ def canonical(label: str) -> str:
 
 
 def decode(data: bytes, charset: str = "") -> tuple[str, str]:
-    """(text, encoding it was read with). `charset` is what the transport declared, "" for nothing. Never fails.
+    """Decode the bytes of a page. Returns (text, name of the encoding that was used). Never fails.
 
-    Bytes that are invalid in the chosen encoding become U+FFFD.
+    `charset` is the encoding that the transport declared, "" if it declared none. Bytes that are invalid in the chosen
+    encoding become U+FFFD.
     """
     for bom, name in _BOMS:
         if data.startswith(bom):

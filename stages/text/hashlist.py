@@ -22,7 +22,7 @@ _LABEL = np.uint64(255)
 
 
 class HashList:
-    """Membership in a list written by `write_hashes`."""
+    """Tells whether a string is in a list that `write_hashes` wrote."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._hashes = np.asarray(np.load(path, mmap_mode="r"))
@@ -37,7 +37,7 @@ class HashList:
 
 
 class LabelledList:
-    """The labels of a list written by `write_labelled`."""
+    """Gives the label of a string in a list that `write_labelled` wrote."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._hashes = np.asarray(np.load(path, mmap_mode="r"))
@@ -94,7 +94,7 @@ def _hashes(lines: Iterable[bytes], read: Callable[[bytes], bytes]) -> np.ndarra
 
 
 def _firsts(values: np.ndarray) -> np.ndarray:
-    """Marks the first of each run of equal values in a sorted array."""
+    """Return a boolean array that is true at the first of each run of equal values in a sorted array."""
     firsts = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=firsts[1:])
     return firsts

@@ -166,7 +166,7 @@ def _discounts(t: np.ndarray) -> tuple[float, float, float] | None:
 
 # -- files -------------------------------------------------------------------------------------------------------------
 def columns(estimate: Estimate, n: int) -> list[np.ndarray]:
-    """The n-grams of order `n` as n columns of word ids, in text order."""
+    """Return the n-grams of order `n` as n arrays of word ids: all first words, all second words, and so on."""
     out, at = [], np.arange(len(estimate.orders[n - 1].word))
     for grams in reversed(estimate.orders[:n]):
         out.append(grams.word[at])

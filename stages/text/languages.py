@@ -42,7 +42,8 @@ class Splitter(NamedTuple):
 
 @cache
 def _table() -> dict[str, Splitter]:
-    """Every name of a language → its splitter, in datatrove's order of precedence."""
+    """Return {name of a language: its splitter}. If several rows of the table have a name, the first of them counts, as
+    in datatrove."""
     spec = importlib.util.find_spec("datatrove")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("the table of languages and their tokenizers comes with datatrove, which is not "

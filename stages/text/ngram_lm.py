@@ -215,7 +215,8 @@ class NgramLM:
         return np.fromiter((get(w, 0) for w in words), np.int64, len(words))
 
     def word_scores(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Scores (float32, log10) of every word and of the end of the text, and the lengths of the n-grams found."""
+        """Return two arrays with an entry for every word and for the end of the text: the scores (float32, log10), and
+        the number of words in the longest n-gram of the model that ends there."""
         return self._scored(ids, bos, eos)[1:]
 
     def score(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> float:

@@ -1,8 +1,8 @@
 """Compiled kernels over word numbers: repeated n-grams (Gopher), shingles and their hashes (MinHash).
 
-All are exact: integers in, integers out, the same on every machine and in every state of the word cache. numba keeps
-the compiled code (NUMBA_CACHE_DIR). `lengths`, `hashes` … are the columns of a `stages.text.words.Vocabulary`, indexed
-by word number.
+All take and return integers, so the results are equal on every machine, whatever the word cache holds. numba stores the
+compiled code in NUMBA_CACHE_DIR. The arguments `lengths`, `hashes` … are the columns of a
+`stages.text.words.Vocabulary`, indexed by word number.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, p
     compared, too.
     """
     words = ids.shape[0]
-    # the hash of the text up to a word is divided by base**length, so that one product turns a difference into the hash
-    # of an n-gram
+    # prefix[i] is the hash of the first i words, divided by base**length. The difference of two prefixes, multiplied by
+    # a power of the base, is then the hash of an n-gram.
     power = np.empty(words + 1, np.uint64)
     inverse = np.empty(words + 1, np.uint64)
     prefix = np.empty(words + 1, np.uint64)

@@ -149,5 +149,6 @@ def same_script(a: str, b: str) -> bool:
 
 
 def fits(script: str, declared: str) -> bool:
-    """Whether a text mainly in `script` may be declared as `declared`. A Japanese text may consist of Han alone."""
+    """Whether a text whose main script is `script` agrees with a label that declares the script `declared`. Han agrees
+    with Japanese writing, since a Japanese text may consist of Han alone."""
     return same_script(script, declared) or (script == "Hani" and _FOLDED.get(declared, declared) == "Jpan")

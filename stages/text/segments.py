@@ -1,8 +1,9 @@
 """Splits a text at Unicode's default word boundaries (UAX #29), without punctuation, for DCLM's repetition rules.
 
-The dialect is DCLM's `split_words(text, model="uniseg", ignore_punctuation=True)`. A word is a segment of uniseg 0.10.1
-whose first character is a letter, a digit or another number. "can't", "3.14", "a.b" and "x_1" are one word each, and
-each ideograph is a word. Properties of characters are those of the `regex` package (uniseg's tables are of Unicode 16).
+The words are those of DCLM's `split_words(text, model="uniseg", ignore_punctuation=True)`. A word is a segment of
+uniseg 0.10.1 whose first character is a letter, a digit or another number. "can't", "3.14", "a.b" and "x_1" are one
+word each, and each ideograph is a word. Properties of characters are those of the `regex` package (uniseg's tables are
+of Unicode 16).
 
 White space is always a boundary, so a text is first cut into chunks there. Real text repeats its chunks, so a bounded
 cache holds the words of chunks. The content of the cache never changes a result.

@@ -7,8 +7,8 @@ follow; a last pass looks for special cases in the sequence of tokens. This modu
 does.
 
 The one difference is that a chunk of more than LONGEST characters is one token. The time for peeling affixes and
-finding a URL grows with the square of the chunk's length, to minutes for 200,000 characters. A time limit must not
-decide about a text.
+finding a URL grows with the square of the chunk's length, to minutes for 200,000 characters. Without this rule, a time
+limit could therefore decide whether a text is kept.
 """
 
 from __future__ import annotations

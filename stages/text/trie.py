@@ -1,5 +1,5 @@
-"""Builds a regular expression that matches any of many strings, as a trie: `re` would try the branches of a plain
-alternation one by one."""
+"""Builds a regular expression that matches any of many strings. It has the form of a trie, because `re` would try the
+branches of a plain alternation one by one."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Vocabulary:
         return number
 
     def describe(self) -> None:
-        """Fill the columns of new words."""
+        """Fill in the columns (`lengths`, `kinds` …) of the words that `number` has added since the last call."""
         first, last = self._described, len(self.words)
         if first == last:
             return
@@ -306,8 +306,9 @@ class Words:
 
 
 class Vocabularies:
-    """The vocabularies of all languages. When together they hold more than `capacity` chunks and words, or more than
-    `capacity_bytes`, all are dropped and begin anew. Existing `Words` keep their old vocabulary."""
+    """The vocabularies of all languages. When they hold more than `capacity` chunks and words in all, or more than
+    `capacity_bytes`, all are dropped, and new ones are filled. Existing `Words` keep the vocabulary they were made
+    with."""
 
     def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.capacity, self.capacity_bytes = capacity, capacity_bytes
@@ -351,16 +352,16 @@ def count_sentences(line: str) -> int:
 
 
 def shingle_sha1(words: list[str] | Words, n: int = 5) -> np.ndarray:
-    """Hashes of word n-grams in datatrove's dialect (`hash_fc="sha1"`, 64 bit): first 8 bytes of SHA-1 over the words
-    joined by spaces."""
+    """Return the hashes of the word n-grams, as datatrove computes them with `hash_fc="sha1"` and 64 bits: the first 8
+    bytes of SHA-1 over the words joined by spaces."""
     words = _as_words(words)
     vocabulary = words.vocabulary
     return sha1_shingles(words.ids, vocabulary.offsets, vocabulary.sizes, vocabulary.blob, n)
 
 
 def shingle_xxhash(words: list[str] | Words, n: int = 5) -> np.ndarray:
-    """Hashes of word n-grams in datatrove's dialect (`hash_fc="xxhash"`, 64 bit, its default): xxh64 over the words
-    joined by spaces."""
+    """Return the hashes of the word n-grams, as datatrove computes them by default (`hash_fc="xxhash"`, 64 bits): xxh64
+    over the words joined by spaces."""
     import xxhash
 
     strings = words if isinstance(words, list) else words.strings()
