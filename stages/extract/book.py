@@ -1,9 +1,10 @@
-"""Books as text files. Project Gutenberg's header and licence and transcribers' notes are removed, page numbers and
-words cut at line ends are mended, and lines broken at a typewriter's width are joined.
+"""Cleans books that are plain text files. Removes Project Gutenberg's header and licence, transcribers' notes and page
+numbers, rejoins words that were hyphenated at line ends, and joins the lines of each paragraph into one line.
 
-A line was broken for width when the first word of the next line would not have fitted on it. Verse, tables and title
-pages have shorter lines and so keep them, although nothing here recognises verse. A hyphen at a line end is removed
-when the book spells the word without it elsewhere and never with it.
+Old text files break lines at a fixed width of 55 to 100 characters. A line break counts as caused by this width when
+the first word of the next line would not have fitted on the line. Lines of verse, tables and title pages end earlier,
+so they stay as they are; no rule recognises verse as such. A hyphen at a line end is removed when elsewhere the book
+spells the word more often without the hyphen than with it.
 """
 
 from __future__ import annotations
@@ -54,9 +55,12 @@ _NARROW, _WIDE = 55, 100
 
 
 class Book(Stage):
-    """The book in a text file: without Gutenberg's frame, transcribers' notes and page numbers, its lines joined.
+    """Cleans a plain-text book: Project Gutenberg's header and licence, notes and page numbers are removed, lines are
+    joined.
 
-    Drops `no_text` when nothing is left. Facts of Gutenberg's header go to `meta` (title, author, language …).
+    Drops the document as `no_text` when nothing is left. Facts in Project Gutenberg's header (title, author,
+    translator, language, dates) go to `meta`. If lines were joined, `meta.wrapped_at` is the width at which they were
+    broken.
     """
 
     name = "book"
@@ -87,7 +91,8 @@ class Book(Stage):
 
 
 def without_gutenberg(text: str) -> tuple[str, dict[str, str]]:
-    """(the book, the facts of its header); the text unchanged when it is not Project Gutenberg's."""
+    """Returns (the text without Project Gutenberg's header, licence and credits; the facts in its header, by name, such
+    as `title`). A text that is not from Project Gutenberg is returned unchanged, without facts."""
     starts = list(_START.finditer(text, 0, _EDGE))
     first_line = _FIRST.match(text)
     blocks = text.strip("\n").split("\n\n", 1)
@@ -126,8 +131,9 @@ def without_notes(text: str) -> str:
 
 
 def without_pages(text: str) -> str:
-    """The text without page numbers. Bare numbers are removed where they count up and often stand in the middle of a
-    sentence, which numbers of chapters, verses and sonnets do not."""
+    """Returns the text without page numbers, in brackets (`[Pg 12]`) or on lines of their own. Numbers are removed only
+    if nearly each is a little larger than the one before. Numbers on lines of their own must also interrupt a sentence
+    in more than a third of all cases, because numbers of chapters, verses and sonnets seldom do."""
     text = text.replace("\f", "\n")
     for pattern in (_PAGE, _BRACED):
         if _counting([int(m[1]) for m in pattern.finditer(text) if m[1].isdecimal()]):
@@ -154,7 +160,7 @@ def _counting(numbers: list[int]) -> bool:
 
 
 def _goes_on(text: str, m: re.Match[str]) -> bool:
-    """Whether the sentence before a line that holds only a number continues after it."""
+    """Whether a sentence continues across `m`, the match of a line that holds only a number."""
     before, behind = text[max(0, m.start() - 200):m.start()].rstrip(), text[m.end():m.end() + 9].lstrip()
     return before[-1:] not in ("", ".", "!", "?", ":", '"', "”", "'", "’", ")", "]") and behind[:1].islower()
 
@@ -175,8 +181,8 @@ def wrapped_at(text: str) -> int:
 
 
 def _breaks(lines: list[str], width: int) -> tuple[int, int]:
-    """(line breaks inside the paragraphs of a block, how many of them stand where the next word would have fitted on
-    the line)."""
+    """Returns (number of line breaks inside the paragraphs of a block; how many of these were not caused by the width,
+    because the next word would have fitted on the line)."""
     breaks = fitting = 0
     base = _indent(lines)
     for line, following in pairwise(lines):
@@ -194,13 +200,14 @@ def _indent(lines: list[str]) -> int:
 
 
 def _begins(before: str, line: str, base: int) -> bool:
-    """Whether `line` begins a paragraph without a blank line above. It does when it is indented and follows a full
-    stop."""
+    """Whether `line` begins a new paragraph although no blank line precedes it. It does when it is indented by at least
+    two blanks more than `base`, and the line `before` it ends with the end of a sentence."""
     return len(line) - len(line.lstrip()) > base + 1 and before.rstrip()[-1:] in _FULL_STOPS
 
 
 def unwrapped(text: str, width: int) -> str:
-    """The text with one line per paragraph in blocks whose lines are broken at the width. Other blocks stay."""
+    """Returns the text with each paragraph on one line. Blocks (stretches between blank lines) that are tables, or
+    whose lines were not broken at `width` characters, stay as they are."""
     words = Counter(_WORD.findall(text.lower()))
     out = []
     for block in re.split(r"(\n(?:[ \t]*\n)+)", text):

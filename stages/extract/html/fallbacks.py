@@ -1,7 +1,7 @@
-"""trafilatura's fallback extractors, readability and justext, with the same results for less CPU time.
+"""Faster versions of trafilatura's fallback extractors, readability and justext, with the same results.
 
-readability runs only where its result can be chosen. justext works on the tree itself instead of SAX events.
-`stages.extract.html.xpath_rules` installs both, for the only version of trafilatura that it supports.
+readability runs only on pages where trafilatura could choose its result. justext reads the tree itself instead of SAX
+events. `stages.extract.html.xpath_rules` installs both, for the only version of trafilatura that it supports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _WHITESPACE = re.compile(r"\s{2,}|[^\S ]")
 
 
 def _normalize(text: str) -> str:
-    """The same as justext's normalize_whitespace. It does not match single spaces, which would replace themselves."""
+    """Gives the same result as justext's normalize_whitespace. It is faster, because it skips single spaces, which
+    justext replaces by themselves."""
     return _WHITESPACE.sub(lambda m: "\n" if "\n" in m[0] or "\r" in m[0] else " ", text)
 
 
@@ -41,7 +42,8 @@ class _Paragraph:
 
 
 def make_paragraphs(root: Any) -> list[_Paragraph]:
-    """justext's ParagraphMaker without SAX events and without the XPath string it makes for every paragraph."""
+    """Returns the same paragraphs as justext's ParagraphMaker. It reads the tree without SAX events, and does not build
+    an XPath string for every paragraph."""
     done: list[_Paragraph] = []
     current = _Paragraph(False)
     link = br = False
@@ -93,8 +95,9 @@ def make_paragraphs(root: Any) -> list[_Paragraph]:
 
 
 def classify(paragraphs: list[_Paragraph], stoplist: frozenset[str]) -> None:
-    """justext's context-free classification with trafilatura's thresholds (50, 150, 0.1, 0.2, 0.25, no headings). The
-    density of stop words is expensive and is computed only where it decides."""
+    """Sets the context-free class (`cf_class`) of each paragraph as justext does with trafilatura's thresholds (50,
+    150, 0.1, 0.2, 0.25, no headings). The density of stop words is expensive, so it is computed only where it
+    decides."""
     for p in paragraphs:
         text = p.text
         length = len(text)
@@ -115,7 +118,8 @@ _stoplist: frozenset[str] = frozenset()
 
 
 def try_justext(tree: Any, url: str | None, target_language: str | None) -> etree._Element:
-    """Replaces trafilatura.external.try_justext for pages whose language is not given."""
+    """Replaces trafilatura.external.try_justext. Returns a <body> that holds the good paragraphs of a tree. If a
+    language is given, the original function is called."""
     global _stoplist
     if target_language is not None:
         return _try_justext(tree, url, target_language)
@@ -158,8 +162,8 @@ def longest_summary(tree: Any) -> int | None:
 
 
 def cannot_win(tree: Any, body: Any, text: str, options: Any) -> bool:
-    """Whether `_prefer_readability` rejects every summary of this tree. Its conditions are tested for the longest
-    possible summary."""
+    """Whether trafilatura would reject every text that readability can find in this tree, so that readability need not
+    run. The conditions of trafilatura's `_prefer_readability` are tested for the longest possible text."""
     if options.focus != "balanced" or not text:
         return False
     longest = longest_summary(tree)
@@ -179,7 +183,8 @@ def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> t
 
 
 def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, options: Any) -> tuple[Any, str]:
-    """Run compare_extraction as if readability had found nothing. Only the search for uncleaned elements remains."""
+    """Run trafilatura's compare_extraction as if readability had found nothing. What remains is its check for short
+    texts and for elements that cleaning should have removed, in which case it tries justext."""
     summary.skip = True
     try:
         return external.compare_extraction(backup, tree, body, text, options)
@@ -188,7 +193,7 @@ def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, o
 
 
 class _Summary:
-    """trafilatura.external.try_readability, with the switch `skip` that makes it return nothing."""
+    """Replaces trafilatura.external.try_readability. While its switch `skip` is set, it returns an empty element."""
 
     def __init__(self) -> None:
         self.skip, self.ask = False, external.try_readability

@@ -1,11 +1,13 @@
-"""jusText (J. Pomikálek, Removing Boilerplate and Duplicate Content from Web Corpora, 2011), in time linear in a page.
+"""The extraction engine `justext`: jusText (J. Pomikálek, Removing Boilerplate and Duplicate Content from Web Corpora,
+2011), in time linear in the length of a page.
 
-A page is cut into paragraphs at block elements. Its length, its share of text in links and its share of stop words make
-a paragraph good, bad or undecided. The neighbours decide about undecided paragraphs. The thresholds are the paper's.
+A page is cut into paragraphs at block elements. The length of a paragraph, its share of text in links and its share of
+stop words make it good, bad or undecided. The class of an undecided paragraph follows from its neighbours. The
+thresholds are the paper's.
 
-The package must be told the language of a page. Here the language is the one whose stop words the page uses most; of
-several with equal counts, the first by name. A paragraph in a script that does not separate words counts as full of
-stop words, so that length and links decide about it.
+The package jusText must be told the language of a page. Here the language is the one whose stop words occur most often
+on the page; of several with equal counts, the first by name. In a script that does not separate words, a paragraph
+counts as full of stop words, so that only its length and its links decide.
 """
 
 from __future__ import annotations
@@ -135,7 +137,7 @@ def language_of(paragraphs: Sequence[Paragraph]) -> str:
 
 
 def classify(paragraphs: Sequence[Paragraph], stoplist: frozenset[str]) -> None:
-    """Context-free classes: good, neargood, short or bad."""
+    """Sets the class of each paragraph from its own text alone (`cf_class`): good, neargood, short or bad."""
     for p in paragraphs:
         text, length = p.text, len(p.text)
         if p.in_links / length > LINK_DENSITY or "\xa9" in text or "&copy" in text:
@@ -154,8 +156,9 @@ def classify(paragraphs: Sequence[Paragraph], stoplist: frozenset[str]) -> None:
 
 
 def revise(paragraphs: Sequence[Any], distance: int = HEADING_DISTANCE) -> None:
-    """Does what `justext.core.revise_paragraph_classification` does, in one walk each way. The package searches the
-    neighbours of every paragraph separately, which takes minutes for 50,000 short paragraphs."""
+    """Sets the final class of each paragraph (`class_type`) from its own class and those of its neighbours. The result
+    is that of `justext.core.revise_paragraph_classification`, but one walk in each direction suffices. The package
+    searches the neighbours of every paragraph separately, which takes minutes for 50,000 short paragraphs."""
     for p in paragraphs:
         p.class_type = p.cf_class
     # The package's first step, for headings, is left out: it reads classes that are not set yet, and so changes none.
@@ -201,8 +204,8 @@ def _good_follows(paragraphs: Sequence[Any], i: int, distance: int) -> bool:
 
 
 def _neighbours(classes: list[str]) -> list[tuple[str, str]]:
-    """For each paragraph the nearest earlier class that is good or bad, and the nearest that is good, bad or
-    near-good."""
+    """Returns for each paragraph (nearest earlier class that is good or bad; nearest earlier class that is good, bad or
+    near-good). Both are "bad" where there is none."""
     out, decided, near = [], "bad", "bad"
     for c in classes:
         out.append((decided, near))
@@ -214,7 +217,7 @@ def _neighbours(classes: list[str]) -> list[tuple[str, str]]:
 
 
 class Engine:
-    """jusText as an engine of `stages.extract.html.step`. It keeps prose and does not recognise tables or readers'
+    """The extraction engine `justext` of the step `html`. It keeps prose, and does not recognise tables or readers'
     comments."""
 
     def __init__(self, *, max_depth: int = 255, **_: Any) -> None:

@@ -1,12 +1,14 @@
-"""Limits applied to a page before it is parsed: how many of its bytes are read, and how many nodes it would make.
+"""Bounds a web page before it is parsed: `shorten` limits the bytes that are read, and `nodes` counts the elements that
+a parser would create.
 
-Real pages above two megabytes are large because of scripts, styles, drawings and inline images, not text. These are
-removed first. A page that is still too long is cut, as a crawl cuts it (Common Crawl: at 1 MiB until 2025, 5 MiB
-since). The cut depends on the bytes alone.
+Real pages above two megabytes are large because of scripts, styles, drawings and inline images, not because of text, so
+these are removed first. A page that is still too long is cut, as crawls cut pages (Common Crawl: at 1 MiB until 2025,
+at 5 MiB since). The result depends on the bytes of the page alone.
 
-Nodes are counted as an HTML5 parser creates them. It reopens formatting elements left open (`<b id=1><b id=2>…`) in
-every following block (HTML §13.2.4.3), so that 40 kB can become a gigabyte. Parsers also compare each attribute of a
-tag with those before it, and each option of a list with the others. One walk over the bytes counts all of this.
+Elements are counted as an HTML5 parser creates them. Such a parser reopens formatting elements that were left open
+(`<b id=1><b id=2>…`) in every following block (HTML §13.2.4.3), so that a page of 40 kB can become a tree of a
+gigabyte. Parsers also compare each attribute of a tag with those before it, and each option of a list with the others,
+so attributes and options are limited, too. One walk over the bytes counts all of them.
 """
 
 from __future__ import annotations
@@ -27,20 +29,21 @@ _ENDS = {b"<script": re.compile(rb"</script\b[^>]{0,100}>", re.IGNORECASE),
 _BEGINS = re.compile(rb"<script\b|<style\b|<svg\b|<!--|data:", re.IGNORECASE)
 #: scripts that are kept because they hold text: metadata of the page, formulas
 _TOLD = re.compile(rb"[^>]{0,300}(?:ld\+json|math/tex)", re.IGNORECASE)
-#: most non-text stretches looked at in one page, and how many bytes are scanned for them, as a multiple of the bytes
-#: that may be kept
+#: Limits of the search for stretches that are not text: how many are examined in one page, and how many bytes are
+#: searched, as a multiple of the bytes that may be kept
 _LOOKS, _REACH = 50_000, 10
 #: shorter data URIs stay
 _SHORT = 1_000
 
 
 class TooMuchWork(ValueError):
-    """An extractor would take too long for this page. The limit is a count of work, not a time."""
+    """An extractor would take too long for this page. Work is limited by a count of operations, never by time."""
 
 
 def shorten(data: bytes, most: int) -> bytes:
-    """At most `most` bytes of a page. A longer page loses scripts, styles, comments, drawings and data URIs, and is
-    then cut in front of a tag if it is still too long. Other pages are returned unchanged."""
+    """Returns a page cut to at most `most` bytes. A page that is short enough is returned unchanged. From a longer
+    page, scripts, styles, comments, drawings and long data URIs are removed first. If it is still too long, it is cut
+    in front of a tag."""
     if len(data) <= most:
         return data
     data = _without_code(data[:_REACH * most])
@@ -87,8 +90,9 @@ def _many_marks() -> re.Pattern[str]:
 
 
 def stream_safe(text: str) -> str:
-    """The text with at most `_MARKS` marks on one character, since Unicode normalisation sorts them in time that grows
-    with the square of their number (UAX #15, stream-safe text)."""
+    """Returns the text with at most `_MARKS` combining marks (accents, vowel points) on one character. More are
+    removed, because Unicode normalisation takes time that grows with the square of their number (UAX #15, stream-safe
+    text)."""
     return text if text.isascii() else _many_marks().sub(lambda m: m[0][:_MARKS], text)
 
 
@@ -118,9 +122,9 @@ _END_OF_SCRIPT = np.frombuffer(b"/script", np.uint8)
 
 
 def nodes(page: bytes, most: int) -> int:
-    """Number of elements a parser makes of a page in UTF-8, reopened formatting included. The result is some number
-    above `most` for a page that makes more, or has a tag of more than `ATTRIBUTES` attributes, more than `OPTIONS`
-    options or more than `TEMPLATES` nested templates."""
+    """Counts the elements that an HTML5 parser makes of a page in UTF-8, including formatting elements that it reopens.
+    The count stops soon after it exceeds `most`. The result is also larger than `most` for a page that has more than
+    `ATTRIBUTES` attributes in one tag, more than `OPTIONS` options or more than `TEMPLATES` nested templates."""
     return int(_nodes(np.frombuffer(page, np.uint8), most, _NAMES, _END_OF_SCRIPT))
 
 
@@ -234,7 +238,7 @@ def _nodes(page, most, names, end_of_script):
 
 @njit(cache=True, nogil=True)
 def _after_script(page, i, end_of_script):
-    """Where `</script` begins, or the page ends."""
+    """Returns the position of the next `</script` from position `i` on, or the length of the page if there is none."""
     n, size = len(page), len(end_of_script)
     while i + size < n:
         if page[i] == 60:

@@ -1,8 +1,8 @@
-r"""Writes a tree as text, with Markdown or without, for all engines.
+r"""Writes an lxml tree as plain text or as Markdown, for the extraction engines that return a tree.
 
-It reads HTML and the TEI-like trees of trafilatura alike. Headings, lists, quotes, tables, code, emphasis and formulas
-are kept; a link becomes its text, an image nothing. Nothing is escaped, since the text is for models and not for a
-renderer. Formulas arrive as `\(…\)` and `\[…\]` (stages.extract.html.math) and leave as `$…$` and `$$…$$`.
+The tree may be HTML or the TEI-like format of trafilatura. Headings, lists, quotes, tables, code, emphasis and formulas
+are kept. A link becomes its text, and images are left out. Nothing is escaped, since the text is read by models and not
+by a renderer. Formulas arrive as `\(…\)` and `\[…\]` (stages.extract.html.math) and are written as `$…$` and `$$…$$`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _BREAK = "\x00"
 
 
 def write(root: Any, *, markup: bool = True, lines: bool = False) -> str:
-    """Text of a tree. An empty line separates blocks; without `markup`, a line break does. `lines`: a line feed in the
-    text counts as a line break, while HTML treats it as a space.
+    """Returns the text of a tree: Markdown with a blank line between blocks or, without `markup`, plain text with a
+    line break between blocks. With `lines`, a line feed in the text counts as a line break; HTML treats it as a space.
 
-    The function recurses as deep as the tree, and libxml2 builds no tree of more than 255 levels.
+    The function recurses as deep as the tree. This is safe, because libxml2 builds no tree of more than 255 levels.
     """
     writer = _Writer(markup, 0, lines)
     writer.walk(root)
@@ -61,7 +61,8 @@ def _strays(table: Any) -> bool:
 
 
 class _Writer:
-    """Blocks of one level. Inline text collects in `run` until a block begins or ends."""
+    """Collects the blocks of one level of nesting, such as a quote or a list item. Inline text collects in `run` until
+    a block begins or ends."""
 
     def __init__(self, markup: bool, depth: int, lines: bool = False) -> None:
         self.markup, self.depth, self.lines = markup, depth, lines
@@ -128,7 +129,7 @@ class _Writer:
             self.inline(e, _RENDS.get(rend, "") if tag == "hi" else _MARKS.get(tag, ""))
 
     def inside(self, e: Any) -> list[str]:
-        """Blocks of an element that is written as a level of its own."""
+        """Returns the blocks of an element that is a level of its own, such as a quote, a list item or a table cell."""
         inner = _Writer(self.markup, self.depth + 1, self.lines)
         inner.walk(e)
         return inner.end()
@@ -148,7 +149,8 @@ class _Writer:
             self.out.append(f"{'#' * level} {text}" if self.markup else text)
 
     def inline(self, e: Any, mark: str) -> None:
-        """An inline element. Its mark is written only when no block began inside it and it is not empty."""
+        """Write an inline element with its Markdown mark, such as `**`. The mark is left out when the element is empty
+        or when a block begins inside it."""
         blocks, begin = len(self.out), len(self.run)
         set_mark = bool(mark) and self.markup and mark not in self.open and "`" not in self.open
         if not set_mark:
@@ -242,7 +244,9 @@ class _Writer:
             self.out.append("\n".join(items))
 
     def table(self, e: Any) -> None:
-        """Write a table. One with short cells becomes rows of cells; any other is layout, and its cells are blocks."""
+        """Write a table. It is written as rows of cells if it has at least two rows, 2 to `COLUMNS` columns, text only
+        in its cells, and no tables, lists, headings or code inside. Any other table serves for layout, and its cells
+        are written as blocks."""
         self.flush()
         rows = [[c for c in row if c.tag in ("td", "th", "cell")] for row in e.iter("tr", "row")]
         rows = [row for row in rows if row]

@@ -1,9 +1,9 @@
-r"""Replaces the formulas of a page by their TeX source before an engine reads the page.
+r"""Replaces the formulas of an HTML page by their TeX source, before an extraction engine reads the page.
 
-Pages carry TeX beside what they show: in `<script type="math/tex">` (MathJax 2), as annotation or `alttext` of MathML
-(KaTeX, Wikipedia, arXiv's HTML), as `alt` of an image (WordPress, older Wikipedia). Each becomes `\(…\)` or `\[…\]`,
-and its rendered form is removed. No page takes long, because all searches run forwards over the page, no stretch is
-searched twice, and the number of tags in rendered formulas is limited.
+Pages hold the TeX of a formula beside its rendered form: in `<script type="math/tex">` (MathJax 2), in an annotation or
+the `alttext` of MathML (KaTeX, Wikipedia, arXiv's HTML), or in the `alt` of an image (WordPress, older Wikipedia). The
+TeX is written as `\(…\)` or `\[…\]`, and the rendered form is removed. No page takes long, because all searches run
+forwards over the page, no stretch is searched twice, and the number of tags read in rendered formulas is limited.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def expose(page: str) -> str:
     known: dict[str, re.Match[str] | None] = {}
 
     def following(name: str, at: int) -> re.Match[str] | None:
-        """The next match of `_NEXT[name]`, None when it is more than `_LONGEST` characters away. No stretch is searched
-        twice."""
+        """Returns the first match of the pattern `_NEXT[name]` from position `at` on; None when it begins more than
+        `_LONGEST` characters later. The last match is cached, so that no stretch of the page is searched twice."""
         found = known.get(name)
         if name not in known or (found is not None and found.start() < at):
             found = known[name] = _NEXT[name].search(page, at)
@@ -114,8 +114,8 @@ def _without_rendered(page: str) -> str:
 
 
 def _end_of(page: str, start: re.Match[str], most: int) -> tuple[int, int]:
-    """(end of the element that begins at `start`, tags passed). If the element does not end within `_LONGEST`
-    characters and `most` tags, the end of its start tag is returned."""
+    """Returns (position after the element whose start tag is `start`; number of tags read to find it). If the element
+    does not end within `_LONGEST` characters and `most` tags, the position is the end of its start tag."""
     depth = seen = 0
     for tag in _TAGS[start[1].lower()].finditer(page, start.start(), start.start() + _LONGEST):
         depth += -1 if tag[1] else 1

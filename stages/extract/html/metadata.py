@@ -1,10 +1,10 @@
-"""What a page says about itself: title, author, date, canonical URL, language, licence, and the uses it forbids.
+"""Reads what a page says about itself: title, author, date, canonical URL, language, licence, and the uses it forbids.
 
 These are claims of the page, and they are not checked. Regular expressions run forwards once over the head and the
 JSON-LD of a page, so the cost is small beside extraction. The library that trafilatura uses for dates is not used here,
 because it reads the clock to tell which dates are plausible.
 
-Share of pages on which a fact equals the gold, letters and digits compared:
+Share of pages on which a fact equals the reference value, with only letters and digits compared:
 
                                                          WCXB    Fundus
     titles                                               75 %    83 %
@@ -13,8 +13,8 @@ Share of pages on which a fact equals the gold, letters and digits compared:
     dates                                                66 %    94 %
     …, of the pages for which a date was found           92 %    98 %
 
-WCXB stands for its 310 development pages, Fundus for 64 news pages of 27 countries. Missed facts stand in the text of a
-page, which is not searched.
+WCXB stands for the 310 development pages of the Web Content Extraction Benchmark, Fundus for 64 news pages from 27
+countries. The facts that were missed stand in the text of a page, which is not searched.
 """
 
 from __future__ import annotations
@@ -104,10 +104,15 @@ _WANTED = {name: (what, rank) for what, names in _NAMES.items() for rank, name i
 
 
 def describe(page: str, crawled: str = "") -> dict[str, str]:
-    """The facts found among: `title`, `author`, `date` (YYYY-MM-DD), `canonical` (absolute), `lang` (lower case) and
-    `license` (URL); `robots` (directives for all robots that forbid something), `tdm` and `tdm_policy` (reservation of
-    text and data mining: "1", and the address of its terms), `rights` (a notice). `crawled` is the ISO date of the
-    fetch; a date on the page more than two days later is ignored."""
+    """Returns the facts that a page states about itself, by name. Facts that are not found are left out.
+
+    - `title`, `author`, `date` (YYYY-MM-DD), `lang` (lower case), and the URLs `canonical` (absolute) and `license`.
+    - `robots`: the directives to all robots that forbid something.
+    - `tdm`, `tdm_policy`: the reservation of text and data mining ("1"), and the address of its terms.
+    - `rights`: a copyright notice.
+
+    `crawled` is the ISO date of the fetch. A date on the page that is more than two days later is ignored.
+    """
     head = page[:next((end for end in (page.find(tag, 0, HEAD) for tag in _HEAD_ENDS) if end > 0), HEAD)]
     told, authors, links, times = _told(head + "".join(_marked(page, len(head))))
     linked = list(_json_ld(page))
@@ -149,8 +154,9 @@ def unescape(text: str) -> str:
 
 
 def parse_date(text: str) -> datetime.date | None:
-    """The first day in the first 100 characters of a text, as year-month-day or else with an English month; None when
-    there is none, or it is outside `_FIRST` … `_LAST`. The result does not depend on today's date."""
+    """Returns the first date in the first 100 characters of a text, written as year-month-day or, failing that, with
+    the English name of a month. Returns None when there is none, or when it is outside `_FIRST` … `_LAST`. The result
+    does not depend on today's date."""
     found = None
     if (m := _DATE.search(text[:100])) is not None:
         found = _day(m[1], m[3], m[4])
@@ -167,8 +173,9 @@ def _day(year: str, month: str, day: str) -> datetime.date | None:
 
 
 def _told(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], list[str]]:
-    """Returns (facts of `<meta>`; lists of the authors that `<meta>` names, the most reliable list first; the first
-    link of each relation; the `datetime` of each `<time>`, those of publication first)."""
+    """Reads the tags `<meta>`, `<link>` and `<time>` in `head`. Returns (facts from `<meta>`, by name; lists of the
+    authors that `<meta>` names, the most reliable list first; the address of the first `<link>` of each relation; the
+    `datetime` of each `<time>`, those of publication first)."""
     best: dict[str, tuple[int, str]] = {}
     authors: dict[int, list[str]] = {}
     links: dict[str, str] = {}
@@ -211,7 +218,8 @@ def _told(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], l
 
 
 def _marked(page: str, at: int) -> Iterator[str]:
-    """Tags of the body that give author and date: `<time>`, microdata."""
+    """Yields the tags of a page's body that may state author or date: `<time>` and microdata. The body begins at
+    `at`."""
     for mark in _MARKS if page.find('itemprop="', at, HEAD) >= 0 else _MARKS[:1]:
         place = at
         for _ in range(8):
@@ -253,15 +261,16 @@ def _people(names: Iterable[str]) -> list[str]:
 
 
 def _authors(told: list[list[str]], linked: list[str]) -> str:
-    """The authors `<meta>` names, or else those of the JSON-LD, set apart by "; ". JSON-LD wins where it names more,
-    since `<meta>` often names only one."""
+    """Returns the authors, separated by "; ". `told` holds those that `<meta>` names, `linked` the page's JSON-LD.
+    JSON-LD is used where it names more authors, since `<meta>` often names only one."""
     said = next(filter(None, map(_people, told)), [])
     listed = next(filter(None, map(_people, map(_linked_authors, linked))), [])
     return "; ".join(listed if len(listed) > len(said) else said)
 
 
 def _byline(page: str) -> str:
-    """The author named by the first author microdata of a page, or else by its first link to the author's page."""
+    """Returns the author in the first `itemprop="author"` of a page, or else in its first link with `rel="author"`; ""
+    when neither names one."""
     at = page.find('itemprop="author"', 0, HEAD)
     if at >= 0:
         some = page[at:at + _NEAR]
@@ -276,14 +285,16 @@ def _byline(page: str) -> str:
 
 
 def _inner(tag: str) -> str:
-    """The text behind the first start tag in `tag`, up to the next block or the end of the element."""
+    """Returns the text after the first start tag in `tag`, up to the next tag. Up to four inline tags before the text
+    are skipped."""
     begin = tag.find(">") + 1
     found = _TEXT.match(tag, begin) if begin else None
     return " ".join(unescape(found[1]).split()) if found else ""
 
 
 def _linked_authors(block: str) -> list[str]:
-    """Names of the first author or creator in a JSON-LD block that has a readable name; the first four are tried."""
+    """Returns the names in the first `author` or `creator` of a JSON-LD block that yields a name. Only the first four
+    are tried."""
     for m in islice(_LD_AUTHOR.finditer(block), 4):
         value = block[m.end():m.end() + _AUTHORS]
         if value.count("[") + value.count("{") > _NESTED:

@@ -45,7 +45,8 @@ def _module(name: str) -> Any:
 
 
 def loud(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """A parse function of lxml that raises MemoryError, not XMLSyntaxError, when libxml2 runs out of memory."""
+    """Wraps a parse function of lxml so that it raises MemoryError instead of XMLSyntaxError when libxml2 runs out of
+    memory."""
     @wraps(parse)
     def parsed(*args: Any, **kw: Any) -> Any:
         try:
@@ -59,11 +60,11 @@ def loud(parse: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _raise_memory_errors() -> None:
-    """Keep trafilatura's handlers from swallowing MemoryError.
+    """Keep trafilatura's exception handlers from catching MemoryError.
 
-    Otherwise its `except Exception` would make the text depend on the machine: a page that a larger machine extracts
-    would have no text here, or a different one. Python looks the name `Exception` up in the module when something is
-    raised, so rebinding it there is enough.
+    Its `except Exception` would otherwise make the text depend on the machine: with too little memory, a page would
+    silently lose its text or get a different one. Python looks the name `Exception` up in the module when an error is
+    raised. So it is enough to rebind this name, in each module, to a tuple of all other exceptions of lxml and Python.
     """
     for module in (baseline, core, external, readability_lxml, utils):
         module.Exception = _SURVIVABLE

@@ -1,10 +1,10 @@
-"""Readability (arc90's algorithm, in trafilatura's copy) with bounded work. It scores the blocks around paragraphs and
-takes the best block together with the siblings that belong to it.
+"""The extraction engine `readability`: arc90's algorithm, in trafilatura's copy, with limited work. The algorithm
+scores the blocks around paragraphs, and takes the best block together with the siblings that belong to it.
 
-Three parts of the algorithm can take very long. It examines all siblings of an empty block with an image, so 40,000 of
-them in a row take a quarter of an hour. It rereads nested blocks. When it removes an element, it appends the text
-behind that to the text in front of it. `Bounded` counts that work and gives up at a fixed amount, many times what any
-of 1,864 real pages takes. trafilatura, which falls back on readability, then continues without it.
+Three parts of the algorithm can take very long. It examines all siblings of an empty block with an image, so 40,000
+such blocks in a row take a quarter of an hour. It rereads nested blocks. When it removes an element, it appends the
+text after the element to the text before it. `Bounded` counts this work and gives up at a fixed amount, many times what
+any of 1,864 real pages takes. When trafilatura uses readability as its fallback, it then continues without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOK = 2_000
 
 
 class _Work:
-    """`readability_lxml.text_length` that counts its work."""
+    """Replaces `readability_lxml.text_length`; counts its work and raises TooMuchWork beyond `MOST`."""
 
     def __init__(self) -> None:
         self.left, self.ask = MOST, private.readability_lxml.text_length
@@ -78,8 +78,8 @@ class Bounded(private.readability_lxml.Document):
 
 
 class Gentle(Bounded):
-    """Skips the removal of elements with unlikely classes: the second try of readability-lxml, which trafilatura's copy
-    lacks."""
+    """Like `Bounded`, but keeps elements whose class makes them unlikely to be text. It is used for a second try when
+    the first finds little, as in readability-lxml; trafilatura's copy has no second try."""
 
     __slots__ = ()
 
@@ -91,8 +91,8 @@ private.readability_lxml.text_length = work
 
 
 class Engine:
-    """Readability as an engine of `stages.extract.html.step`. `tables=False` leaves tables out. It does not recognise
-    readers' comments."""
+    """The extraction engine `readability` of the step `html`. `tables=False` leaves tables out. Readers' comments are
+    not recognised."""
 
     def __init__(self, *, tables: bool = True, max_depth: int = 255, **_: Any) -> None:
         self.tables = tables

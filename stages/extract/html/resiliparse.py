@@ -1,4 +1,5 @@
-"""Resiliparse's main-content extraction (Bevendorff et al., ECIR 2018; Lexbor's parser), by far the fastest engine."""
+"""The extraction engine `resiliparse`, the fastest one: main-content extraction by the library Resiliparse (Bevendorff
+et al., ECIR 2018), which uses the parser Lexbor."""
 
 from __future__ import annotations
 
@@ -12,14 +13,15 @@ from stages.extract.html.markdown import write
 
 #: a page with no more tags than this costs resiliparse no noticeable time, however they are nested
 _HARMLESS = 5_000
-#: Most tags times depth, worth 2 s of CPU. The cost grows with the square of the depth (2 s for 10,000 nested elements)
-#: and with tags times depth (6 s for 240 levels around 90,000 elements).
+#: Limit for (number of tags) × (depth of nesting), which corresponds to 2 s of CPU time. The time of resiliparse grows
+#: with the square of the depth (2 s for 10,000 nested elements) and with tags times depth (6 s for 240 levels around
+#: 90,000 elements).
 _LOOKS = 6_000_000
 
 
 class Engine:
-    """An engine of `stages.extract.html.step`. Its Markdown has headings, lists and code; each row of a table is a
-    line."""
+    """The extraction engine `resiliparse` of the step `html`. Its Markdown has headings, lists and code; each row of a
+    table becomes a line of text."""
 
     def __init__(self, *, comments: bool = False, max_depth: int = 255, **_: Any) -> None:
         self.comments, self.max_depth = comments, max_depth

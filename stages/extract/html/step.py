@@ -1,4 +1,4 @@
-"""Main text of a web page."""
+"""The step `html`, which extracts the main text of a web page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from stages.text.encoding import decode, once
 _BINARY = (b"%PDF-", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"PK\x03\x04", b"\x1f\x8b", b"RIFF", b"\x00\x00\x01\x00",
            b"ID3", b"OggS", b"\x7fELF", b"MZ\x90", b"Rar!", b"7z\xbc\xaf", b"BZh", b"\xfd7zXZ", b"wOFF", b"wOF2")
 _DECLARED = ("text/html", "application/xhtml+xml", "application/vnd.wap.xhtml+xml")
-#: tags that make undeclared text a page (WHATWG MIME sniffing §7.1, and tags that pages without <html> begin with)
+#: Text that is not declared as HTML counts as a page if it begins with `<` and has one of these tags: those of WHATWG
+#: MIME sniffing §7.1, and tags with which pages without <html> begin.
 _PAGE = re.compile(r"<(?:!doctype\s+html|html|head|body|script|iframe|h1|div|font|table|style|title|p|br|b|a|meta)"
                    r"[\s>/]", re.IGNORECASE)
 #: libxml2 stops building the tree at this depth
@@ -31,23 +32,25 @@ DEEPEST = 255
 
 
 class Engine(Protocol):
-    """An engine finds the main text of a page. Its constructor gets `favor`, `fast`, `tables`, `comments` and
-    `max_depth` of the config as keyword arguments and ignores those it does not use.
+    """Finds the main text of a web page. The constructor gets the settings `favor`, `fast`, `tables`, `comments` and
+    `max_depth` of the step as keyword arguments, and ignores those that it does not use.
 
-    The same page gives the same text on any machine, whatever pages came before. So an engine keeps no state, reads no
-    clock and bounds long work by a count. An engine with signals (`SIGNALS`) holds those of the last page in `signals`.
+    An engine must give the same text for the same page on every machine, whatever pages it read before. It therefore
+    keeps no state between pages, reads no clock, and limits long work by counting operations. An engine that computes
+    signals (numbers stored beside the text, named in `SIGNALS`) keeps those of the last page in its attribute
+    `signals`.
     """
 
     def text(self, page: str) -> str | None:
-        """Main text of a page, "" when it has none. None when elements nest deeper than `max_depth`, or would take more
-        work than the engine's count allows."""
+        """Returns the main text of a page; "" when the page has none; None when elements nest deeper than `max_depth`,
+        or when extraction would exceed the engine's limit of work."""
 
     def markdown(self, page: str) -> str | None:
-        """The same with headings, lists, tables, code and formulas as Markdown."""
+        """Returns the same as `text`, but with headings, lists, tables, code and formulas written as Markdown."""
 
 
 EngineName = Literal["trafilatura", "resiliparse", "justext", "readability", "mill"]
-#: name → "module:Class" of an Engine. A new engine is a name in `engine` above and a line here.
+#: name → "module:Class" of an Engine. To add an engine, add its name to `EngineName` and a line here.
 ENGINES: dict[EngineName, str] = {
     "trafilatura": "stages.extract.html.trafilatura:Engine",
     "resiliparse": "stages.extract.html.resiliparse:Engine",
@@ -55,8 +58,8 @@ ENGINES: dict[EngineName, str] = {
     "readability": "stages.extract.html.readability:Engine",
     "mill": "stages.extract.html.mill.engine:Engine",
 }
-#: distributions that an engine loads and whose versions may change its text; `resiliparse` is added for every engine,
-#: because it detects the encoding
+#: Python distributions whose versions may change an engine's text. `resiliparse` is added for every engine, because it
+#: detects the encoding.
 _ON_LXML = ("trafilatura", "justext", "lxml")
 LIBRARIES = {"trafilatura": _ON_LXML, "justext": _ON_LXML, "readability": _ON_LXML, "resiliparse": ("lxml",),
              "mill": ()}
@@ -72,36 +75,39 @@ VERSIONS = {"mill": 5}
 
 
 class Html(Stage):
-    """The main text of a web page, by the engine you choose.
+    """Extracts the main text of a web page, with the engine that you choose.
 
-    Takes `raw` and makes `text`; a document without `raw` keeps its `text`. Reasons: `not_html`, `html_too_many_nodes`
-    (counted as a parser would make them: `stages.extract.html.limits`), `html_too_deep` (elements nest too deep, or in
-    a way that would make an engine visit them too often), `no_text`.
+    Reads the page's bytes from `raw` and writes `text`; a document without `raw` keeps its `text`. Reasons for dropping
+    a document: `not_html`; `html_too_many_nodes`, when a parser would create more than `max_nodes` elements
+    (`stages.extract.html.limits`); `html_too_deep`, when elements nest too deep, or in a way that would make the engine
+    visit them too often; `no_text`.
 
-    No page is too large. A page above `max_bytes` is read without its scripts, styles, comments and drawings; if it is
-    still longer, its end is cut. `html_cut_bytes` says how many bytes were not read. About 1 % of real pages are above
-    2 MB, and nearly all of these lose only scripts and styles. All limits are counts and there is no timeout, so the
-    verdict is the same on any machine. Nothing is remembered from page to page. (trafilatura's `deduplicate` is a cache
-    over pages, which would make the text of a page depend on those before it.) With one set of library versions, the
-    same bytes give the same text.
+    No page is dropped for its length. A page above `max_bytes` is read without its scripts, styles, comments and
+    drawings; if it is still longer, its end is cut. The signal `html_cut_bytes` is the number of bytes that were not
+    read. About 1 % of real pages are above 2 MB, and nearly all of these lose only scripts and styles. All limits are
+    counts and there is no timeout, so the verdict is the same on any machine. No state is kept from one page to the
+    next. (trafilatura's option `deduplicate` is not offered, because it would make the text of a page depend on the
+    pages before it.) With the same versions of the libraries, the same bytes give the same text.
 
-    Measured on 1,182 pages of seven kinds with gold text, from sites that mill's models never saw
-    (benchmarks/html_extraction.py). The columns are the mean word F1 and CPU milliseconds per page, from decoded page
-    to main text. The machine was busy, so read the times as ratios:
+    Measured on 1,182 pages of seven kinds with reference texts, from sites on which the models of the engine mill were
+    not trained (benchmarks/html_extraction.py). The columns are the mean word F1 and the CPU milliseconds per page,
+    from decoded page to main text. The machine was busy, so read the times as ratios:
 
         mill (default)                 0.922   3.2      resiliparse                    0.844   2.5
         trafilatura 2.3.1 balanced     0.889  16.8      justext                        0.753   7.7
         … precision                    0.841  19.6      readability                    0.694   7.7
 
-    Other modes of trafilatura (benchmarks/html_engines.py): `fast` has 0.858 and `favor: recall` 0.875. Both take 0.6
-    of the time of balanced. With its own XPath instead of our rules, as its documentation says, trafilatura takes 1.7
-    times as long. jusText and readability are for articles (0.80 and 0.90 on these). docs/texts.md has the numbers for
-    news pages. `metadata` takes about 0.4 ms per page. Markdown takes 2 to 3 ms more than text, most of it to search
-    for formulas.
+    Other settings of trafilatura (benchmarks/html_engines.py): with `fast` the F1 is 0.858, with `favor: recall` 0.875;
+    both take 0.6 of the time of balanced. With its own XPath expressions, instead of the rules that replace them
+    (`stages.extract.html.xpath_rules`), trafilatura takes 1.7 times as long. jusText and readability are made for
+    articles; on the articles among these pages their F1 is 0.80 and 0.90. docs/texts.md has the numbers for news pages.
+    `metadata` takes about 0.4 ms per page. Markdown takes 2 to 3 ms more than plain text, most of it to search for
+    formulas.
 
-    `meta` gets what the page says of itself: `title`, `author`, `date` (published, YYYY-MM-DD), `lang` (a hint, often
-    wrong), `canonical` (when not the URL itself), `license` (a URL; of something on the page), and what the step
-    `rights` reads (`robots`, `tdm`, `tdm_policy`, `rights`). It also gets `encoding` when that is not UTF-8.
+    `meta` gets what the page says about itself: `title`, `author`, `date` (of publication, YYYY-MM-DD), `lang` (often
+    wrong), `canonical` (the page's canonical address, if it is not the document's URL), `license` (the URL of a licence
+    of something on the page), and what the step `rights` reads (`robots`, `tdm`, `tdm_policy`, `rights`). It also gets
+    `encoding` when that is not UTF-8.
     """
 
     name = "html"
@@ -197,9 +203,11 @@ class Html(Stage):
 
 
 def is_page(page: str, mime: str) -> bool:
-    """Whether a text is HTML: declared so and with a tag in it, or it begins like a page.
+    """Whether a text is HTML. `mime` is the content type that the server declared.
 
-    A declaration of plain text is believed; any other is not (feeds as `text/html`, pages as `application/xml`).
+    A text declared as HTML counts as HTML if it holds a tag and does not begin like a feed or JSON. A text declared as
+    plain text does not count. Any other declaration is ignored, because some pages are declared as `application/xml`;
+    the text then counts if it begins like a page.
     """
     start = page[:1024].lstrip("\ufeff \t\r\n\f\x00")
     if mime in _DECLARED:

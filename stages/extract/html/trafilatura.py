@@ -1,4 +1,5 @@
-"""trafilatura as a function `page → text`: one parse, no metadata, no state between pages."""
+"""The extraction engine `trafilatura`: runs the library trafilatura on a page with one parse, without metadata and
+without state between pages."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from stages.extract.html.metadata import unescape
 DEEPEST = 255
 #: pages with fewer tags cannot have expensive tables
 _FEW = 5_000
-#: Cells trafilatura may add to the tables of a page to make them rectangular, and elements it may read again for each
-#: pair of nested tables. Either limit is worth a second of CPU. A table of 10,000 rows and 20 columns is far below.
+#: Limits for the tables of a page, each of which corresponds to a second of CPU time. trafilatura pads all rows of a
+#: table to the same width; CELLS limits the number of cells before padding plus the number after it. A table of 10,000
+#: rows and 20 columns just stays within. LOOKS limits the elements that trafilatura reads again for each pair of nested
+#: tables.
 CELLS, LOOKS = 400_000, 10_000_000
 #: most tags times levels: trafilatura reads all content of every block, so 240 blocks around 60,000 links take minutes
 LEVELS = 6_000_000
@@ -26,14 +29,15 @@ _SPAN = 100
 PARAGRAPHS = 8_000
 #: most elements in one list item; trafilatura counts them again for each of them
 IN_AN_ITEM = 10_000
-#: most characters copied when elements are removed and the text after each is joined to the text before; copying so
-#: many takes half a second
+#: Most characters copied in one page when elements are deleted, which joins the text after each to the text before it.
+#: Copying so many takes half a second.
 JOINED = 500_000_000
 
 
 class _Deletion:
-    """`trafilatura.xml.delete_element` that counts the characters it copies. It joins the text after an element to the
-    text before it, so 100,000 buttons in a row would copy 10 GB."""
+    """Replaces `trafilatura.xml.delete_element`; raises TooMuchWork when more than `JOINED` characters have been copied
+    in a page. Deleting an element joins the text after it to the text before it, so deleting 100,000 buttons in a row
+    would copy 10 GB."""
 
     def __init__(self) -> None:
         self.left, self.delete = JOINED, private.xml.delete_element
@@ -66,8 +70,8 @@ def crowded_items(tree: Any) -> bool:
 
 
 def tangled_tables(tree: Any) -> bool:
-    """Whether trafilatura would take long for the tables of a page, judged by a count. It pads all rows to the width of
-    the widest, and rereads nested tables for every table around them."""
+    """Whether the tables of a page would take trafilatura too long, judged by counts. trafilatura pads all rows of a
+    table to the width of the widest, and rereads nested tables for every table around them."""
     rows: dict[Any, int] = {}
     widths: dict[Any, int] = {}
     cells = 0
@@ -95,11 +99,12 @@ xpath_rules.install()
 
 
 class Engine:
-    """`trafilatura.extract(page, …)` without its repeated parsing and copying.
+    """The extraction engine `trafilatura` of the step `html`. It does what `trafilatura.extract(page, …)` does, without
+    repeated parsing and copying.
 
-    Parameters are those of `stages.extract.html.step.Html.Config`. The engine calls the cascade itself
-    (`trafilatura_sequence`) instead of `extract`, so that the tree is parsed once and not copied, and its depth can be
-    checked before the work begins.
+    The parameters are settings of the step (`stages.extract.html.step.Html.Config`). The engine does not call `extract`
+    but the function inside it that runs the extractors (`trafilatura_sequence`). So the page is parsed once, the tree
+    is not copied, and its depth can be checked before the work begins.
     """
 
     def __init__(self, *, favor: str = "balanced", fast: bool = False, tables: bool = True, comments: bool = False,
@@ -122,16 +127,16 @@ class Engine:
         return str(private.utils.normalize_unicode(stream_safe(text)))
 
     def markdown(self, page: str) -> str | None:
-        """The same as Markdown. It is written by the writer of all engines, because trafilatura's own escapes
-        characters that look like markup."""
+        """Returns the same as `text`, but as Markdown. It is written by `stages.extract.html.markdown`, because
+        trafilatura's own writer escapes characters that look like markup."""
         found = self._found(page, self.formatted)
         if not found:
             return None if found is None else ""
         return str(private.utils.normalize_unicode(stream_safe("\n\n".join(filter(None, map(write, found))))))
 
     def _found(self, page: str, options: Any) -> tuple[Any, ...] | None:
-        """(main text, comments) as trees, () when there is no text, None when the page nests too deep or would take too
-        much work."""
+        """Returns (main text, comments) as trees; () when there is no text; None when the page nests too deep or would
+        take too much work."""
         tree = private.utils.load_html(page)
         if tree is None:
             return ()

@@ -1,14 +1,14 @@
-"""Rules that replace the XPath expressions of trafilatura 2.3.1. They give the same text for 0.6 of the CPU time.
+"""Functions that replace the XPath expressions of trafilatura 2.3.1. With them, trafilatura gives the same text in 0.6
+of the CPU time.
 
 Two thirds of trafilatura's time goes into evaluating XPath expressions whose `re:test(@class, …)` calls Python once for
 every element, attribute and expression. Class and id values repeat all over a site, so here a rule is a function that
-walks the elements once and caches its answer by attribute value. The cache holds values of pure functions of one string
-and is emptied as a whole when full, so no page can influence another.
+walks the elements once and caches its answer by attribute value. The answers depend on nothing but that value, and the
+cache is emptied as a whole when it is full, so no page can influence the text of another.
 
-`install` puts the rules into our copy of trafilatura's modules (`stages.extract.html.private`). It compares a
-fingerprint of the expressions' text, and changes nothing unless the installed trafilatura has exactly those from which
-the rules were derived.
-`tests/stages/test_extract_trafilatura.py` compares the texts of real pages with those of the package.
+`install` puts the rules into our copy of trafilatura's modules (`stages.extract.html.private`). It changes nothing if
+the installed trafilatura has other expressions than those from which the rules were derived; a fingerprint of their
+text is compared. `tests/stages/test_extract_trafilatura.py` compares the texts of real pages with those of the package.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ LONGEST = 256
 
 
 class Memo(dict):
-    """Cached answers of a pure function of a string."""
+    """A dictionary that computes a missing value by calling a pure function of its key, a string. It is emptied when it
+    has `MEMO` entries; keys longer than `LONGEST` are not stored."""
 
     def __init__(self, function: Callable[[str], Any]) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class Rule:
 
 
 class First(Rule):
-    """A rule of which only the first match is used."""
+    """A rule that returns only its first match, for callers that use no other."""
 
     def __call__(self, tree: Any) -> list[Any]:
         for element in tree.iterdescendants(*self.tags):
@@ -93,7 +94,8 @@ _BLOCKS = ("div", "item", "list", "p", "section", "span")
 
 
 def _overall() -> Rule:
-    """OVERALL_DISCARD_XPATH, both expressions in one walk (the callers use their union, in any order)."""
+    """The rule for OVERALL_DISCARD_XPATH. It tests both expressions in one walk, because the callers remove every
+    element that either of them selects, in any order."""
     first, second = (x.path for x in xpaths.OVERALL_DISCARD_XPATH)
     block_id, block_class = (_searcher(_tests(first, s)[0]) for s in ("@id", "@class"))
     any_id, any_class = (_searcher(_tests(second, s)[0]) for s in ("@id", "@class"))
@@ -153,7 +155,7 @@ def _raw_prune() -> Rule:
 
 
 def _comments_and_lists() -> Rule:
-    """REMOVE_COMMENTS_AND_LISTS_XPATH."""
+    """The rule for REMOVE_COMMENTS_AND_LISTS_XPATH."""
     path = xpaths.REMOVE_COMMENTS_AND_LISTS_XPATH[0].path
     anywhere, in_list = (_searcher(p) for p in _tests(path, "@id"))
     by_class = _searcher(_tests(path, "@class")[0])
@@ -187,7 +189,7 @@ def _caption() -> Rule:
 
 
 def _basic() -> Rule:
-    """BASIC_CLEAN_XPATH."""
+    """The rule for BASIC_CLEAN_XPATH."""
     path = settings.BASIC_CLEAN_XPATH.path
     consent = _searcher(_tests(path, "@class")[0], re.IGNORECASE)
     gone = frozenset(re.findall(r"\.//([a-z]+)(?=\|)", path))
@@ -209,8 +211,10 @@ _FRAMES = ("article", "div", "main", "section")
 
 def _frame(index: int, exact: dict[str, frozenset[str]], *, ignoring_case: str = "",
            more: Callable[[str], bool] | None = None) -> Rule:
-    """A rule for a BODY_XPATH that tests attributes for equality (`exact`), and id and class by patterns. `more` is an
-    additional test for id and class."""
+    """Returns the rule for the expression `BODY_XPATH[index]`, which finds the element that holds the main text. The
+    rule compares attributes with the values in `exact`, and searches id and class for the expression's patterns.
+    `ignoring_case` is the pattern that is searched for without regard to case. `more` is a further test of id and
+    class."""
     path = xpaths.BODY_XPATH[index].path
     by_id = _searcher(_tests(path, "@id")[0])
     patterns = [p for p in _tests(path, "@class") if p != ignoring_case]
@@ -231,7 +235,8 @@ def _frame(index: int, exact: dict[str, frozenset[str]], *, ignoring_case: str =
 
 
 def _main() -> Rule:
-    """The last BODY_XPATH: the first of (first frame whose class, id or role begins with 'main') and (first main)."""
+    """The rule for the last BODY_XPATH. It returns the first element that is a `main`, or that is an article, div or
+    section whose class, id or role begins with 'main'."""
     def test(e: Any) -> bool:
         return e.tag == "main" or any(e.get(k, "").startswith("main") for k in ("class", "id", "role"))
 
@@ -257,9 +262,9 @@ class _InvalidChars:
 
 
 class _Forum:
-    """trafilatura.core's search for the JSON-LD of a forum's thread, in time linear in the script. From every
-    `"@type": [` the original reads on to the next bracket. This search reads at most 500 characters there, and skips a
-    script that does not contain `_WORD`."""
+    """Replaces the pattern with which trafilatura.core searches a script for the JSON-LD of a forum thread. From every
+    `"@type": [` the original reads on to the next bracket, so its time can grow with the square of the script's length.
+    This search reads at most 500 characters there, and skips a script that does not contain `_WORD`."""
 
     _WORD = "DiscussionForumPosting"
     _LISTED = re.compile(rf'"@type"\s*:\s*(?:"{_WORD}"|\[[^\]]{{0,500}}"{_WORD}")')
@@ -284,7 +289,8 @@ def fingerprint() -> str:
 
 
 def install() -> bool:
-    """Install the rules and the fallbacks. Returns False when the installed trafilatura is another version."""
+    """Install the rules and the fallback extractors in our copy of trafilatura. Returns False, and changes nothing,
+    when the installed trafilatura is another version."""
     if isinstance(xpaths.BODY_XPATH[0], Rule):
         return True
     if private.version != FAST_TRAFILATURA or fingerprint() != FINGERPRINT:
