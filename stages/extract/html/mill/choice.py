@@ -1,4 +1,5 @@
-"""Chooses the blocks that make up the text of a page, from the probability of each."""
+"""Chooses which blocks of a page are its main text. A block is a stretch of text between block-level tags, and the
+model has given each a probability of being main text."""
 
 from __future__ import annotations
 
@@ -24,16 +25,20 @@ COMMENT = 25
 
 
 def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: int = 1000) -> tuple[np.ndarray, int]:
-    """Which blocks to keep (bool), and the F1 of their words (1/1000) that the unshifted chances predict.
+    """Returns (which blocks to keep, as bool[blocks]; the expected F1 of their words, in 1/1000).
 
-    With words w and chances p, F_β of a choice S is about (1 + β²) Σ_S wp / (Σ_S w + β² Σ wp), and the best S holds the
-    blocks above some chance (Lipton et al. 2014, arXiv 1402.1892). The errors on one page are correlated: where a
-    template misleads the model, all chances are too high, or all are too low. The choice is therefore the one with the
-    largest mean of F_β over several shifts of all chances. A page that the model is sure of is cut as its chances say.
-    An uncertain page keeps more, since losing the text costs more than some words around it.
+    `chances` holds the probability that each block is main text, in 1/1000. With words w and chances p, F_β of a choice
+    S is about (1 + β²) Σ_S wp / (Σ_S w + β² Σ wp), and the best S holds the blocks above some chance (Lipton et al.
+    2014, arXiv 1402.1892).
 
-    `shifts` (int[shifts, 1001]) maps a chance to a shifted chance, in 1/1000. `recall` is β² in 1/1000. The title is
-    never chosen.
+    The errors on one page are correlated: where a template misleads the model, all chances are too high, or all are too
+    low. F_β is therefore computed for several shifts of all chances, and the choice with the largest mean wins. On a
+    page of which the model is sure, the shifts hardly change the choice. On an uncertain page more blocks are kept,
+    since losing text costs more than keeping some words around it. The expected F1 is computed from the unshifted
+    chances.
+
+    `shifts` (int[shifts, 1001]) maps a chance to a shifted chance, both in 1/1000. `recall` is β² in 1/1000. Blocks in
+    the page's <title> are never chosen.
     """
     chosen = np.zeros(len(blocks), np.bool_)
     which = np.flatnonzero(blocks[:, B_FLAGS] & IN_TITLE == 0)
@@ -52,9 +57,10 @@ def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: 
 
 def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = "balanced",
            comments: bool = False) -> tuple[np.ndarray, int]:
-    """Which blocks make the text of a page (bool), and the expected F1 of their words (1/1000). The text consists of
-    the best blocks by probability and the headline above them. With `comments` all readers' comments are added.
-    Otherwise comments are left out, unless they hold at least half of the chosen words (a forum)."""
+    """Returns (which blocks are the main text of a page, as bool[blocks]; the expected F1 of their words, in 1/1000).
+    The main text consists of the blocks that `choose` picks and the headline above them. With `comments`, readers'
+    comments are added. Otherwise comments are left out, except on a page where they hold at least half of the chosen
+    words, such as a forum."""
     chosen, expected = choose(page.blocks, level(page, chances), shifts, FAVORS[favor])
     if (at := headline(page, chosen)) is not None:
         chosen[at] = True
@@ -67,11 +73,12 @@ def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = 
 
 
 def level(page: Page, chances: np.ndarray) -> np.ndarray:
-    """The chances, levelled: where more than MANY paragraphs have the same tags and classes, as in a book, each of them
-    gets their mean.
+    """Returns the chances (probabilities of the blocks, in 1/1000), averaged over similar paragraphs: if more than MANY
+    paragraphs have the same tags and classes, as in a book, each of them gets their mean.
 
-    The model did not learn from pages that long. Its trees tell such paragraphs apart by their place alone, which would
-    cut a book in the middle."""
+    The model was not trained on pages that long. It would tell such paragraphs apart only by their position on the
+    page, and would so cut a book in the middle.
+    """
     b = page.blocks
     if len(b) <= MANY:
         return chances
@@ -84,10 +91,11 @@ def level(page: Page, chances: np.ndarray) -> np.ndarray:
 
 
 def headline(page: Page, chosen: np.ndarray) -> int | None:
-    """The block of the headline above the chosen blocks; None when it is already chosen or there is none.
+    """Returns the number of the block that is the headline above the chosen blocks; None when it is already chosen or
+    there is none.
 
-    It is the last of the headings above the first chosen block that repeat words of the page's title. If no heading of
-    the page does, it is the last h1 above that block.
+    The headline is the last heading above the first chosen block that consists mainly of words of the page's title. If
+    the page has no such heading, it is the last h1 above that block.
     """
     b = page.blocks
     heading = b[:, B_FLAGS] & (IN_HEADING | IN_TITLE) == IN_HEADING

@@ -1,4 +1,5 @@
-"""`mill`: the main text of a page by learned classification of its blocks."""
+"""The extraction engine `mill`: a trained model decides for each block of a web page whether it is main text. A block
+is a stretch of text between block-level tags."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ ARRAYS = ("roots", "feature", "threshold", "left", "right", "leaf")
 
 
 class Model:
-    """Weights as arrays: class words and their weights, the trees of both passes, odds → probabilities, shifts of
-    probabilities.
+    """The trained weights, as arrays: weights of the words in class and id attributes, the decision trees of both
+    passes, a table that maps log odds to probabilities, and shifts of probabilities (`choice.choose`).
 
-    Made by benchmarks/train_mill.py; all integers, so that extraction is the same on every machine.
+    benchmarks/train_mill.py writes them. All are integers, so that extraction gives the same result on every machine.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
@@ -37,7 +38,7 @@ class Model:
 
     @classmethod
     def load(cls, path: Any = None) -> Model:
-        """The model in the package, or another file of the same format."""
+        """Returns the model of the package, or the one in the file `path`."""
         with (path or resources.files("stages.extract.html.mill") / "weights.npz").open("rb") as file:
             return cls(dict(np.load(file, allow_pickle=False)))
 
@@ -56,8 +57,9 @@ class Model:
 
 
 class Engine:
-    """An engine of `stages.extract.html.step`. `favor` weighs precision against recall (`choice.FAVORS`). `comments`
-    keeps readers' comments. `tables=False` leaves out rows of data tables; the cells of layout tables stay."""
+    """The extraction engine `mill` of the step `html`. `favor` weighs precision against recall (`choice.FAVORS`).
+    `comments` keeps readers' comments. `tables=False` leaves out rows of data tables; the cells of layout tables
+    stay."""
 
     def __init__(self, *, favor: str = "balanced", tables: bool = True, comments: bool = False, max_depth: int = 255,
                  model: Model | None = None, **_: Any) -> None:
@@ -72,7 +74,7 @@ class Engine:
         return self._found(page, markup=False)
 
     def markdown(self, page: str) -> str | None:
-        """The same as Markdown."""
+        """Returns the same as `text`, but as Markdown."""
         return self._found(page, markup=True)
 
     def _found(self, page: str, *, markup: bool) -> str | None:

@@ -1,4 +1,5 @@
-"""The features of a block that `mill` uses: integers computed from arrays alone."""
+"""Computes the features by which the engine `mill` judges a block of a page. They are integers, computed from the
+arrays of the page alone."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ IN_TITLE, IN_HEADING, IN_ARTICLE, IN_MAIN = t.IN_TITLE, t.IN_HEADING, t.IN_ARTIC
 IN_FORM, IN_TABLE, IN_LIST = t.IN_FORM, t.IN_TABLE, t.IN_LIST
 H1, TABLE, FORM, LI, ARTICLE = (t.TAG[n] for n in ("h1", "table", "form", "li", "article"))
 
-#: ancestors above the box that are described, and neighbours on each side
+#: how many ancestors of a block's element are described, and how many neighbouring blocks on each side
 ABOVE = 5
 BESIDE = 3
 _OWN = ["tag", "units", "linked", "words", "digits", "upper", "stops", "commas", "punctuation", "currency", "anchors",
@@ -47,10 +48,12 @@ N_OWN, N_FLAGS, N_ABOVE, N_BESIDE = len(_OWN), len(_FLAG_NAMES), len(_ABOVE), le
 
 @njit(cache=True, nogil=True)
 def count_alike(keys, n):
-    """How often each of the first `n` keys (int64) occurs among them: int32[n], by an open-addressing table.
+    """Returns how often each of the first `n` keys (int64) occurs among them: int32[n]. Keys are counted in an
+    open-addressing hash table.
 
-    A key that finds PROBES slots taken by others counts as alone, since a page may choose its keys so that they
-    collide."""
+    A key that meets PROBES slots taken by other keys counts as occurring once, since a hostile page may choose keys
+    that collide.
+    """
     size = 16
     while size < 2 * n:
         size *= 2
@@ -79,7 +82,8 @@ def count_alike(keys, n):
 
 @njit(cache=True, nogil=True)
 def prose(b):
-    """Whether a block reads like sentences: unlinked text with a sentence end or two commas."""
+    """Whether a block, given as a row of `Page.blocks`, reads like sentences: it is not short, less than a third of it
+    is in links, and it has a sentence end or two commas."""
     return b[B_UNITS] >= 40 and b[B_LINKED] * 3 < b[B_UNITS] and (b[B_STOPS] > 0 or b[B_COMMAS] >= 2)
 
 
@@ -113,7 +117,8 @@ def per_mille(part, whole):
 
 @njit(cache=True, nogil=True)
 def describe(elements, n_el, blocks, n_bl, text, out):
-    """Fill `out` (int32[blocks, FEATURES]). The sums of `elements` are filled in the same walk."""
+    """Write the features of each block to `out` (int32[blocks, FEATURES]), in the order of `NAMES`. The sums over
+    blocks in `elements` and the column B_TITLED of `blocks` are filled in as well."""
     if n_bl == 0:
         return
     depth = np.zeros(n_el, np.int32)
@@ -328,9 +333,9 @@ SECOND = ["own", "before1", "before2", "before3", "after1", "after2", "after3", 
 
 
 def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """A number for the structure of each block (int64[blocks]). It is equal for blocks whose boxes, and the elements
-    around them, have equal tags and classes. This is not a kernel, since numba takes three seconds to compile a
-    sort."""
+    """Returns a number for the structure of each block (int64[blocks]). Two blocks get the same number when their block
+    elements have the same tag and classes, and the parents of these elements do, too. This function is not compiled,
+    since numba takes three seconds to compile a sort."""
     signature = elements[:, E_SIGNATURE].astype(np.int64)
     box = blocks[:, B_BOX]
     keys = signature[elements[box, E_PARENT]] << 32 ^ signature[box] & 0xFFFFFFFF
@@ -339,7 +344,9 @@ def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def look_again(elements, n_el, blocks, n_bl, make, first, out):
-    """Fill `out` (int32[blocks, len(SECOND)]) from the probabilities of the first pass (int32[blocks], 0..1000).
+    """Write the features of the second pass to `out` (int32[blocks, len(SECOND)]). They are probabilities from the
+    first pass (`first`, int32[blocks], 0..1000): those of the block and its neighbours, and means over larger parts of
+    the page.
 
     Means are weighted by the lengths of the blocks. The mean of an element is over all blocks inside it. `make[k]` is
     the number that `makes` gave to the structure of block k.

@@ -1,4 +1,4 @@
-"""Boosted trees over integers."""
+"""Evaluates boosted decision trees in integer arithmetic."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import numpy as np
 
 from stages.text.compiled import njit
 
-#: a score is a logarithm of odds in 1/1024; `ODDS` maps it to a probability in 1/1000, -8 … 8 in steps of 1/64
+#: A score is a logarithm of odds, in units of 1/1024. `scores` maps it to a probability by the table `odds`, which
+#: covers -8 … 8 in steps of 1/64.
 STEP, REACH = 16, 8 * 1024
 
 
 @njit(cache=True, nogil=True)
 def scores(features, roots, feature, threshold, left, right, leaf, odds, out):
-    """Probabilities (int32[rows], 0..1000) of the rows of `features` (int32[rows, n]).
+    """Write the probability of each row of `features` (int32[rows, n]) to `out` (int32[rows], 0..1000).
 
-    A node has a feature and goes left when its value is ≤ the threshold; children below zero are leaves, -1 - number.
+    Each node of a tree tests one feature: it goes on to its left child when the value is ≤ the threshold, otherwise to
+    its right child. A child number below zero means the leaf -1 - number. The score of a row is the sum of the leaves
+    that it reaches in all trees, and `odds` maps the score to the probability.
     """
     for r in range(len(features)):
         row = features[r]

@@ -1,4 +1,5 @@
-"""A page as flat arrays: parsed and serialised by lexbor, walked once by a kernel."""
+"""Turns a page into flat arrays. The HTML parser lexbor reads the page and writes it as normalised markup; a compiled
+function (`scan`) then walks over that markup once."""
 
 from __future__ import annotations
 
@@ -16,9 +17,16 @@ _HIDDEN = np.frombuffer(b"display: none", np.uint8)
 
 
 class Page(NamedTuple):
-    """Arrays of a page: elements int32[n, ELEMENT] (the first is the document), blocks int32[m, BLOCK_COLUMNS], the
-    text of the blocks (uint8), where inline marks such as emphasis begin and end in it (int32[k, MARK_COLUMNS]), the
-    markup, and the class words of elements (uint32 hashes, int32 elements; empty unless asked for)."""
+    """A page as arrays, whose columns are named in `stages.extract.html.mill.columns`.
+
+    - `elements`: int32[n, ELEMENT], a row for each element. The first row stands for the document.
+    - `blocks`: int32[m, BLOCK_COLUMNS], a row for each block, which is a stretch of text between block-level tags.
+    - `text`: the text of all blocks, as bytes (uint8).
+    - `marks`: int32[k, MARK_COLUMNS], where inline marks such as emphasis begin and end in `text`.
+    - `markup`: the normalised markup of the page.
+    - `words`, `words_of`: hashes (uint32) of the words in class, id, itemprop and role attributes, and the numbers of
+      their elements (int32). Both are empty unless `walk` collects them.
+    """
 
     elements: np.ndarray
     blocks: np.ndarray
@@ -30,7 +38,7 @@ class Page(NamedTuple):
 
 
 def serialised(page: str) -> bytes:
-    """The normalised tree of a page as markup (HTML §13.3)."""
+    """Parses a page and returns its tree as normalised markup in UTF-8 (HTML §13.3)."""
     try:
         tree = HTMLTree.parse(page)
     except UnicodeEncodeError:                    # half a surrogate pair is not a character
@@ -39,7 +47,8 @@ def serialised(page: str) -> bytes:
 
 
 def table(hashes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """An open-addressing table of the hashes (uint32, none 0) and their values, for `scan.lookup`."""
+    """Returns (keys, values) of an open-addressing hash table, for `scan.lookup`. `hashes` are uint32; 0 is not
+    allowed, because it marks an empty slot."""
     size = 16
     while size < 3 * len(hashes):
         size *= 2
@@ -57,9 +66,10 @@ NO_WORDS = table(np.zeros(0, np.uint32), np.zeros(0, np.int32))
 
 def walk(markup: bytes, tokens: tuple[np.ndarray, np.ndarray] = NO_WORDS, *, deepest: int = 255,
          collect: bool = False) -> Page | None:
-    """The arrays of a serialised page; None when its elements nest deeper than `deepest`.
+    """Returns the arrays of a page from its normalised markup; None when its elements nest deeper than `deepest`.
 
-    `tokens`: weights of class words, as `table` makes them. `collect` also returns the class words.
+    `tokens` holds the learned weights of words in class and id attributes, as a hash table made by `table`. With
+    `collect`, the hashes of these words are returned, too.
     """
     most = markup.count(b"<") + 2
     elements = np.empty((most, ELEMENT), np.int32)

@@ -43,13 +43,14 @@ _Block = tuple[int, list[int], list[int]]
 
 
 def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool = True) -> str:
-    """The text of the chosen blocks (bool[blocks]) in their order. Without `tables`, rows of tables are left out.
+    """Writes the chosen blocks (bool[blocks]) of a page in their order, as plain text or, with `markup`, as Markdown.
+    Without `tables`, data tables are left out.
 
     In plain text a block is one line (several for code, and for a block with line breaks), the cells of a row are
-    joined by ` | `, and items of lists begin with `- `. Markdown has headings, nested lists, tables with their first
-    row as head, fenced code with its language, quotes, emphasis, code within lines, raised and lowered signs, and
-    formulas (`stages.extract.html.math` marks them); an empty line separates its blocks. In both, a table or list that
-    `structure` takes for layout is written as plain blocks.
+    joined by ` | `, and items of lists begin with `- `. Markdown has headings, nested lists, tables whose first row is
+    the head, fenced code with its language, quotes, emphasis, inline code, superscripts and subscripts, and formulas
+    (which `stages.extract.html.math` has marked in the page); an empty line separates its blocks. In both forms, a
+    table or list that `structure` takes for layout is written as plain blocks.
     """
     which = np.flatnonzero(chosen)
     body = page.text.tobytes()
@@ -113,7 +114,8 @@ def _spaced(parts: list[tuple[str, _Group]]) -> str:
 
 # -- tables, lists, code ---------------------------------------------------------------------------------------------
 def _table(body: bytes, blocks: list[_Block], marks: dict[int, list[list[int]]], markup: bool) -> str:
-    """Rows of cells. In Markdown a block without text is an empty cell; columns without any text are left out."""
+    """Returns the blocks of one table as rows of cells. In Markdown, cells without text stay empty, and columns without
+    any text are left out."""
     rows: dict[int, dict[int, str]] = {}
     for k, b, at in blocks:
         text = " ".join(_inline(body, b[B_START], b[B_END], marks.get(k, [])).split())
@@ -127,7 +129,8 @@ def _table(body: bytes, blocks: list[_Block], marks: dict[int, list[list[int]]],
 
 
 def _in_list(text: str, at: list[int], begun: list[tuple[int, int, int]], markup: bool) -> str:
-    """Write a block of a list item, with the item's mark if the item begins here, otherwise indented below the mark."""
+    """Returns the text of a block in a list item as it is written: after the item's mark if it is the first block of
+    the item, otherwise (in Markdown) indented below the mark. `begun` holds the items that are open, and is updated."""
     new = all(item != at[P_ITEM] for item, _, _ in begun)
     depth = at[P_DEPTH]
     while begun and (begun[-1][1] >= depth if new else begun[-1][0] != at[P_ITEM]):
@@ -150,7 +153,8 @@ def _code(body: bytes, blocks: list[_Block]) -> str:
 
 
 def _language(page: Page, pre: int) -> str:
-    """The language a code block declares: by its class, its parent's, or that of the <code> it begins with."""
+    """Returns the programming language that a code block declares in its own class, in the class of its parent, or in
+    that of the <code> with which it begins; "" if none does."""
     for e in (pre, pre + 1, page.elements[pre, E_PARENT]):
         if e == pre + 1 and (e >= len(page.elements) or page.elements[e, E_TAG] != TAG["code"]):
             continue
@@ -167,7 +171,7 @@ CODE = MARKS.index("`")
 
 
 def _marks_of(page: Page, which: np.ndarray) -> dict[int, list[list[int]]]:
-    """Block → its marks, for blocks that have any."""
+    """Returns {number of a block: its inline marks} for those of the blocks `which` that have marks."""
     of = page.marks[:, M_BLOCK]
     starts, stops = np.searchsorted(of, which), np.searchsorted(of, which, "right")
     return {k: page.marks[a:b, 1:].tolist() for k, a, b in zip(which.tolist(), starts.tolist(), stops.tolist())
@@ -175,8 +179,8 @@ def _marks_of(page: Page, which: np.ndarray) -> dict[int, list[list[int]]]:
 
 
 def _inline(body: bytes, start: int, stop: int, marks: list[list[int]], heading: bool = False) -> str:
-    """Text of a block with its emphasis. A mark that begins or ends in another block is ignored, and so is one inside
-    code, inside a mark of its own kind, or bold inside a heading."""
+    """Returns the text of a block with Markdown marks for emphasis, inline code and the like. A mark is ignored if it
+    begins or ends in another block, lies inside code or inside a mark of its own kind, or is bold inside a heading."""
     if not marks:
         return body[start:stop].decode("utf-8", "replace")
     levels: list[tuple[int, list[_Part]]] = [(0, [])]
@@ -198,7 +202,8 @@ def _inline(body: bytes, start: int, stop: int, marks: list[list[int]], heading:
 
 
 def _join(parts: list[_Part], mark: int, text: str) -> None:
-    """Append a marked text. The mark encloses the words but not the spaces around them; neighbours share one mark."""
+    """Append `text` with its mark to `parts`. The mark encloses the words but not the spaces around them. Neighbouring
+    texts with the same mark get one pair of marks."""
     core = text.strip()
     if not mark or not core or (mark == CODE and "\n" in core):
         parts.append((0, [text]))
@@ -215,7 +220,7 @@ def _join(parts: list[_Part], mark: int, text: str) -> None:
 
 
 def _written(parts: list[_Part]) -> str:
-    """Text of parts with their marks. Emphasis of a part of a word is dropped."""
+    """Returns the text of `parts` with their marks. Emphasis that covers only a part of a word is dropped."""
     texts = ["".join(pieces) for _, pieces in parts]
     after = [" "] * len(parts)                              # the character after each part
     for n in range(len(parts) - 2, -1, -1):

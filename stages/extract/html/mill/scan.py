@@ -1,11 +1,12 @@
-"""One pass over the serialised tree of a page: elements and blocks of text as flat arrays.
+"""Writes the elements and the blocks of text of a page to flat arrays, in one pass over the page's markup.
 
-The input is what lexbor serialises (HTML §13.3): every element closed, attributes quoted, text escaped, raw text raw.
-So a walk suffices and no parser is needed. Where a page makes the serialisation ambiguous (elements inside a foreign
-`script`), the walk misreads that page, in the same way every time and never out of bounds.
+The markup is what the HTML parser lexbor serialises (HTML §13.3): every element is closed, attributes are quoted, text
+is escaped, and the content of raw elements such as `script` is not. So one walk suffices and no parser is needed. On
+some pages the serialised form is ambiguous (elements inside a `script` that stands in SVG or MathML). Such a page is
+misread, but in the same way every time and never out of bounds.
 
-All kernels stand in one file because numba's cache notices only changes in the caller's file: a change to a kernel in
-another file would go unnoticed.
+All functions of the walk stand in one file. numba's cache notices only changes in the file of the calling function, so
+after a change to a function in another file, its old version would still run.
 """
 
 from __future__ import annotations
@@ -56,9 +57,13 @@ def lookup(keys, values, h):
 
 @njit(cache=True, nogil=True)
 def words_of(page, start, stop, kind, hashes, count):
-    """Hashes (FNV-1a of lower-case ASCII words, cut at anything but letters and at camelCase) of an attribute's value.
+    """Append hashes of the words in an attribute's value, page[start:stop], to `hashes`, and return the new number of
+    hashes.
 
-    `kind` keeps roles apart from classes. Returns the new count; no more than `len(hashes)` are kept."""
+    A word is a run of at least two ASCII letters, and camelCase is cut into words. The hash is FNV-1a of the lower-case
+    letters, changed by `kind`, so that a class and a role with the same name have different hashes. No more than
+    `len(hashes)` hashes are kept.
+    """
     h = np.uint32(FNV)
     size = 0
     was_lower: bool | np.bool = False
@@ -101,7 +106,8 @@ def hash_of(page, start, stop, h):
 
 @njit(cache=True, nogil=True)
 def after_raw(page, i, h):
-    """The position after a raw element: after the next end tag whose name has the hash `h`."""
+    """Returns the position after a raw element, such as `script`: after the next end tag whose name has the hash
+    `h`."""
     n = len(page)
     while i < n:
         if page[i] == 60 and i + 1 < n and page[i + 1] == 47:
@@ -116,8 +122,8 @@ def after_raw(page, i, h):
 
 @njit(cache=True, nogil=True)
 def character(page, i):
-    """(code point, bytes) of the character at `i`. Only entities the serialiser writes are decoded; 65535 stands for
-    anything beyond the BMP."""
+    """Returns (code point, number of bytes) of the character at `i`. Only the entities that the serialiser writes are
+    decoded; a no-break space counts as a space. 65535 stands for any character beyond the BMP."""
     c = page[i]
     left = len(page) - i
     if c < 0x80:
@@ -144,8 +150,8 @@ def character(page, i):
 
 @njit(cache=True, nogil=True)
 def past_attributes(page, j):
-    """The end of a start tag (its `>`) whose name ends at `j`. In serialised HTML only attribute values can hold
-    another `>`."""
+    """Returns the position of the `>` that ends a start tag, whose name ends at `j`. In serialised HTML, another `>`
+    can occur only in the value of an attribute."""
     n = len(page)
     while j < n and page[j] != 62:
         if page[j] == 34 and page[j - 1] == 61:
@@ -158,7 +164,7 @@ def past_attributes(page, j):
 
 @njit(cache=True, nogil=True)
 def whole(page, start, stop):
-    """A number below a million; 0 for anything else."""
+    """Returns the integer from 0 to 999,999 in page[start:stop]; 0 if it holds anything else."""
     number: int | np.int64 = 0
     for i in range(start, stop):
         if not 48 <= page[i] <= 57 or i - start >= DIGITS:
@@ -169,9 +175,10 @@ def whole(page, start, stop):
 
 @njit(cache=True, nogil=True)
 def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_word, hidden_word, found, hashes):
-    """Read the attributes of a start tag whose name ends at `j` into `found` (int64[FOUND]), and their class words into
-    `hashes`. On entry, the signature in `found` is the hash of the tag; the classes are hashed into it. Returns (where
-    the start tag ends, number of class words)."""
+    """Read the attributes of a start tag whose name ends at `j`. Write its flags, signature, class position and list
+    number to `found` (int64[FOUND]), and the hashes of its class words to `hashes`. On entry, the signature in `found`
+    is the hash of the tag; the classes are hashed into it. Returns (position of the `>` that ends the start tag, number
+    of class words)."""
     n = len(page)
     n_hash = np.int64(0)
     flags = np.int32(0)
@@ -222,8 +229,9 @@ def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_wor
 @njit(cache=True, nogil=True)
 def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values, seen, seen_of,
           n_seen):
-    """Write the weights of an element's class words to its row, counting each word once. Set a flag there if a word
-    means readers' comments. Append the words to `seen`. Returns the new `n_seen`."""
+    """Write the learned weights of an element's class words to the element's row, counting each word once: their sum,
+    and the highest and lowest on the path from the root. Set a flag in the row if a word means readers' comments.
+    Append the words to `seen` and return the new `n_seen`."""
     above = elements[el, E_PARENT]
     own = best = worst = np.int32(0)
     for k in range(n_hash):
@@ -250,7 +258,8 @@ def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, 
 
 @njit(cache=True, nogil=True)
 def count(blocks, k, what, code, flags, in_word):
-    """Count a character of class `what` in row `k` of its block. Returns whether a word continues after it."""
+    """Count a character of class `what` (`tags.LETTER` and others) in row `k` of `blocks`. Returns whether the next
+    character may continue a word."""
     blocks[k, B_LAST] = what
     units = 1
     if what in (STOP, COMMA, PUNCTUATION, CURRENCY, OTHER):
@@ -300,12 +309,14 @@ def after_markup(page, i):
 def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_values, role_keys, role_values,
          token_keys, token_values, comment_keys, comment_values, mark_of, none_word, hidden_word, elements, blocks,
          text, marks, seen, seen_of, deepest):
-    """Walk over `page` (uint8) and fill `elements`, `blocks`, `text`, `marks`; see `columns`.
+    """Walk over `page` (uint8) and fill the arrays `elements`, `blocks`, `text` and `marks`, whose columns `columns`
+    names.
 
-    `token_keys`, `token_values`: learned weights of class words. `seen`, `seen_of` get each word's hash and element.
-    Returns (elements, blocks, bytes of text, tokens, marks); elements = -1 when they nest deeper than `deepest`. The
-    arrays are long enough for any page: an element, a block and a break need a `<` each, an element has two marks at
-    most, text is never longer than its source.
+    `token_keys` and `token_values` are a hash table of the learned weights of class words. `seen` and `seen_of` receive
+    the hash and the element of each class word. Returns the numbers of (elements, blocks, bytes of text, class words,
+    marks); the first is -1 when elements nest deeper than `deepest`. The arrays that `page.walk` passes are long enough
+    for any page: an element, a block and a line break need a `<` each, an element has at most two marks, and text is
+    never longer than its source.
     """
     n = len(page)
     stack = np.zeros(deepest + 2, np.int32)

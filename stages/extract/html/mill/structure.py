@@ -1,9 +1,10 @@
-"""The structure around the chosen blocks of a page, read from the arrays: table cells, list items, quotes and code.
+"""Finds the structure around the chosen blocks of a page: table cells, list items, quotes and code. It reads only the
+arrays of the page (`page.Page`).
 
 Pages, above all older ones, use tables and lists for layout as often as for data. A table counts as data when at least
-two of its rows have at least two cells, all its cells are short, and it holds neither tables, lists, headings nor code.
-A list counts as a list when it has at least two items, and all are short and without headings. Blocks in any other
-table or list count as plain blocks.
+two of its rows have at least two cells with text, all its cells are short, and it holds neither tables, lists, headings
+nor code. A list counts as a list when it has at least two items, and all are short and without headings. Blocks in any
+other table or list count as plain blocks.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from stages.extract.html.mill.page import Page
 from stages.extract.html.mill.tags import NAMES, TAG
 from stages.text.compiled import njit
 
-#: Columns of a row of `places`: table of data, cell, column, row (0: none); quote, level of the heading; outermost
-#: list, how many lists, item, its number (0: a bullet); term or definition of a definition list; code.
+#: Columns of the array that `places` returns. They hold numbers of elements (0: none), except P_COLUMN, P_LEVEL,
+#: P_DEPTH and P_NUMBER. In order: data table, cell, number of the column, table row; quote, level of the heading;
+#: outermost list, number of lists around the block, innermost list item, number of that item (0: a bullet); term or
+#: definition of a definition list; preformatted code.
 (P_TABLE, P_CELL, P_COLUMN, P_ROW, P_QUOTE, P_LEVEL, P_LIST, P_DEPTH, P_ITEM, P_NUMBER, P_DEFINED, P_PRE) = range(12)
 PLACES = 12
-#: longest cell and item, bytes, and most blocks in one; a longer one means that the table or list is layout
+#: Longest table cell and longest list item, in bytes, and most blocks in either. A table or list beyond these is
+#: layout.
 CELL, ITEM, BLOCKS = 1000, 2000, 8
 #: most columns of a table
 WIDEST = 60
@@ -34,7 +38,8 @@ _LEVELS[[TAG[f"h{n}"] for n in range(1, 7)]] = np.arange(1, 7)
 
 
 def places(page: Page, chosen: np.ndarray) -> np.ndarray:
-    """The surroundings of each chosen block (int32[blocks, PLACES]); rows of other blocks are unset."""
+    """Returns the table, list, quote and so on in which each chosen block stands: int32[blocks, PLACES], with the
+    columns P_…. Rows of blocks that are not chosen are 0."""
     return _places(page.elements, page.blocks, chosen, _KINDS, _LEVELS, TAG["ol"])
 
 

@@ -1,5 +1,5 @@
-"""The HTML tables of the `mill` kernel: tags, kinds of tags, and character classes. They hold no natural-language
-words."""
+"""Tables for the compiled functions of the engine `mill`: HTML tags, kinds of tags, attributes, and classes of
+characters. Their only words of natural languages are names that pages give to comment sections."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import unicodedata
 
 import numpy as np
 
-#: Kinds of tags. Text continues across an inline tag and ends at a block. A skipped tag holds no text of the page
-#: itself, a raw one no markup (HTML §13.3: its text is serialised unchanged), a void one has no end tag.
+#: Kinds of tags. Text continues across an inline tag and ends at a block tag. The content of a skipped tag is no text
+#: of the page. The content of a raw tag is not markup, and is serialised unchanged (HTML §13.3). A void tag has no end
+#: tag.
 INLINE, BLOCK, SKIP, RAW, VOID, BREAK = range(6)
 
 _INLINE = ("a abbr acronym b bdi bdo big cite code data del dfn em font i ins kbd label mark math nobr q rp rt ruby s "
