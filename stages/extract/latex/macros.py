@@ -1,9 +1,8 @@
-"""Does what TeX does with a source before typesetting: removes comments, sets verbatim pieces aside, expands macros.
+"""Does what TeX does with a source before typesetting: removes comments, puts verbatim pieces aside, expands macros.
 
 Only macros that the source itself defines (\\newcommand, \\def, \\let, \\DeclareMathOperator, \\newenvironment …) are
-expanded, with their arguments and in the order of the source. Uses are replaced as TeX would wherever they occur, also
-in formulas, which can then be read without the preamble. A macro that programs TeX (\\csname, \\@…, boxes) is not
-expanded.
+expanded, with their arguments and in the order of the source. They are also expanded inside formulas, which can then be
+read without the preamble. A macro that programs TeX (\\csname, \\@…, boxes) is not expanded.
 
 All work is bounded by counts: the number of macros, of their arguments (nine, as in TeX), the length of a body, how
 deep macros are expanded inside macros, and the characters that the whole expansion may produce.
@@ -19,8 +18,8 @@ from stages.extract.latex.words import KNOWN, LISTINGS, SIGNS
 
 #: most macros, longest body in characters, and deepest expansion of macros inside bodies and arguments of macros
 MACROS, _BODY, _DEPTH = 2000, 4000, 12
-#: Expansion may read and write _WORK characters and _TIMES the text's length; every use also costs _USE characters. A
-#: character takes about 1 µs.
+#: The expansion of a text may read and write at most _WORK characters plus _TIMES the text's length, where each use of
+#: a macro counts as _USE further characters. A character takes about 1 µs.
 _WORK, _TIMES, _USE = 1 << 20, 1, 30
 #: longest verbatim piece within a line and longest URL, characters
 _VERB, _URL = 400, 2000
@@ -35,8 +34,8 @@ _LANGUAGE = re.compile(r"language[ \t]*=[ \t]*\{?(?:\[[^\]]{0,40}\])?[ \t]*([A-Z
 
 
 def set_aside(text: str, keep: Callable[[str], str]) -> str:
-    """The text without comments (`%`, `comment`, \\iffalse). Listings, \\verb and URLs are replaced by what `keep`
-    returns for them, since nothing in them is a command or a comment."""
+    """Returns the text without comments (`%`, the environment `comment`, \\iffalse). In listings, \\verb and URLs
+    nothing is a command or a comment, so `keep` puts them aside, and what it returns stands in their place."""
     names = {*LISTINGS, *(n for m in _NEW_LISTING.findall(text) for n in (m[0], m[1] or (m[2] and f"{m[2]}code")) if n)}
     short = _SHORT_VERB.findall(text)[:4]                # marks that let a source write |…| for \verb|…|
     token = re.compile(

@@ -1,5 +1,5 @@
-"""Turns LaTeX without comments and with its macros expanded into text in one pass (`stages.extract.latex.step` says
-what is kept)."""
+"""Converts LaTeX source to text in one pass, after comments have been removed and macros expanded.
+`stages.extract.latex.step` says what is kept."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _AMS_TITLE = re.compile(r"\\title(?![A-Za-z])([^\n]{0,400}(?:\n[^\n]{1,400}){0,5
 
 
 class Scan:
-    """One pass over a source without comments and definitions."""
+    """Converts a LaTeX source to text in one pass. The source must be without comments and macro definitions."""
 
     def __init__(self, text: str, theorems: dict[str, str], captions: bool, kept: Kept) -> None:
         self.text, self.theorems, self.captions, self.kept = text, theorems, captions, kept

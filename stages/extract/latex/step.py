@@ -1,10 +1,10 @@
-"""LaTeX source → text with its formulas in LaTeX, in time linear in the length of the source.
+"""Converts LaTeX source to text, in time linear in the length of the source. Formulas stay in LaTeX.
 
 The content of a paper is kept: running text, formulas ($…$, \\[…\\] and display environments, verbatim except that
 labels are removed and the paper's own macros expanded), headings (Markdown's #), lists, theorems, captions, table
 cells, listings, pseudo-code, slides. Markup for typesetting is removed: comments, the preamble, the bibliography,
-graphics, layout commands, labels (RedPajama's arXiv rules and more:
-https://github.com/togethercomputer/RedPajama-Data/tree/rp_v1/data_prep/arxiv). References and citations become their
+graphics, layout commands, labels. (The rules include those that RedPajama used for arXiv:
+https://github.com/togethercomputer/RedPajama-Data/tree/rp_v1/data_prep/arxiv.) References and citations become their
 labels in brackets. Plain TeX, AMS-TeX and LaTeX 2.09 are read, too.
 
 Nothing recurses without bound: braces are matched once, and the ends of environments and formulas are looked up in
@@ -31,10 +31,10 @@ _SHORTHAND = re.compile("\"([aouAOUs`'<>=~-])")
 
 
 class Latex(Stage):
-    """Text of LaTeX source (`doc.text`, or else `doc.raw`), with its formulas in LaTeX.
+    """Converts LaTeX source (`doc.text`, or else `doc.raw`) to text; formulas stay in LaTeX.
 
-    The paper's title, if it gives one, goes to `meta.title`. Text without any command or formula is left unchanged.
-    Reasons: `too_large`, and `no_text` when the source holds nothing but commands.
+    The paper's title, if the source gives one, goes to `meta.title`. Text without any command or formula is left
+    unchanged. Reasons for dropping a document: `too_large`, and `no_text` when the source holds nothing but commands.
     """
 
     name = "latex"

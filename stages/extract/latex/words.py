@@ -43,14 +43,15 @@ BLOCKS = frozenset({"block", "alertblock", "exampleblock"})
 OVERLAID = re.compile(
     r"(\\(?:item|only|uncover|onslide|alert|visible|invisible|alt|action|structure|color|textbf|textit|emph|pause|column|"
     r"includegraphics)(?![A-Za-z])\*?|\\begin[ \t]*\{[A-Za-z]{1,40}\*?\}(?:\[[^\[\]\n]{0,100}\])?)<[^<>\n]{1,40}>")
-#: AMS-TeX commands that end with a word of their own (\endabstract) when they have no braces. ENDED are dropped up to
-#: that word. PARTS are kept, below the heading given here if it is not empty.
+#: AMS-TeX commands that, when they have no braces, end with a word of their own (\endabstract). Those in ENDED are
+#: dropped with everything up to that word. The content of those in PARTS is kept, below the heading given here if it is
+#: not empty.
 ENDED = {w: f"end{w}" for w in ("author", "affil", "address", "curraddr", "email", "urladdr", "thanks", "date", "ref",
                                 "keywords", "subjclass", "toc", "dedicatory", "translator", "title")}
 PARTS = {"abstract": "## Abstract", **dict.fromkeys(("proclaim", "demo", "definition", "remark", "example"), "")}
 
-#: pseudo-code: the text before and after the argument of a command, and how much deeper the lines after it are
-#: indented; for DEDENTS the indent decreases before the line
+#: commands of pseudo-code: the text written before and after their argument, and how many levels deeper the lines after
+#: them are indented. Before a line of a command in DEDENTS, the indent decreases by one level.
 ALGORITHM: dict[str, tuple[str, str, int]] = {
     "state": ("", "", 0), "statex": ("", "", 0), "if": ("if ", " then", 1), "elsif": ("else if ", " then", 1),
     "else": ("else", "", 1), "endif": ("end if", "", 0), "for": ("for ", " do", 1), "forall": ("for all ", " do", 1),

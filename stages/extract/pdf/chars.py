@@ -1,7 +1,7 @@
 """Groups the characters of a PDF page into pieces: stretches of one line without a wide gap, with their boxes.
 
-Coordinates are integers, `UNIT` to the point, with y downwards, turned so that the page's main direction of writing is
-upright. PDFium's floats are rounded to this grid before any rule reads them.
+Coordinates are integers in units of 1/64 point (`UNIT`), and y points downwards. The page is turned so that most of its
+text is upright. PDFium's floats are rounded to these units before any rule reads them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class PageChars(NamedTuple):
 
 
 def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -> PageChars:
-    """Pieces of a loaded text page (a pypdfium2 handle) in the order of its content. `page` is its box in points."""
+    """Groups the first `count` characters of a loaded text page (`layer`, a pypdfium2 handle) into pieces, in the order
+    of the page's content. `page` is the box of the page in points: left, bottom, right, top."""
     from stages.extract.pdf.native import read
 
     code, made, angle, loose, tight = read(layer, count)
@@ -96,10 +97,12 @@ def _downwards(code: np.ndarray, inked: np.ndarray, loose: np.ndarray) -> bool:
 
 def _boxes(loose: np.ndarray, tight: np.ndarray, turn: np.ndarray, main: int,
            page: tuple[float, float, float, float]) -> tuple[np.ndarray, int, int]:
-    """((n, 4) int64 left, top, right, bottom; width; height) on the turned page, whose upper left corner is (0, 0).
+    """Returns (boxes of the characters, (n, 4) int64 left, top, right, bottom; width of the page; its height), after
+    the page was turned so that its main direction is upright. Its upper left corner is then (0, 0).
 
-    A character's box is the font's height by the character's advance where that encloses its ink; otherwise it is the
-    box of the ink.
+    The box of a character is as high as its font and as wide as its advance. Instead, the box of the character's ink is
+    used if the first box does not overlap the ink vertically, is much higher than the ink, or belongs to text turned by
+    a quarter.
     """
     ink = np.stack([tight[:, 0], tight[:, 3], tight[:, 1], tight[:, 2]], 1)         # left, top, right, bottom; y up
     box = loose.astype(np.float64)
@@ -143,8 +146,8 @@ def is_rtl(text: str) -> bool:
 
 @njit(cache=True, nogil=True)
 def _pieces(code, made, inked, box):
-    """Group the characters into pieces. Returns (start, end) of each piece, its box, and the width of its characters if
-    all are equally wide (else 0).
+    """Group the characters into pieces. Returns four arrays: where each piece begins, where it ends, its box, and the
+    width of its characters if all are equally wide (else 0).
 
     A piece ends at the end of a line, before a character that shares less than 40 % of the smaller height with the
     previous one, before a gap wider than a character is high, and where the text jumps back over the piece.

@@ -1,8 +1,9 @@
 """Detects pages whose extracted text has other letters than the page shows, because a font's map to Unicode is shifted.
 
-Such a page looks right but reads `Sgd bnlonrhshnm ne` for "The composition of". Its words have the shapes of words, so
-only the frequencies of letters reveal it. Real text in Latin script consists of likelier pairs of letters than the same
-text with every letter moved by the same number of places. In shifted text, some move makes the pairs likelier.
+Such a page looks right, but its extracted text is `Sgd bnlonrhshnm ne` where the page shows "The composition of".
+Lengths of words are unchanged, so only the frequencies of letters reveal the shift. Real text in Latin script consists
+of likelier pairs of letters than the same text with every letter moved by the same number of places in the alphabet. If
+some move makes the pairs of a text likelier, the text is shifted.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: -4 log2 of the frequency of each pair of letters, a to z by a to z, as digits in base 64: the mean of 50 languages in
-#: Latin script (75 sentences each, without accents)
+#: cost of each pair of letters, a to z by a to z, which is -4 log2 of its frequency, as digits in base 64. It is the
+#: mean of 50 languages in Latin script (75 sentences each, without accents).
 _TABLE = """
     XXXUbcXZVaUQTMdZkPSRYZdjZb SmsuV/zjXquexqYx/dmtZrn/gz WzmrYz+VWqhipmYvxiofdvuymn SpvdQtqfTqohphXs+chmZml/je
     ZbaWZfYeXeWSVOhdqORSeciigb azwscjvrbuxkwqay+eske/vzmz UjqpWuigYlnhrkYuucjkawjuhy TutqVwwzWpofnlWuwiqfZnk/ly
@@ -29,26 +30,27 @@ _COST = np.array([_DIGITS.index(c) for c in "".join(_TABLE.split())], np.int32).
 _MOVED = np.stack([np.roll(_COST, (-k, -k), (0, 1)).ravel() for k in range(26)])
 #: fewest pairs of letters by which a page, and a stretch of a line, is judged
 _PAGE, _STRETCH = 80, 16
-#: A shift must be this many quarter bits per pair likelier than the text as it is. 36,000 pieces of 300 and 1,500
-#: characters of real text in some 400 languages, code and lists stay below 3.5; shifted ones reach 5 and more.
+#: A text is shifted if moving its letters back gains at least this many quarter bits per pair of letters. For 36,000
+#: pieces of 300 and 1,500 characters of real text in some 400 languages, of code and of lists, the gain stays below
+#: 3.5; for shifted pieces it is 5 or more.
 _LIKELIER = 4
-#: A stretch must gain at least this many quarter bits in all. Stretches with half of `_PAGE` pairs together determine
-#: the shift; half the gain per pair then decides which other stretches have it.
+#: The stretches (parts of lines) that determine the shift of a page each gain at least this many quarter bits in all,
+#: and together have half of `_PAGE` pairs. Other stretches are shifted if they gain half of `_LIKELIER` per pair.
 _SURE = 100
 #: percentage of a page's pairs that shifted stretches must hold
 _SHARE = 10
-#: A page reads like a language if it has at most this many quarter bits per pair (keys in base 64 have 40 and more) and
-#: at least this many different pairs (a table repeats the same few names).
+#: Letters that were moved back read like a language if they have at most this many quarter bits per pair (keys in base
+#: 64 have 40 and more), and at least this many different pairs (a table repeats the same few names).
 _LANGUAGE, _DIFFERENT = 37, 45
 _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "đ": "d", "ł": "l", "æ": "ae", "œ": "oe", "ı": "i", "ð": "d",
                           "þ": "th"})
 
 
 def shifted(stretches: Sequence[str]) -> bool:
-    """Whether the letters of a page are shifted. Either all are, or, if only one font is shifted, those of stretches
-    that together hold at least a tenth of the page's pairs.
+    """Whether the letters of a page are moved to other places in the alphabet. Either all letters are or, where only
+    one font is shifted, those of some stretches, which must hold at least a tenth of the page's pairs of letters.
 
-    `stretches` are parts of lines. Letters of other scripts, digits and signs do not count.
+    `stretches` are parts of lines. Letters of scripts other than Latin, digits and signs do not count.
     """
     pairs, owner = _pairs("\n".join(stretches))
     if len(pairs) < _PAGE:

@@ -46,21 +46,24 @@ class _Row(NamedTuple):
 
 
 def furniture(pages: list[Page]) -> list[set[int]]:
-    """id() of the lines that are heads, feet and page numbers, one set per page.
+    """Returns the id() of the lines that are running heads, feet and page numbers: one set per page.
 
-    Only the three outermost rows near each edge are judged. Two rules decide.
+    A row is one or several lines at the same height. Only the three outermost rows near each edge of a page are judged,
+    by two rules.
 
-    A row that repeats is removed: its text, numbers aside, occurs at that height on at least three pages and a quarter
-    of all (FinePDFs: 25 %). In documents of four pages or more, two pages are enough when at least half of all pages
-    have a repeated row or a number at that height.
+    A row that repeats is removed: its text, numbers aside, occurs at that height on at least three pages and on a
+    quarter of all (FinePDFs: 25 %). In documents of four pages or more, two pages are enough when at least half of all
+    pages have a repeated row or a number at that height.
 
-    Other rows are removed from the outside inwards, until a row stays:
+    Other rows are removed from the outside inwards, up to the first row that stays:
+
     - page numbers;
-    - short rows that begin or end with the page's number. A number is the page's number when it differs from the
-      page's index by the same amount on at least three pages and, if arabic, on a tenth of all;
-    - notices of hosts;
-    - in a document of fewer than four pages, where rows seldom repeat, also a short row with a number at an end and a
-      wide gap within, and a last row that has the signs of a foot and is more than two lines from the text.
+    - short rows that begin or end with the page's number. A number is the page's number when it differs from the page's
+      index by the same amount on at least three pages and, if arabic, on a tenth of all;
+    - notices that hosts print ("downloaded from");
+    - in a document of fewer than four pages, where rows seldom repeat: a short row with a number at an end and a wide
+      gap inside, and a last row that looks like a foot (an address, a copyright) and is more than two lines from the
+      text.
 
     Rows further than _EDGE from the edge are removed only from the outside inwards, and only if they repeat on at least
     three pages and half of all, or are page numbers that count the pages.
@@ -104,8 +107,9 @@ def furniture(pages: list[Page]) -> list[set[int]]:
 
 
 def _key(text: str) -> str:
-    """A row with # for its first and its last two numbers and for roman ones. Rows of more than two numbers and no
-    letters stay as they are, since they are data."""
+    """Returns the text of a row with # in place of its first number, its last two numbers and all roman numerals, so
+    that rows that differ only in the page number are equal. A row of more than two numbers without letters is data and
+    is returned unchanged."""
     found = list(_DIGITS.finditer(text))
     if len(found) > 2 and not any(map(str.isalpha, text)):
         return text
@@ -115,7 +119,7 @@ def _key(text: str) -> str:
 
 
 def _numbers(text: str) -> list[tuple[bool, int]]:
-    """(roman, value) of the numbers at the beginning and end of a row."""
+    """Returns (whether it is roman, value) of the numbers at the beginning and at the end of a row."""
     words, out = text.split(), []
     for word in {words[0], words[-1]} if words else ():
         word = word.strip("-–—()[]|.,:•/").lower()

@@ -26,8 +26,8 @@ _MIRRORED = str.maketrans("()[]{}<>«»", ")(][}{><»«")
 
 
 def accents(code: np.ndarray, made: np.ndarray, inked: np.ndarray, loose: np.ndarray, tight: np.ndarray) -> None:
-    """Join each spacing accent to the letter it stands over (or under), in place, and remove the spaces PDFium inserted
-    between them.
+    """Join each spacing accent to the letter it stands over (or under), and remove the spaces that PDFium inserted
+    between them. `code` and `inked` are changed in place; a removed character gets code 0.
 
     `loose` and `tight` are as `stages.extract.pdf.native.read` returns them. The middle of the accent must be within a
     third of the letter's width of the letter's middle. The accent must lie above the letter's middle (below it for
@@ -61,7 +61,8 @@ def _composed(code: int, mark: str) -> int:
 
 
 def _carries(k: Any, i: int, mark: str, loose: np.ndarray, tight: np.ndarray) -> Any:
-    """Whether accent `i` lies where character `k` (or each of several) would carry it."""
+    """Whether accent `i` lies where an accent of character `k` would be drawn. `k` may also be a slice; the result is
+    then an array."""
     left, right, bottom, top = loose[k, 0], loose[k, 2], tight[k, 2], tight[k, 3]
     near = (abs((tight[i, 0] + tight[i, 1]) / 2 - (left + right) / 2) <= (right - left) / 3) & (top > bottom)
     if mark in _BELOW:
@@ -83,13 +84,15 @@ def is_rtl_code(code: np.ndarray) -> np.ndarray:
 
 
 def logical(text: str, made: list[bool], box: list[list[int]]) -> str:
-    """The text of a piece with right-to-left letters, in reading order.
+    """Returns the text of a piece (a stretch of a line) with right-to-left letters, in reading order.
 
-    PDFium usually reorders such letters itself, but not where it takes the line for left-to-right. It also reverses the
-    letters of a ligature, which share one box. `box` is left, top, right, bottom of each character. Characters without
-    ink are spaces; `made` marks those that PDFium inserted. If most successive letters run to the right, the piece is
-    still in drawing order. The main rules of the bidirectional algorithm (Unicode, annex 9) are then applied in
-    reverse.
+    PDFium usually puts such letters in reading order itself, but not where it takes the line for left-to-right. If most
+    successive right-to-left letters of a piece run to the right, the piece is still in drawing order, and the main
+    rules of the bidirectional algorithm (Unicode, annex 9) are applied in reverse. PDFium also reverses the letters of
+    a ligature, which share one box; their order is restored.
+
+    `box` is left, top, right, bottom of each character. Characters without ink are spaces; `made` marks those that
+    PDFium inserted.
     """
     parts: list[list] = []                    # text, left, right, space before it (1 PDFium's own, 2 in the file), box
     white, early = 0, ""

@@ -1,9 +1,9 @@
-"""Finds the reading order of a page: columns, then lines from top to bottom; tables become rows of cells.
+"""Finds the reading order of a page: columns, then lines from top to bottom. Tables become rows of cells.
 
-A page is cut like an XY tree (Nagy and Seth 1984), but along *gutters*: white strips that no piece crosses over a long
-run of lines (after Breuel 2002, "Two geometric algorithms for layout analysis"). The parts left and right of a gutter
-are read one after the other when they look like text, and line by line when they look like a table. All numbers are
-integers.
+The input is pieces, which are stretches of a line without a wide gap. A page is cut like an XY tree (Nagy and Seth
+1984), but along *gutters*: white strips that no piece crosses over a long run of lines (after Breuel 2002, "Two
+geometric algorithms for layout analysis"). The parts left and right of a gutter are read one after the other when they
+look like text, and line by line when they look like a table. All numbers are integers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ LEADER = re.compile(r"(?: ?[.․·…_]){5,}")
 
 
 class Line(NamedTuple):
-    """A line of text or, with `cells`, of a table. Its box is in units."""
+    """A line of text or, with `cells`, a row of a table. Positions and sizes are in units of 1/64 point
+    (`chars.UNIT`)."""
 
     left: int
     top: int
@@ -81,7 +82,7 @@ def _initials(pieces: list[Piece]) -> list[Piece]:
 
 def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
     """Groups pieces that stand side by side into rows, each sorted from left to right. A piece joins a row when it
-    shares half of the smaller height with the row's tallest piece."""
+    overlaps the row's tallest piece by more than half of the smaller of their heights."""
     rows: list[tuple[int, int, list[Piece]]] = []
     for piece in sorted(pieces, key=lambda p: (p.top + p.bottom, p.left)):
         middle, best = piece.top + piece.bottom, None

@@ -1,7 +1,8 @@
-"""Calls PDFium's character functions from compiled code, by their addresses. It is imported at the first page.
+"""Calls PDFium's character functions from compiled code, by their addresses. This module is imported only when the
+first page is read.
 
-Calling PDFium from Python for four values per character takes four times as long as loading the page. Addresses are
-passed as arguments, so that numba can cache the compiled kernel on disk.
+Calling PDFium from Python for four values per character takes four times as long as loading the page. The addresses are
+passed as arguments, so that numba can cache the compiled code on disk.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _I32, _F32 = ir.IntType(32), ir.FloatType()
 
 
 def _call(builder: Any, values: Any, result: Any, kinds: str) -> Any:
-    """C call of the function at address `values[0]` with the other values as arguments. `kinds` has a letter for each
-    argument: p (pointer) or i (int)."""
+    """Emits a C call of the function at address `values[0]`, with the other values as arguments. `kinds` has a letter
+    for each argument: p (pointer) or i (int)."""
     given = [builder.inttoptr(v, cgutils.voidptr_t) if kind == "p" else v for kind, v in zip(kinds, values[1:])]
     function = ir.FunctionType(result, [v.type for v in given])
     return builder.call(builder.inttoptr(values[0], function.as_pointer()), given)
@@ -79,9 +80,15 @@ def _rectangle4(typing: Any, address: Any, page: Any, index: Any, out: Any) -> A
 
 
 def read(page: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(code (n,) uint32, made (n,) bool, angle (n,) float32 radians, loose (n, 4) float32, tight (n, 4) float64) of the
-    first `count` characters of a loaded text page (a ctypes handle). `made` marks characters that PDFium inserted;
-    `_read` explains the boxes."""
+    """Reads the first `count` characters of a loaded text page (`page`, a ctypes handle). Returns five arrays with an
+    entry for each character:
+
+    - code: (n,) uint32
+    - made: (n,) bool, whether PDFium inserted the character
+    - angle: (n,) float32, radians
+    - loose: (n, 4) float32, left, top, right, bottom of a box as wide as the advance and as high as the font
+    - tight: (n, 4) float64, left, right, bottom, top of the ink
+    """
     code, made, angle = np.zeros(count, np.uint32), np.zeros(count, np.bool_), np.zeros(count, np.float32)
     loose, tight = np.zeros((count, 4), np.float32), np.zeros((count, 4), np.float64)
     _read(_ADDRESSES, ctypes.cast(page, ctypes.c_void_p).value, code, made, angle, loose, tight)

@@ -1,9 +1,10 @@
-"""Reads the text of a page's picture by an OCR engine: the command tesseract, or rapidocr in a process of its own.
+"""Reads the text in the picture of a PDF page with an OCR engine: the command tesseract, or rapidocr.
 
-A process per page draws the picture and then becomes the engine. The kernel enforces its limits of CPU time and memory,
-so that a hostile picture harms no other page. The process has one thread and ends with its parent. Counts alone decide
-whether a page is read (pixels here, pages in the step `pdf`), so the decision never depends on time. Raises ProcessDied
-when the process is killed; the engine of the run then decides whether the document is to blame.
+Each page gets a process of its own, which draws the picture and then becomes the OCR engine (exec). The kernel enforces
+the process's limits of CPU time and memory, so that a hostile picture harms no other page. The process has one thread
+and ends with its parent. Whether a page is read is decided by counts (pixels, letters, pages), never by time.
+ProcessDied is raised when the process is killed; the engine that runs the recipe then decides whether the document is
+to blame.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ LIBRARIES = {"none": (), "tesseract": (), "rapidocr": ("onnxruntime", "opencv-py
 PROGRAMS: dict[str, tuple[str, ...]] = {"none": (), "tesseract": ("tesseract",), "rapidocr": (sys.executable,)}
 #: shared libraries of tesseract that affect its output: recognition, and the conversion of grey to black and white
 _PARTS = ("libtesseract", "liblept")
-#: most letters of a picture that is read. tesseract takes a CPU-ms per letter (4.1 s for 6,300, 17.8 s for 17,800),
-#: and more for letters of 4 points; rapidocr takes four CPU-ms.
+#: A picture with more letters is not read. tesseract takes about a millisecond of CPU time per letter (4.1 s for 6,300,
+#: 17.8 s for 17,800), and more for letters of 4 points; rapidocr takes four milliseconds.
 GLYPHS = {"tesseract": 12_000, "rapidocr": 4_000}
 #: exit statuses of a process whose picture is blank, and of one whose picture has too many letters
 _BLANK, _DENSE = 119, 118
@@ -92,7 +93,8 @@ def _rapidocr() -> Engine:
 
 
 def languages_of_tesseract() -> tuple[str, str, set[str]]:
-    """(the program, the folder of its models, the names of the languages in it). Raises MissingEngine."""
+    """Returns (path of the program tesseract; folder of its models; names of the languages that have a model there).
+    Raises MissingEngine."""
     binary = shutil.which("tesseract")
     if binary is None:
         raise MissingEngine("pdf: `ocr: tesseract` is not installed: apt install tesseract-ocr on every node, or use "
@@ -121,8 +123,8 @@ def _tesseract(languages: str) -> Engine:
 
 
 def _parts(binary: str) -> dict[str, str]:
-    """{name: path} of the shared libraries that affect a program's output. The program itself is hardly more than
-    `main`."""
+    """Returns {name: path} of the shared libraries that affect the output of the program `binary`. Nearly all of
+    tesseract's code is in such libraries, and hardly any in the program itself."""
     # does what ldd does; ldd itself is a script and needs a shell
     told = subprocess.run([binary], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}).stdout
@@ -131,9 +133,9 @@ def _parts(binary: str) -> dict[str, str]:
 
 
 def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_mb: int) -> list[Word] | None:
-    """Words of a picture (height, width) uint8, black on white, in the order the engine reads them; None for a blank
-    picture. A picture of more than `engine.glyphs` letters is not read and gives []. `draw` makes the picture in the
-    engine's process.
+    """Returns the words that OCR finds in a picture, in the order in which the engine reads them; None for a blank
+    picture; [] for a picture of more than `engine.glyphs` letters, which is not read. `draw` is called in the engine's
+    process and returns the picture: (height, width) uint8, black on white.
 
     Raises:
         ProcessDied: the process took more than `cpu_s` seconds of CPU time, crashed (perhaps for want of more than
@@ -261,11 +263,12 @@ def _words(table: str) -> list[Word]:
 
 
 def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageChars, int]:
-    """(page in the same form as that of a text layer, confidence 0 to 99). The confidence is the mean over letters and
-    digits.
+    """Returns (the words in the same form as the characters of a text layer; the confidence of the OCR, 0 to 99). The
+    confidence is that of the engine, averaged over letters and digits.
 
-    `width` and `height` are in pixels. The page is turned so that its lines, whose direction the words show, run to the
-    right. Lines whose heights differ only because some lack ascenders or descenders all get the usual height.
+    `width` and `height` of the picture are in pixels. The page is turned so that its lines, whose direction is seen
+    from the positions of successive words, run to the right. Lines whose heights differ only because some lack
+    ascenders or descenders all get the usual height.
     """
     turn = _turn(words)
     turned = [_turned(word, turn, width, height) for word in words]
@@ -301,7 +304,8 @@ def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageC
 
 
 def _turn(words: list[Word]) -> int:
-    """Quarter turns, clockwise, of the text: 0 upright, 1 lines run downwards, 2 to the left, 3 upwards."""
+    """Returns by how many quarter turns, clockwise, the text is turned: 0 for upright text; 1, 2, 3 for lines that run
+    downwards, to the left, upwards."""
     votes: Counter[int] = Counter()
     for a, b in pairwise(words):
         if a.line == b.line and not (is_rtl(a.text) or is_rtl(b.text)):

@@ -1,5 +1,5 @@
-"""Draws a page of a PDF and measures the pictures on it. Pixels are counted and limited before any picture is
-decoded."""
+"""Draws a page of a PDF, and measures the pictures on it. The pixels of these pictures are counted before any is
+decoded, so that a page with too many is never drawn."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def draw(page: pdfium.PdfPage, dpi: int, turn: int = 0) -> np.ndarray:
 
 
 def pictures(page: pdfium.PdfPage) -> tuple[bool, int]:
-    """(whether one picture covers half of the page, declared pixels of all pictures). A picture in a form counts each
-    time the form is shown."""
+    """Returns (whether one picture covers at least half of the page; number of pixels that all its pictures declare). A
+    picture inside a form (a group of objects that may be shown several times) counts each time the form is shown."""
     left, bottom, right, top = page.get_bbox()
     sides = [ctypes.c_float() for _ in range(4)]
     covers, total, room = False, 0, _OBJECTS

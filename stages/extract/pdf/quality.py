@@ -1,7 +1,7 @@
 """Estimates how far a page's text can be trusted, from that text alone: without a dictionary, a model or the picture.
 
-Which pages OCR reads is decided by the text that was extracted, not by whether a page looks like a scan. A router that
-judged by looks left 28.7 % of a crawl with degraded text (Marin, "pdf-extraction-routing").
+The estimate decides which pages are read by OCR. Whether a page looks like a scan is not asked: a router that judged
+pages by their looks left 28.7 % of a crawl with degraded text (Marin, "pdf-extraction-routing").
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Quality(NamedTuple):
 
 
 def quality_of(page: PageChars) -> Quality:
-    """Signals of a page's text layer. A word is judged when it has two letters or more. It looks like a word when it
-    meets four conditions. It consists of letters, with hyphens and apostrophes inside. It is in lower case or in
-    capitals, or has a capital at the beginning or one inside (McDonald, iPhone). It has at most 30 characters. It has a
-    vowel if it consists of four or more Latin letters. Combining marks, frequent in Indic scripts, belong to their
-    letters.
+    """Counts the characters and words of a page's text and estimates its confidence: how far the text can be trusted. A
+    word is judged when it has two letters or more. It looks like a word when it meets four conditions. It consists of
+    letters, with hyphens and apostrophes inside. It is in lower case or in capitals, or has a capital at the beginning
+    or one inside (McDonald, iPhone). It has at most 30 characters. It has a vowel if it consists of four or more Latin
+    letters. Combining marks, frequent in Indic scripts, belong to their letters.
 
     Confidence, in integers, is 99 for text without garbled characters in which at least six in ten words look like
     words. It falls to 0 when a tenth of the characters are garbled. It is cut to four tenths in four cases: fewer than

@@ -1,4 +1,5 @@
-"""Extracts the text of a PDF: from the text layer by the positions of its characters, and by OCR where that fails."""
+"""The step `pdf`, which extracts the text of a PDF: from the text layer by the positions of its characters, and by OCR
+where that fails."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ _STREAM = re.compile(rb"stream\r?\n")
 _TWICE = re.compile(rb"/Fl(?:ateDecode)?\s*/Fl(?:ateDecode)?\b")
 _PASSWORD = (pdfium_c.FPDF_ERR_PASSWORD, pdfium_c.FPDF_ERR_SECURITY)
 #: OCR text of this confidence or less is discarded: it comes from a photograph, or from a script that the OCR languages
-#: lack (measured: pages of Cyrillic by `eng` 41 to 56, of Latin by `rus` 24 to 36; in their own language from 61,
-#: tables of contents with leaders)
+#: lack. Measured: Cyrillic pages read with `eng` have 41 to 56, Latin pages read with `rus` 24 to 36. Pages read with
+#: their own language have 61 or more; the lowest are tables of contents with dot leaders.
 _SURE = 58
 #: letters of `meta.pdf_routes` → names of the routes in the report
 ROUTES = {"t": "text_layer", "o": "ocr", "e": "empty", "s": "no_text", "x": "unreadable", "c": "cipher"}
@@ -47,8 +48,9 @@ pdfium_c.FPDF_SetSystemFontInfo(_NO_FONTS)
 
 
 class _Read(NamedTuple):
-    """A page as it enters the text. `route`: t text layer, o OCR, e empty, s no text and OCR found none, c letters
-    differ from those drawn and OCR did not help."""
+    """A page as it was read. `route` says how: t by its text layer, o by OCR. An empty page has e, and a page that has
+    something on it but gave no text has s, also where OCR did not run. c means that the letters of the text layer
+    differ from those drawn, and that OCR did not help."""
 
     page: Page
     quality: Quality
@@ -57,33 +59,41 @@ class _Read(NamedTuple):
 
 
 class Pdf(Stage):
-    """The text of a PDF, from its text layer and, where that fails, by OCR.
+    """Extracts the text of a PDF, from its text layer and, where that fails, by OCR.
 
-    Takes `raw`, makes `text`. Reasons: `not_pdf`, `pdf_too_large` (bytes stored or inflated), `pdf_encrypted`,
-    `pdf_damaged`, `pdf_too_many_pages`, `pdf_too_many_chars`, `pdf_no_text` (mostly scans, which need OCR),
-    `pdf_cipher` (no page gave text, and the fonts of some map to other letters than they draw).
+    Reads the file from `raw` and writes `text`. Reasons for dropping a document: `not_pdf`, `pdf_too_large` (bytes
+    stored or inflated), `pdf_encrypted`, `pdf_damaged`, `pdf_too_many_pages`, `pdf_too_many_chars`, `pdf_no_text`
+    (mostly scans, which need OCR), `pdf_cipher` (no page gave text, and the fonts of some pages map to other letters
+    than they draw).
 
     The text layer is read by the positions of its characters: columns one after the other, tables as rows of cells
     between bars, fixed-pitch code with its indents. Running heads, feet and page numbers are left out. Words cut at
-    line ends are mended, lines are joined to paragraphs, and ligatures are spelled out. Text across the page's main
-    direction is left out.
+    line ends are mended, lines are joined to paragraphs, and ligatures are spelled out. Text that runs in another
+    direction than most of the page is left out.
 
     `ocr: tesseract` or `rapidocr` reads the pages whose text layer is missing (fewer than 16 characters, or fewer than
     200 over a picture of half the page), degraded (confidence below 50) or made of shifted letters (other letters than
-    those drawn). OCR text is used when its confidence exceeds 58 and is higher than the text layer's or, where that is
-    missing, when it is more than twice as long. OCR reads at most `ocr_pages` of a document, and no page whose pictures
-    have too many pixels or whose letters exceed a budget. A page that exceeds its own limits of CPU seconds or memory
-    sends the document to quarantine. An engine or language that is not installed stops the run before it begins.
+    those drawn). OCR text is used only if its confidence exceeds 58. It must also have a higher confidence than the
+    text layer or, where that is missing, be more than twice as long. OCR reads at most `ocr_pages` pages of a document,
+    and no page whose pictures have too many pixels or which has too many letters. A page that exceeds its own limits of
+    CPU seconds or memory sends the document to quarantine. An engine or language that is not installed stops the run
+    before it begins.
 
     A page of shifted letters (`stages.extract.pdf.cipher`) that OCR does not read gives no text.
 
-    Kept in meta, one character per page: `pdf_routes` (t text layer, o OCR, e empty, s no text though something is on
-    it, x does not load, c shifted letters) and `pdf_confidence` (0 to 9). Signals: `pdf_pages`; `pdf_chars_per_page`,
-    mean; `pdf_garbled`, the share of characters that are U+FFFD, private or control (a broken font encoding);
-    `pdf_spaces`, the share that are spaces; `pdf_wordlike`, the share of words that look like words (1 where there are
-    none); `pdf_confidence`, mean, 0 to 1; `pdf_ocr`, the share of pages read by OCR; `pdf_unread`, the share of pages
-    that nothing could read though something is on them (s, x, c). PDFium may crash on a damaged file; the engine then
-    quarantines it.
+    `meta.pdf_routes` and `meta.pdf_confidence` have one character per page: how the page was read (t text layer, o OCR,
+    e empty, s no text though something is on it, x does not load, c shifted letters), and its confidence (0 to 9).
+    Signals:
+
+    - `pdf_pages`, and `pdf_chars_per_page`, the mean
+    - `pdf_garbled`: share of characters that are U+FFFD, private or control characters (a broken font encoding)
+    - `pdf_spaces`: share of characters that are spaces
+    - `pdf_wordlike`: share of words that look like words (1 where there are none)
+    - `pdf_confidence`: mean over the pages, 0 to 1
+    - `pdf_ocr`: share of pages read by OCR
+    - `pdf_unread`: share of pages that nothing could read though something is on them (s, x, c)
+
+    PDFium may crash on a damaged file; the document is then quarantined.
     """
 
     name = "pdf"
@@ -108,8 +118,8 @@ class Pdf(Stage):
         ocr_languages: str = signal("eng", "tesseract's names of languages, joined by +: deu+eng, script/Cyrillic",
                                     pattern=r"^(script/)?[A-Za-z]\w*(\+(script/)?[A-Za-z]\w*)*$")
         ocr_pages: int = signal(50, "most pages of a document read by OCR", gt=0)
-        # four times what a page with the most letters read (`ocr.GLYPHS`) takes; on a busy machine it takes twice as
-        # long
+        # Four times the CPU time of a page with the most letters that are read (`ocr.GLYPHS`). On a busy machine such a
+        # page takes twice as long.
         ocr_cpu_s: int = signal(60, "CPU seconds of OCR a page may take, drawing included", gt=0)
         ocr_memory_mb: int = signal(1_200, "memory OCR of a page may take, MB, drawing included", gt=0)
 
@@ -136,7 +146,8 @@ class Pdf(Stage):
         return {}
 
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
-        """With OCR the key also covers the engine's program, libraries and models."""
+        """Returns the step's key, a hash of what determines its results. With OCR the key also covers the contents of
+        the engine's program, libraries and models."""
         files = sorted((name, file_sha256(path)) for name, path in self.resource_files().items())
         found = super().key(roles)
         if not files or "resource" not in roles:
@@ -144,8 +155,8 @@ class Pdf(Stage):
         return hashlib.blake2b(repr((found, files)).encode(), digest_size=16).hexdigest()
 
     def setup(self) -> None:
-        """Check that the engine works. Otherwise every scanned document would be quarantined for a fault of this
-        machine."""
+        """Check that the OCR engine works on this machine. If it did not, every scanned document would be quarantined,
+        although the machine is at fault."""
         for field, message in self.problems().items():
             raise ValueError(f"pdf: {field}: {message}")
         if self._engine:
@@ -199,8 +210,9 @@ class Pdf(Stage):
         return self._finish(doc, file, reads)
 
     def _read(self, page: pdfium.PdfPage, cap: int, tries: int) -> _Read | None:
-        """Read one page. The text layer is used unless it is missing or degraded. OCR is then tried, if fewer than
-        `ocr_pages` pages were tried before, and its text is used if it is better."""
+        """Read one page. Its text layer is used if it is neither missing nor degraded. Otherwise OCR is tried, provided
+        that it was tried on fewer than `ocr_pages` pages of the document before (`tries`). The text of OCR is used if
+        it is better. `cap` is the number of characters that the document may still have."""
         layer = page.get_textpage()
         try:
             chars = pieces_of(layer.raw, min(max(layer.count_chars(), 0), cap + 1), page.get_bbox())
@@ -231,8 +243,8 @@ class Pdf(Stage):
         return _Read(Page(blocks_of(chars), chars.height), quality, route, tried)
 
     def _see(self, engine: Engine, page: pdfium.PdfPage, dpi: int) -> tuple[PageChars, int] | None:
-        """(page as OCR reads it, confidence 0 to 99), or None for a blank page. A page of little text with low
-        confidence is also read upside down, since engines detect the orientation only of longer text."""
+        """Returns (page as OCR reads it, confidence 0 to 99); None for a blank page. A page of little text and low
+        confidence is also read upside down, since OCR engines detect the orientation only of longer text."""
         best: tuple[PageChars, int] | None = None
         for turn in (0, 180):
             words = words_of(engine, partial(draw, page, dpi, turn), self.config.ocr_cpu_s, self.config.ocr_memory_mb)
@@ -266,8 +278,13 @@ class Pdf(Stage):
         return None if doc.text else "pdf_cipher" if "c" in routes else "pdf_no_text"
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """{docs: 1, unread: 1 if pages with something on them could not be read, pages: {route: n}, confidence: {tenth:
-        pages with text}}."""
+        """Returns what the report adds up for a document; None when the step has not read it.
+
+        - `docs`: 1
+        - `unread`: 1 if pages with something on them could not be read, else 0
+        - `pages`: {how a page was read: number of pages}
+        - `confidence`: {confidence, "0" to "9": number of pages with text}
+        """
         routes = doc.meta.get("pdf_routes")
         if not isinstance(routes, str):
             return None
@@ -285,7 +302,7 @@ def title_of(file: pdfium.PdfDocument) -> str:
 
 
 def _specimen() -> np.ndarray:
-    """A picture with a dark area."""
+    """A picture with a dark area, on which the OCR engine is tried."""
     image = np.full((100, 100), 255, np.uint8)
     image[40:60, 20:80] = 0
     return image

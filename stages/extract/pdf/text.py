@@ -1,5 +1,5 @@
-"""Turns pages of lines into one text: removes heads and feet, joins lines to paragraphs and mends words cut at line
-ends."""
+"""Turns the lines of all pages into one text: removes running heads and feet, joins lines to paragraphs and mends words
+cut at line ends."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _ENDS = (".", "!", "?", ":", ";", "。", "！", "？", "：", "؟", "।")
 
 
 def text_of(pages: list[Page]) -> str:
-    """The text of a document. Each paragraph, line of a table and line of code is one line. A blank line stands where a
-    wide gap, another size or a table begins or ends, and between columns and pages unless a sentence runs on."""
+    """Returns the text of a document. Each paragraph, line of a table and line of code is one line. A blank line is
+    written at a wide gap between lines, where the size of letters changes, and where a table begins or ends. One is
+    also written between columns and between pages, except where a sentence runs on."""
     pages = [Page([[_clean(line) for line in block] for block in page.blocks], page.height) for page in pages]
     out: list[str] = []
     for page, drop in zip(pages, furniture(pages)):
@@ -96,8 +97,8 @@ def _paragraphs(lines: Block) -> list[str]:
 
 
 def _right_edge(lines: Block) -> tuple[int, bool]:
-    """(right edge of the lines, whether at least two end there). It is the furthest edge that two lines share, or else
-    the furthest of all."""
+    """Returns (right edge of the lines, whether at least two lines end there). The edge is the furthest one that two
+    lines share, or else the furthest of all."""
     ends = sorted(((line.right, line.bottom - line.top) for line in lines), reverse=True)
     for (a, high), (b, _) in pairwise(ends):
         if a - b <= high // 10:
@@ -114,8 +115,8 @@ def _same_size(a: Line, b: Line) -> bool:
 
 
 def _runs_on(a: Line, b: Line, start: Line, pitch: int, left: int, right: int, flush: bool) -> bool:
-    """Whether `b` continues the paragraph that began with `start` and so far ends with `a`, because its first word had
-    no room after `a`."""
+    """Whether line `b` continues a paragraph whose first line is `start` and whose last line so far is `a`. In most
+    cases it does if the first word of `b` would not have fitted after `a`."""
     if a.text.endswith(HYPHEN):
         return True
     if _ENTRY.search(a.text):
