@@ -139,7 +139,8 @@ _try_justext = external.try_justext
 
 
 # -- readability -----------------------------------------------------------------------------------------------------
-#: elements that, left empty, swallow the markup after them as text when readability's XML is parsed as HTML again
+#: readability writes XML, which is then parsed as HTML. An empty element of these would take the markup after it as
+#: text.
 _RAW_TEXT = ("title", "textarea", "iframe", "xmp", "noembed", "noframes", "plaintext", "noscript")
 
 
@@ -173,7 +174,8 @@ def cannot_win(tree: Any, body: Any, text: str, options: Any) -> bool:
 
 
 def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> tuple[Any, str]:
-    """Replaces trafilatura.core._extract_and_compare; runs readability only where its result can be chosen."""
+    """Replaces trafilatura.core._extract_and_compare. It runs the fallback extractor readability only on pages where
+    trafilatura could choose its result."""
     body, text = core.extract_content(cleaned, options)
     if options.fast:
         return body, text
@@ -183,8 +185,8 @@ def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> t
 
 
 def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, options: Any) -> tuple[Any, str]:
-    """Run trafilatura's compare_extraction as if readability had found nothing. What remains is its check for short
-    texts and for elements that cleaning should have removed, in which case it tries justext."""
+    """Run trafilatura's compare_extraction as if readability had found nothing. It then only checks whether the text is
+    short or holds elements that cleaning should have removed; if so, it tries justext."""
     summary.skip = True
     try:
         return external.compare_extraction(backup, tree, body, text, options)

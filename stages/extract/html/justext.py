@@ -41,8 +41,8 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
 
 
 class Paragraph:
-    """A stretch of text between block elements. `nodes` lists where its pieces stand: (element, whether the piece is
-    its tail and not its text)."""
+    """A stretch of text between block elements. `nodes` lists where its pieces stand in the lxml tree: (element, True
+    if the piece is the element's tail, False if it is the element's text)."""
 
     __slots__ = ("cf_class", "class_type", "heading", "in_links", "nodes", "pieces", "text")
 
@@ -55,7 +55,8 @@ class Paragraph:
 
 
 def make_paragraphs(root: Any) -> list[Paragraph]:
-    """Paragraphs of a tree in their order, by the package's rules (block elements, two line breaks in a row)."""
+    """Returns the paragraphs of a tree in their order. As in the package jusText, a paragraph ends at a block element
+    and at two line breaks in a row."""
     done: list[Paragraph] = []
     current = Paragraph()
     links = headings = 0
@@ -106,7 +107,7 @@ def make_paragraphs(root: Any) -> list[Paragraph]:
 
 @cache
 def stop_words() -> dict[str, tuple[str, ...]]:
-    """Word → sorted languages that have it on their lists of stop words."""
+    """Returns {word: sorted names of the languages that have it on their lists of stop words}."""
     result: dict[str, list[str]] = {}
     for language in sorted(get_stoplists()):
         for word in sorted({w.lower() for w in get_stoplist(language)}):
@@ -174,8 +175,8 @@ def revise(paragraphs: Sequence[Any], distance: int = HEADING_DISTANCE) -> None:
             else:
                 near = near_left if left == "bad" else near_right
                 p.class_type = "good" if near == "neargood" else "bad"
-    # A near-good paragraph is bad only between bad paragraphs. Near-good ones before it are already decided, those
-    # after it are skipped.
+    # A near-good paragraph becomes bad only if the nearest paragraphs before and after it are bad. Near-good paragraphs
+    # before it are already decided; those after it are skipped.
     following, last = ["bad"] * len(paragraphs), "bad"
     for i in range(len(paragraphs) - 1, -1, -1):
         following[i] = last
@@ -224,7 +225,7 @@ class Engine:
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
 
     def _good(self, page: str) -> tuple[Any, list[Paragraph], list[Paragraph]] | None:
-        """(tree, all paragraphs, the good ones), or None when the page nests too deep."""
+        """Returns (tree, all its paragraphs, the good ones); None when the elements of the page nest too deep."""
         tree = private.utils.load_html(page)
         if tree is None:
             return None, [], []

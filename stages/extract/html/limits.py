@@ -107,7 +107,7 @@ _INLINE = ("a", "br", "img", "span", "sub", "sup", "wbr")
 
 
 def _fnv(name: str) -> int:
-    """32-bit FNV-1a, as the kernel computes it."""
+    """Returns the 32-bit FNV-1a hash of a name, as the compiled function `_nodes` computes it."""
     h = 2166136261
     for byte in name.encode():
         h = (h ^ byte) * 16777619 & 0xFFFFFFFF

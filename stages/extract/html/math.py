@@ -39,7 +39,7 @@ _TAGS_SEEN = 300_000
 
 
 def expose(page: str) -> str:
-    """The page with its formulas as TeX. A page without formulas is returned unchanged."""
+    """Returns the page with TeX in place of its formulas. A page without formulas is returned unchanged."""
     lower = page.lower()
     if not (any(word in lower for word in _WORDS) or _TEX.search(lower)) or _LIKELY.search(page) is None:
         return page
@@ -103,7 +103,7 @@ def _attribute(attributes: str, name: str) -> str:
 
 
 def _without_rendered(page: str) -> str:
-    """The page without the elements that KaTeX and MathJax render."""
+    """Returns the page without the elements that show a rendered formula (KaTeX, MathJax)."""
     out: list[str] = []
     at, left = 0, _TAGS_SEEN
     while left > 0 and (match := _RENDERED.search(page, at)) is not None:

@@ -48,7 +48,7 @@ _MARKS = ("<time", 'itemprop="datePublished"', 'itemprop="author"')
 _TAG = re.compile(r"<[^<>]*+>")
 _CODE = r"[a-zA-Z]{2,3}(?:[-_][a-zA-Z0-9]{1,8})*"
 _LANG = re.compile(rf"<html\b[^<>]{{0,2000}}?\slang\s*=\s*[\"']?({_CODE})", re.IGNORECASE)
-#: tags that carry metadata, by what follows their `<`
+#: matches a tag that carries metadata, from the character after its `<` on
 _TOLD = re.compile(r"(meta|link|time)\b((?:[^>\"']++|\"[^\"]*+\"|'[^']*+')*+)>")
 _KINDS = frozenset(("meta", "link", "time"))
 #: attributes of these tags that are read
@@ -147,7 +147,8 @@ def describe(page: str, crawled: str = "") -> dict[str, str]:
 
 
 def unescape(text: str) -> str:
-    """`html.unescape` for any text; that function raises ValueError for a reference of thousands of digits."""
+    """Does what `html.unescape` does, for any text. That function itself raises ValueError for a character reference of
+    thousands of digits."""
     if "&" not in text:
         return text
     return html.unescape(_LONG_REFERENCE.sub("\ufffd", text) if "&#" in text else text)
@@ -353,7 +354,8 @@ def _heading(page: str) -> str:
 
 
 def _licence(page: str) -> str:
-    """Target of a `rel=license` link at the end of a page, or of a link there to a Creative Commons licence."""
+    """Returns the target of a `rel=license` link at the end of a page, or else of a link there to a Creative Commons
+    licence; "" if there is neither."""
     begin = max(0, len(page) - _FOOT)
     for rel in _REL if page.find("license", begin) >= 0 else ():
         if (at := page.find(rel, begin)) >= 0:

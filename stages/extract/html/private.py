@@ -1,8 +1,8 @@
 """Loads a copy of trafilatura's modules under another name, for use by this project alone.
 
-The engines replace functions of trafilatura to bound its work, to let MemoryError through and to save CPU time.
-Replacing them in the package itself would change it for every other user in the process. So its modules are loaded a
-second time, as `tokenmill_trafilatura`; `import trafilatura` still gives the original.
+Some extraction engines replace functions of trafilatura to bound its work, to let MemoryError through and to save CPU
+time. Replacing them in the package itself would change it for every other user in the process. So its modules are
+loaded a second time, as `tokenmill_trafilatura`; `import trafilatura` still gives the original.
 """
 
 from __future__ import annotations

@@ -245,8 +245,9 @@ def _main() -> Rule:
 
 # -- parsing ---------------------------------------------------------------------------------------------------------
 class _InvalidChars:
-    """Replaces the pattern trafilatura.utils.INVALID_XML_CHARS. Nearly all pages hold no such character. On these pages
-    `sub` scans the bytes instead of trying a regular expression at every character."""
+    """Replaces the pattern trafilatura.utils.INVALID_XML_CHARS, which matches characters that XML forbids. Nearly all
+    pages hold none. For these pages `sub` only scans the bytes, instead of trying a regular expression at every
+    character."""
 
     _CONTROLS = bytes({*range(0x20)} - {9, 10, 13})
 

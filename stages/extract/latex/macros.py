@@ -34,8 +34,8 @@ _LANGUAGE = re.compile(r"language[ \t]*=[ \t]*\{?(?:\[[^\]]{0,40}\])?[ \t]*([A-Z
 
 
 def set_aside(text: str, keep: Callable[[str], str]) -> str:
-    """Returns the text without comments (`%`, the environment `comment`, \\iffalse). In listings, \\verb and URLs
-    nothing is a command or a comment, so `keep` puts them aside, and what it returns stands in their place."""
+    """Returns the text without comments (`%`, the environment `comment`, \\iffalse). Listings, \\verb and URLs, in
+    which nothing is a command or a comment, are passed to `keep` and replaced by the stand-in that it returns."""
     names = {*LISTINGS, *(n for m in _NEW_LISTING.findall(text) for n in (m[0], m[1] or (m[2] and f"{m[2]}code")) if n)}
     short = _SHORT_VERB.findall(text)[:4]                # marks that let a source write |…| for \verb|…|
     token = re.compile(

@@ -21,7 +21,8 @@ HYPHEN = "\x02"
 
 
 class Piece(NamedTuple):
-    """A piece: its text in logical order with single spaces between words, and its box in units."""
+    """A stretch of one line without a wide gap: its text in reading order, with single spaces between words, and its
+    box in units of 1/64 point (`UNIT`)."""
 
     left: int
     top: int
@@ -123,7 +124,8 @@ def _boxes(loose: np.ndarray, tight: np.ndarray, turn: np.ndarray, main: int,
 
 
 def _text(code: np.ndarray) -> str:
-    """A string with one character for each code. The second half of a surrogate pair becomes NUL."""
+    """Returns a string with one character for each code. The codes are UTF-16: a surrogate pair becomes its character
+    and a NUL."""
     joined = code.copy()
     joined[joined == 0xFFFE] = 2
     high = np.flatnonzero((code[:-1] >= 0xD800) & (code[:-1] < 0xDC00) & (code[1:] >= 0xDC00) & (code[1:] < 0xE000))
@@ -146,11 +148,11 @@ def is_rtl(text: str) -> bool:
 
 @njit(cache=True, nogil=True)
 def _pieces(code, made, inked, box):
-    """Group the characters into pieces. Returns four arrays: where each piece begins, where it ends, its box, and the
-    width of its characters if all are equally wide (else 0).
+    """Group the characters into pieces (stretches of one line without a wide gap). Returns four arrays: where each
+    piece begins, where it ends, its box, and the width of its characters if all are equally wide (else 0).
 
-    A piece ends at the end of a line, before a character that shares less than 40 % of the smaller height with the
-    previous one, before a gap wider than a character is high, and where the text jumps back over the piece.
+    A piece ends at the end of a line, before a character that overlaps the previous one by less than 40 % of the
+    smaller of their heights, before a gap wider than a character is high, and where the text jumps back over the piece.
     """
     n = code.shape[0]
     starts = np.zeros(n + 1, np.int64)

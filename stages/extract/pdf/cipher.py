@@ -73,12 +73,14 @@ def shifted(stretches: Sequence[str]) -> bool:
 
 
 def _reads(cost: np.ndarray, pairs: np.ndarray) -> bool:
-    """Whether text, moved back, reads like a language, whose letters are neither random nor a few that repeat."""
+    """Whether text whose letters were moved back reads like a language: its pairs of letters are likely enough, and
+    they are not just a few that repeat."""
     return int(cost.sum()) <= _LANGUAGE * len(pairs) and len(np.unique(pairs)) >= _DIFFERENT
 
 
 def _pairs(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """(pairs of adjacent letters, as 26 times the first plus the second; the number of the line of each)"""
+    """Returns (pairs of adjacent letters, as 26 times the first plus the second; the number of the line in which each
+    pair stands)."""
     text = text.lower()
     if not text.isascii():
         text = unicodedata.normalize("NFD", text.translate(_LETTERS))

@@ -1,8 +1,8 @@
 """Finds running heads, feet and page numbers of a document: text at the edges of its pages that is not part of the
 body.
 
-Text that repeats or counts the pages is removed. Other text stays, however it is set: a head left in costs a line,
-while a removed line of text breaks a sentence.
+Text that repeats from page to page, or that counts the pages, is removed. Other text stays, even if it looks like a
+running head: a head that is left in costs a line, while a removed line of text breaks a sentence.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def _numbers(text: str) -> list[tuple[bool, int]]:
 
 
 def _edge(page: Page) -> list[_Row]:
-    """Up to three outermost rows near each edge, from the outside inwards. Rows of tables are left out."""
+    """Returns up to three rows nearest to the top and up to three nearest to the bottom of a page, each from the
+    outside inwards. Rows of tables are left out."""
     lines = sorted((line for block in page.blocks for line in block), key=lambda line: line.top + line.bottom)
     if not page.height or len(lines) < 3:
         return []

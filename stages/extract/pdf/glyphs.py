@@ -130,8 +130,12 @@ def logical(text: str, made: list[bool], box: list[list[int]]) -> str:
 
 
 def _white(a: list, b: list, letters: bool, drawn: bool) -> bool:
-    """Whether a space stands between two parts. PDFium's spaces are trusted except between letters in drawing order
-    (`drawn`) and before a mark that belongs to the letter after it; there the gap decides."""
+    """Whether a space stands between two neighbouring characters (with their marks).
+
+    Spaces in the file and those that PDFium inserted are trusted. The width of the gap decides instead between
+    right-to-left letters in drawing order (`drawn`), where PDFium's own spaces are not trusted, and before a mark that
+    belongs to the letter after it. Without a space, a wide gap counts as one, except between two right-to-left letters.
+    """
     gap, high = max(b[1] - a[2], a[1] - b[2]), b[4][3] - b[4][1]
     if letters and (b[3] == _ABOUT or (drawn and b[3] < 2)):
         return 8 * gap > high
@@ -163,7 +167,7 @@ def _turned(parts: list[str]) -> list[str]:
 
 
 def _reversed_but_numbers(parts: list[str], kinds: list[str]) -> list[str]:
-    """Reverse all parts, except words and numbers that run to the right."""
+    """Reverse the order of all parts, but keep the order inside numbers and words that run to the right."""
     out: list[str] = []
     at = len(parts) - 1
     while at >= 0:

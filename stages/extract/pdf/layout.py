@@ -151,7 +151,8 @@ def _columns(rows: list[list[Piece]], at: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _gutters(boxes, row, rows, wide, lines):
-    """White strips at least `wide` wide, best first and at most 8: (g, 3) int64 of x, first row, last row.
+    """Returns the white strips that are at least `wide` units wide, the best first and at most 8: (g, 3) int64 of x,
+    first row, last row.
 
     A strip is tried at the right edge of every piece. It is as long as a run of rows that no piece crosses. The score
     of a run is the smaller of two counts: its rows with a piece left of the strip, and its rows with a piece right of
@@ -330,7 +331,8 @@ def _column(edges: list[int], piece: Piece) -> int:
 
 
 def _table_lines(rows: list[list[Piece]], edges: list[int], rtl: bool) -> Block:
-    """Lines with cells, one per row. A single piece outside the first column, close below a row, continues that row."""
+    """Returns the rows of a table as lines with cells. A single piece outside the first column, close below a row,
+    continues that row."""
     out: Block = []
     for row in rows:
         inside: list[list[Piece]] = [[] for _ in edges]

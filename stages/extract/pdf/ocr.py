@@ -52,7 +52,8 @@ _WIDE = re.compile("[\u2e80-\u9fff\ua000-\uabff\uf900-\uffef]")
 
 
 class MissingEngine(MissingModel):
-    """An OCR engine, or a language of it, is not installed. The message names the key and says how to install it."""
+    """An OCR engine, or a language of it, is not installed. The message names the setting and says how to install what
+    is missing."""
 
 
 class Engine(NamedTuple):
@@ -72,7 +73,7 @@ class Word(NamedTuple):
 
 
 def engine(name: str, languages: str) -> Engine:
-    """The installed engine `tesseract` (with its languages, "eng+deu") or `rapidocr`.
+    """Returns the installed OCR engine: `tesseract` with its languages ("eng+deu"), or `rapidocr`.
 
     Raises:
         MissingEngine: the engine, or a language of it, is not installed.
@@ -159,8 +160,8 @@ def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_
 
 
 def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, parent: int) -> None:
-    """Runs in the new process before it becomes the engine: sets its limits and puts the picture on its standard
-    input."""
+    """Runs in the new process before it becomes the OCR engine: sets its limits, draws the picture and puts it on its
+    standard input."""
     process.die_with_parent(parent)
     faulthandler.disable()                                               # it would write into the parent's log
     try:

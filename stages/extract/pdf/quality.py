@@ -39,16 +39,23 @@ class Quality(NamedTuple):
 
 def quality_of(page: PageChars) -> Quality:
     """Counts the characters and words of a page's text and estimates its confidence: how far the text can be trusted. A
-    word is judged when it has two letters or more. It looks like a word when it meets four conditions. It consists of
-    letters, with hyphens and apostrophes inside. It is in lower case or in capitals, or has a capital at the beginning
-    or one inside (McDonald, iPhone). It has at most 30 characters. It has a vowel if it consists of four or more Latin
-    letters. Combining marks, frequent in Indic scripts, belong to their letters.
+    word is judged when it has two letters or more. It looks like a word when it meets four conditions:
 
-    Confidence, in integers, is 99 for text without garbled characters in which at least six in ten words look like
-    words. It falls to 0 when a tenth of the characters are garbled. It is cut to four tenths in four cases: fewer than
-    3 % of characters are spaces though the script uses them; letters stand apart; fewer than 22 % of Latin letters are
-    vowels (languages have 33 to 50 %; a font whose encoding is lost leaves "7KLV LV QRW"); or more than half of the
-    Latin letters are not ASCII (Vietnamese has most, 28 %; Cyrillic, Greek or Arabic in 8 bits leaves "Ïðèâåò").
+    - It consists of letters, with hyphens and apostrophes inside. Combining marks, frequent in Indic scripts, belong to
+      their letters.
+    - It is in lower case or in capitals, or has a capital at the beginning or one inside (McDonald, iPhone).
+    - It has at most 30 characters.
+    - It has a vowel if it consists of four or more Latin letters.
+
+    Confidence, an integer, is 99 for text without garbled characters in which at least six in ten words look like
+    words. It falls to 0 when a tenth of the characters are garbled. It is cut to four tenths in four cases:
+
+    - Fewer than 3 % of the characters are spaces though the script uses them.
+    - Letters stand apart.
+    - Fewer than 22 % of the Latin letters are vowels. Languages have 33 to 50 %; a font whose encoding is lost leaves
+      "7KLV LV QRW".
+    - More than half of the Latin letters are not ASCII. Vietnamese has most, 28 %; Cyrillic, Greek or Arabic in 8 bits
+      leaves "Ïðèâåò".
     """
     words = good = wide = single = letters = vowels = beyond = 0
     for piece in page.pieces:
@@ -80,8 +87,8 @@ _NONE, _SINGLE, _WIDE, _WORD, _LIKE = range(5)
 
 @lru_cache(maxsize=1 << 16)
 def _judged(chunk: str) -> tuple[int, int, int, int]:
-    """(kind of a chunk between spaces, `_NONE` … `_LIKE`; its Latin letters; its vowels; its Latin letters outside
-    ASCII)"""
+    """Returns (kind of a chunk of text without spaces, `_NONE` … `_LIKE`; number of its Latin letters; of its vowels;
+    of its Latin letters outside ASCII)."""
     if not chunk.isascii():
         if _is_wide(chunk):
             return _WIDE, 0, 0, 0

@@ -137,7 +137,8 @@ class Pdf(Stage):
         return engine(self.config.ocr, self.config.ocr_languages)
 
     def resource_files(self) -> dict[str, str]:
-        """The engine's program, libraries and models. Raises MissingEngine."""
+        """Returns {name: path} of the OCR engine's program, libraries and models; {} without OCR. Raises
+        MissingEngine."""
         return dict(self._engine.files) if self._engine else {}
 
     def problems(self) -> dict[str, str]:

@@ -21,8 +21,8 @@ _SPELLED = str.maketrans(_LETTERS)
 #: finds the spaces that come from the white inside full-width punctuation
 _OPEN, _SHUT, _IDEOGRAPH = "「『（【〈《〔", "、。，：；！？）」』】〉》〕", "\u3040-\u9fff"
 _AIR = re.compile(f"(?<=[{_SHUT}]) (?=[{_IDEOGRAPH}{_OPEN}])|(?<=[{_IDEOGRAPH}]) (?=[{_SHUT}{_OPEN}])")
-#: Arabic and Hebrew letters in positional forms, and ligatures; codes that many files give Calibri's "ti", "tt" and
-#: "ft"; the border between a Latin letter and a right-to-left letter
+#: Patterns for: Arabic and Hebrew letters in positional forms, and ligatures; characters to which many files map
+#: Calibri's ligatures "ti", "tt" and "ft"; the border between a Latin letter and a right-to-left letter
 _FORMS = re.compile("[\ufb1d-\ufdff\ufe70-\ufefc]+")
 _CALIBRI = re.compile("(?<=[a-zA-Z])[ƟƩ]|[ƟƩ](?=[a-zA-Z])|(?<=[a-z])Ō(?=[a-z]|$| )")
 _SPLIT = re.compile("(?<=[a-zA-Z])(?=[\u05d0-\u05ea\u0620-\u064a\u0671-\u06d3])")
@@ -130,8 +130,8 @@ def _runs_on(a: Line, b: Line, start: Line, pitch: int, left: int, right: int, f
     first = b.text.split(" ", 1)[0]
     item = bool(ITEM.match(start.text.split(" ", 1)[0]))
     if ITEM.match(first) and " " in b.text and not (first[0].isalpha() and len(first) == 1) and not (
-            # "as in Refs. 1 and / 4. By default": a full line that ends no sentence, in a paragraph that is not a list
-            # item
+            # A number with a full stop begins a list item, but not in "as in Refs. 1 and / 4. By default": this number
+            # follows a full line that ends no sentence, in a paragraph that is not a list item.
             first[-1] == "." and not item and flush and room < high // 2 and a.text[-1].islower()):
         return False
     if not b.rtl and b.left > a.left + high * 3 // 4 and not (item and a is start):

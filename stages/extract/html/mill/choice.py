@@ -16,7 +16,7 @@ FAVORS = {"precision": 250, "balanced": 1000, "recall": 4000}
 LEAST = 20
 #: resolution of F_β: distinct fractions
 SCALE = 1_000_000
-#: share of a heading's words (1/1000) in the page's title that makes it the headline
+#: a heading can be the headline if at least this share of its words (1/1000) occurs in the page's title
 TITLED = 600
 #: a page with more paragraphs of the same tags and classes than this counts as a book
 MANY = 300

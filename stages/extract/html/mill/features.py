@@ -1,5 +1,5 @@
-"""Computes the features by which the engine `mill` judges a block of a page. They are integers, computed from the
-arrays of the page alone."""
+"""Computes the features by which the engine `mill` judges a block of a page, which is a stretch of text between
+block-level tags. They are integers, computed from the arrays of the page alone."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def per_mille(part, whole):
 
 @njit(cache=True, nogil=True)
 def describe(elements, n_el, blocks, n_bl, text, out):
-    """Write the features of each block to `out` (int32[blocks, FEATURES]), in the order of `NAMES`. The sums over
-    blocks in `elements` and the column B_TITLED of `blocks` are filled in as well."""
+    """Write the features of each block to `out` (int32[blocks, FEATURES]), in the order of `NAMES`. Also fill the
+    columns of `elements` that hold sums over the blocks inside an element, and the column B_TITLED of `blocks`."""
     if n_bl == 0:
         return
     depth = np.zeros(n_el, np.int32)

@@ -68,8 +68,8 @@ def walk(markup: bytes, tokens: tuple[np.ndarray, np.ndarray] = NO_WORDS, *, dee
          collect: bool = False) -> Page | None:
     """Returns the arrays of a page from its normalised markup; None when its elements nest deeper than `deepest`.
 
-    `tokens` holds the learned weights of words in class and id attributes, as a hash table made by `table`. With
-    `collect`, the hashes of these words are returned, too.
+    `tokens` holds the learned weights of words in class, id and similar attributes, as a hash table made by `table`.
+    With `collect`, the hashes of these words are returned, too.
     """
     most = markup.count(b"<") + 2
     elements = np.empty((most, ELEMENT), np.int32)

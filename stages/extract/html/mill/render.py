@@ -1,4 +1,4 @@
-"""Writes the chosen blocks as text or Markdown."""
+"""Writes those blocks of a page that were chosen as its main text, as plain text or Markdown."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool
 
 
 def _spaced(parts: list[tuple[str, _Group]]) -> str:
-    """Markdown of the parts; a blank line stands between parts of different groups."""
+    """Joins `parts`, each (text, group), to one Markdown text. A blank line separates parts of different groups."""
     out: list[str] = []
     last: _Group = ("", 0)
     for n, (text, group) in enumerate(parts):
@@ -147,7 +147,7 @@ def _in_list(text: str, at: list[int], begun: list[tuple[int, int, int]], markup
 
 
 def _code(body: bytes, blocks: list[_Block]) -> str:
-    """The text of one piece of code, from its blocks."""
+    """Returns the text of one piece of code, joined from `blocks`."""
     text = "\n".join(body[b[B_START]:b[B_END]].decode("utf-8", "replace") for _, b, _ in blocks)
     return text.expandtabs(4).strip("\n").rstrip()
 

@@ -175,10 +175,13 @@ def whole(page, start, stop):
 
 @njit(cache=True, nogil=True)
 def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_word, hidden_word, found, hashes):
-    """Read the attributes of a start tag whose name ends at `j`. Write its flags, signature, class position and list
-    number to `found` (int64[FOUND]), and the hashes of its class words to `hashes`. On entry, the signature in `found`
-    is the hash of the tag; the classes are hashed into it. Returns (position of the `>` that ends the start tag, number
-    of class words)."""
+    """Read the attributes of a start tag whose name ends at `j`.
+
+    Flags, signature (hash of tag and classes), position of the class attribute and list number are written to `found`
+    (int64[FOUND]); on entry, the signature there is the hash of the tag. The hashes of class words (words in class, id,
+    itemprop and role attributes) are written to `hashes`. Returns (position of the `>` that ends the start tag, number
+    of class words).
+    """
     n = len(page)
     n_hash = np.int64(0)
     flags = np.int32(0)
@@ -229,9 +232,9 @@ def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_wor
 @njit(cache=True, nogil=True)
 def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values, seen, seen_of,
           n_seen):
-    """Write the learned weights of an element's class words to the element's row, counting each word once: their sum,
-    and the highest and lowest on the path from the root. Set a flag in the row if a word means readers' comments.
-    Append the words to `seen` and return the new `n_seen`."""
+    """Write the learned weights of an element's class words (words in its class and similar attributes) to the
+    element's row, counting each word once: their sum, and the highest and lowest on the path from the root. Set a flag
+    in the row if a word means readers' comments. Append the words to `seen` and return the new `n_seen`."""
     above = elements[el, E_PARENT]
     own = best = worst = np.int32(0)
     for k in range(n_hash):
@@ -312,11 +315,11 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
     """Walk over `page` (uint8) and fill the arrays `elements`, `blocks`, `text` and `marks`, whose columns `columns`
     names.
 
-    `token_keys` and `token_values` are a hash table of the learned weights of class words. `seen` and `seen_of` receive
-    the hash and the element of each class word. Returns the numbers of (elements, blocks, bytes of text, class words,
-    marks); the first is -1 when elements nest deeper than `deepest`. The arrays that `page.walk` passes are long enough
-    for any page: an element, a block and a line break need a `<` each, an element has at most two marks, and text is
-    never longer than its source.
+    `token_keys` and `token_values` are a hash table of the learned weights of class words (words in class, id, itemprop
+    and role attributes). `seen` and `seen_of` receive the hash and the element of each class word. Returns the numbers
+    of (elements, blocks, bytes of text, class words, marks); the first is -1 when elements nest deeper than `deepest`.
+    The arrays that `page.walk` passes are long enough for any page: an element, a block and a line break need a `<`
+    each, an element has at most two marks, and text is never longer than its source.
     """
     n = len(page)
     stack = np.zeros(deepest + 2, np.int32)

@@ -57,7 +57,7 @@ _ROLES = {"navigation": IN_NAV, "contentinfo": IN_FOOTER, "complementary": IN_AS
 
 
 def fnv(name: bytes) -> int:
-    """32-bit FNV-1a, as the kernel computes it."""
+    """Returns the 32-bit FNV-1a hash of a name, as the compiled functions of `scan` compute it."""
     h = 2166136261
     for byte in name:
         h = (h ^ byte) * 16777619 & 0xFFFFFFFF
@@ -65,7 +65,8 @@ def fnv(name: bytes) -> int:
 
 
 def _slots(words: dict[str, int], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """An open-addressing table hash → value; hash 0 is an empty slot."""
+    """Returns (keys, values) of an open-addressing hash table from the hash of a word to its value. Key 0 is an empty
+    slot."""
     keys, values = np.zeros(size, np.uint32), np.zeros(size, np.int32)
     for word, value in words.items():
         at = fnv(word.encode()) & size - 1
@@ -92,8 +93,9 @@ OTHER, LETTER, UPPER, DIGIT, STOP, COMMA, PUNCTUATION, CURRENCY, SPACE, WIDE = r
 
 
 def _classes() -> np.ndarray:
-    """Class of each character of the BMP, by its Unicode category. Sentence ends are listed by hand, because
-    `unicodedata` lacks the property Sentence_Terminal: the main ones of living scripts, and the ellipsis."""
+    """Returns the class (LETTER, DIGIT and so on) of each character of the BMP, by its Unicode category. Sentence ends
+    are listed by hand, because `unicodedata` lacks the property Sentence_Terminal: the main ones of living scripts, and
+    the ellipsis."""
     by_category = {"Lu": UPPER, "Lt": UPPER, "Nd": DIGIT, "Nl": DIGIT, "No": DIGIT, "Sc": CURRENCY, "Zs": SPACE,
                    "Zl": SPACE, "Zp": SPACE}
     table = np.zeros(65536, np.uint8)
