@@ -22,12 +22,12 @@ class Badwords(Stage):
     """Count words of a list in the document's language and drop documents that are full of them.
 
     The lists are LDNOOBW's for 28 languages (`tokenmill fetch badwords`) or a file of your own (`stages.text.wordlists`
-    lists the formats). `stages.text.badwords` says how words are found in each language.
+    lists the formats). `stages.text.badwords` explains how words are recognised in each language.
 
-    C4 (arXiv 1910.10683) drops a page for one word and so loses pages on medicine and law and pages by minorities
-    (Dodge et al., arXiv 2104.08758); that dialect is `c4_badwords`. Here the share of bad words decides, as in ROOTS
-    (arXiv 2303.03915) and Data-Juicer's flagged_words_filter; the counts are signals, so thresholds can be changed
-    later.
+    C4 (arXiv 1910.10683) drops a page for a single bad word, and so loses pages on medicine and law and pages by
+    minorities (Dodge et al., arXiv 2104.08758); the step `c4_badwords` does the same. In this step the share of bad
+    words decides, as in ROOTS (arXiv 2303.03915) and Data-Juicer's flagged_words_filter. The counts are stored as
+    signals, so thresholds can be changed without reading the texts again.
 
     A document whose language has no list is kept; its signals are then null.
     """

@@ -1,9 +1,9 @@
 """Archives of blocked hosts and URLs by category, in the layout of the University of Toulouse's UT1.
 
-`blacklists.tar.gz` holds a folder per category with the files `domains` (hosts; each also blocks the hosts below it)
-and `urls` (without scheme; each also blocks what lies below it): `blacklists/gambling/domains`. Some categories are
-links to others. A list of your own in the same layout works the same way. UT1 is CC-BY-SA 4.0:
-https://dsi.ut-capitole.fr/blacklists/
+`blacklists.tar.gz` holds a folder for each category, such as `blacklists/gambling/`, with two files. `domains` lists
+hosts; each entry also blocks the subdomains of its host. `urls` lists URLs without scheme; each entry also blocks all
+URLs below it. Some categories are symbolic links to others. An archive of your own in the same layout works the same
+way. The licence of UT1 is CC-BY-SA 4.0: https://dsi.ut-capitole.fr/blacklists/
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Blacklists:
     """Some categories of an archive, ready to look up hosts and URLs."""
 
     def __init__(self, archive: Path, categories: tuple[str, ...]) -> None:
-        """Raises ValueError, naming the archive, when it lacks a category or cannot be read."""
+        """Raises ValueError that names the archive when the archive lacks a category or cannot be read."""
         asked = hashlib.sha256("\n".join(categories).encode()).hexdigest()
         name, folder = f"{file_sha256(archive)[:32]}.{asked[:16]}", cache_dir() / "lists"
         self._lists = [LabelledList(cached(folder / f"{name}.{kind}.npy",
@@ -50,7 +50,7 @@ class Blacklists:
 
 
 def split(url: str) -> tuple[str, str]:
-    """(host in lower case, the rest after it), without scheme, user, port and fragment."""
+    """Split a URL into (host in lower case, path and query). Scheme, user, port and fragment are left out."""
     rest = _SCHEME.sub("", url, count=1)
     end = min((at for c in "/?#" if (at := rest.find(c)) >= 0), default=len(rest))
     host = rest[:end].rpartition("@")[2]
@@ -68,8 +68,8 @@ def above(host: str) -> list[str]:
 
 
 def folders(host: str, path: str) -> list[str]:
-    """The forms under which `urls` may list a URL or a folder that contains it: a.com/x/y?z → a.com/x/y?z, a.com/x/y,
-    a.com/x."""
+    """The entries of `urls` that would block a URL: the URL itself, without its query, and every folder that contains
+    it. a.com/x/y?z → a.com/x/y?z, a.com/x/y, a.com/x."""
     whole = host.removeprefix("www.") + path
     plain = whole.partition("?")[0]
     steps = plain.split("/")[:_MOST_FOLDERS]

@@ -28,13 +28,14 @@ MOST_BUCKETS, MOST_GROUPS, MOST_BYTES = 1000, 100_000, 64 << 20
 
 
 class Buckets(Stage):
-    """Write for each score the bucket it falls into, 0 for the lowest: `quality_score` → `quality_score_bucket`.
+    """Write for each score the number of its bucket, 0 for the lowest: `quality_score` → `quality_score_bucket`.
 
-    The edges come from `tokenmill buckets fit`, which computes them from a published dataset: twenty buckets of equal
-    weight (the vigintiles of Dolma 3 per topic, and of Nemotron-CC, arXiv 2412.02595, by tokens), or cuts at shares
-    (CCNet's 30 and 60 %, arXiv 1911.00359, per language). The bucket of a score is the number of edges not above it. A
-    document without the score, or of a group (language, topic) without edges, gets no bucket; a later `where` then
-    drops it as `where_no_quality_score_bucket`. The step itself drops nothing.
+    The edges are the scores at which the next bucket begins. `tokenmill buckets fit` computes them from a published
+    dataset: twenty buckets of equal weight (Dolma 3 per topic; Nemotron-CC, arXiv 2412.02595, by tokens), or cuts at
+    given shares (CCNet, arXiv 1911.00359: 30 and 60 % per language). The bucket of a score is the number of edges that
+    are less than or equal to it. A document gets no bucket if it lacks the score, or if its group (a language or topic)
+    has no edges; a later step `where` then drops it as `where_no_quality_score_bucket`. The step `buckets` itself drops
+    nothing.
     """
 
     name = "buckets"
@@ -83,15 +84,15 @@ class Buckets(Stage):
 
 @dataclass
 class Edges:
-    """The contents of a file of edges. `scores` is {score: {group: ascending edges}}; without `by` there is one group,
-    ""."""
+    """The contents of a file of edges. `scores` is {score: {group: ascending edges}}. `by` names what the groups are
+    made by ("language", "source" or a signal); if it is None, there is a single group, named ""."""
 
     by: str | None
     scores: dict[str, dict[str, list[float]]]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Edges:
-        """Raises ValueError, naming the file, when it is not a file of edges."""
+        """Read a file of edges. Raises ValueError that names the file when its content is not of this format."""
         try:
             if Path(path).stat().st_size > MOST_BYTES:
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
@@ -118,7 +119,7 @@ class Edges:
 
 
 def group_name(value: float | None) -> str:
-    """The name of a group given by a signal (a topic, say); '' without a value."""
+    """The name of the group for a signal's value (of a topic, say); '' if the value is None or not finite."""
     if value is None or not math.isfinite(value):
         return ""
     return str(int(value)) if value == int(value) else repr(value)
@@ -127,7 +128,8 @@ def group_name(value: float | None) -> str:
 # -- fitting -----------------------------------------------------------------------------------------------------------
 @dataclass
 class Weights:
-    """The weight of each value of one score in one group. Weights are exact, whatever parts the documents are added in.
+    """The weight of each value of one score in one group. Weights are integers, so the sums are exact and do not depend
+    on how the documents are split between calls of `add`.
     """
 
     values: np.ndarray = field(default_factory=lambda: np.empty(0))                    # ascending, float64
@@ -175,8 +177,8 @@ def vigintiles(buckets: int = 20) -> list[Fraction]:
 class Fit:
     """Collects scores of documents by group and computes the edges.
 
-    `add` takes columns of equal length: groups (None where `by` is None), {score: float64, NaN where there is none},
-    and integer weights.
+    `add` takes columns with one value per document: groups (None if `by` is None), {score: float64 values, NaN for a
+    document without the score}, and integer weights.
     """
 
     def __init__(self, scores: Sequence[str], by: str | None) -> None:

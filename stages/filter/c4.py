@@ -21,12 +21,12 @@ _ANY = ("lorem ipsum", "javascript", *_POLICY)
 class C4(Stage):
     """Cut lines and drop documents as C4 does (arXiv 1910.10683, section 2.2), and edit the text of those it keeps.
 
-    Dialect: datatrove 0.10.1, whose C4 filter has no bad words. A line is cut when it holds a word of more than 1,000
-    characters, does not end a sentence, has fewer than 3 words, or contains "javascript" or a phrase about cookies or
-    policies. A document is dropped when a line not yet cut holds "lorem ipsum" or "{", or when the lines kept have
-    fewer than 5 sentences (spaCy's sentencizer). FineWeb sets `filter_no_terminal_punct` to false, which is also the
-    default here. A limit of null switches its rule off. A dropped document keeps its text as it was; `c4_sentences` is
-    null if a phrase dropped it.
+    Dialect (the code it follows): datatrove 0.10.1, whose C4 filter has no rule on bad words. A line is cut when it
+    holds a word of more than 1,000 characters, has fewer than 3 words, or contains "javascript" or a phrase about
+    cookies or policies. With `filter_no_terminal_punct`, a line that does not end a sentence is also cut; this rule is
+    off by default, as in FineWeb. A document is dropped when a line that was not cut holds "lorem ipsum" or "{", or
+    when the lines kept have fewer than 5 sentences (spaCy's sentencizer). A limit of null switches its rule off. A
+    dropped document keeps its original text. `c4_sentences` is null for a document dropped for "lorem ipsum" or "{".
     """
 
     name = "c4"

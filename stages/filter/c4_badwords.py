@@ -23,18 +23,20 @@ UNSPACED = frozenset({"ja", "th", "zh"})
 
 
 class C4BadWords(Stage):
-    """Drop pages that hold a word of the list of their language (C4, arXiv 1910.10683, section 2.2; mC4, 2010.11934).
+    """Drop pages that hold a bad word from the list of their language (C4, arXiv 1910.10683, section 2.2; mC4,
+    2010.11934).
 
-    Dialect: datatrove 0.10.1, `C4BadWordsFilter`. The lower-cased text is searched for the entries as they are written.
-    No word character may stand before or after an entry (except in Japanese, Thai and Chinese). Four entries are left
-    out. The reason is `document_removed_with_badwords`.
+    Dialect (the code it follows): datatrove 0.10.1, `C4BadWordsFilter`. The lower-cased text is searched for the
+    entries as they are written. No word character may stand before or after an entry (except in Japanese, Thai and
+    Chinese). Four entries of the lists are not searched for (`ALLOWED`). The reason is
+    `document_removed_with_badwords`.
 
     The step differs from datatrove in these points. datatrove draws the pages kept by `keep_fraction` from one
     generator in the order documents reach a process; here the draw depends on the document's id, so a sample is the
     same for any number of workers, and a larger sample contains the smaller. For a language without a list datatrove
-    stops, or keeps the document when told to; here it is kept, and its signals are null. Languages may have any of
-    their names (`en`, `eng_Latn`). The lists are those of `tokenmill fetch badwords`, a later state of LDNOOBW than the
-    commits datatrove downloads.
+    stops, or keeps the document if a setting says so; here the document is kept, and its signals are null. The
+    document's language may be given by any name (`en`, `eng_Latn`). The lists of `tokenmill fetch badwords` are a later
+    version of LDNOOBW than the commits that datatrove downloads.
 
     Dropping for a single word loses pages on medicine, law and minorities (arXiv 2104.08758). `badwords` drops by the
     share of such words instead.

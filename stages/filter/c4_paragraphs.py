@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class C4Paragraphs(Stage):
-    """Drop pages without three lines of 200 characters or more (mC4, arXiv 2010.11934, section 3.1).
+    """Drop pages with fewer than three lines of 200 characters or more (mC4, arXiv 2010.11934, section 3.1).
 
-    Dialect: datatrove 0.10.1, `C4ParagraphFilter`, whose reason is `< 3 paragraphs`. Lines are split only at "\\n", and
-    their white space counts.
+    Dialect (the code it follows): datatrove 0.10.1, `C4ParagraphFilter`. The reason is `too_few_paragraphs`; datatrove
+    calls it `< 3 paragraphs`. Lines are split only at "\\n", and white space counts towards their length.
     """
 
     name = "c4_paragraphs"

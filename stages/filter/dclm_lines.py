@@ -1,4 +1,5 @@
-"""DCLM's line modifiers, its version of RefinedWeb's line-wise corrections."""
+"""Cuts lines and phrases as DCLM's line modifiers do, which are DCLM's version of RefinedWeb's line-wise
+corrections."""
 
 from __future__ import annotations
 
@@ -35,12 +36,13 @@ class DclmLines(Stage):
     """Cut lines that are not prose, and drop documents that thereby lose too many words (DCLM-baseline, arXiv
     2406.11794, after RefinedWeb, arXiv 2306.01116, G.2).
 
-    Dialect: DCLM at c7ed275 with `dclm_baseline_refinedweb.yaml`. The step cuts, in this order, lines mostly in upper
-    case, lines of digits, counters ("3 likes"), and lines of fewer than `min_line_words` words. Then phrases, in upper
-    or lower case, are cut out of lines of up to `short_line` words: "items in cart" anywhere, "Read more..." at the end
-    (a regular expression, so each dot matches any character), "Sign-in" at the beginning. The text is stripped after
-    each of these cuts except the one by words. An empty line is kept, and a line of white space is cut. Words are
-    counted as by `dclm_quality`'s length rule. A dropped document keeps its text as it was.
+    Dialect (the code it follows): DCLM at commit c7ed275 with `dclm_baseline_refinedweb.yaml`. The step cuts, in this
+    order, lines mostly in upper case, lines of digits, counters ("3 likes"), and lines of fewer than `min_line_words`
+    words. Then phrases, in upper or lower case, are cut out of lines of up to `short_line` words: "items in cart"
+    anywhere, "Read more..." at the end (a regular expression, so each dot matches any character), "Sign-in" at the
+    beginning. The text is stripped after each of these cuts except the one by `min_line_words`. An empty line is kept,
+    and a line of white space is cut. The words of a document are counted as by the length rule of `dclm_quality`. A
+    dropped document keeps its original text.
     """
 
     name = "dclm_lines"

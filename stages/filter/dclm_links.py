@@ -14,21 +14,22 @@ if TYPE_CHECKING:
 
 _IPV4 = re.compile(r"\s{0,10}\b((https?|ftp)://)?(?:[0-2]?[0-9]{1,2}\.){3}[0-2]?[0-9]{1,2}"
                    r"[-a-zA-Z0-9()@:%_\+.~#?&//=]*")
-#: patterns that every URL or IPv4 address matches; other texts are not searched
+#: every URL or IPv4 address contains a match of its pattern here; texts without a match are not searched further
 _MAYBE_IPV4 = re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]")
 _MAYBE_URL = re.compile(r"[-a-zA-Z0-9@:%._+~#=]\.\w")
 _SPACE = re.compile(r"\s")
 
 
 class DclmLinks(Stage):
-    """Cut URLs and IPv4 addresses out of the text, with up to ten white-space characters before each, and blank lines
+    """Cut URLs and IPv4 addresses out of the text, with up to ten white-space characters before each, and line breaks
     beyond `max_newlines` in a row (DCLM-baseline, arXiv 2406.11794, appendix).
 
-    Dialect: DCLM at c7ed275, `url_removal_modifier` and `newline_removal_modifier`. A URL is a dotted name that ends in
-    a top-level domain in lower case, with the path after it. DCLM calls `match` where it means `search`, so it looks
-    for URLs only in pages *whose very first characters* spell a top-level domain in upper or lower case (`The …` does,
-    by .th; `A few …` does not). `everywhere` searches all pages. Top-level domains are those of tldextract's snapshot
-    of the public suffix list, unless `tlds` names a file with one per line, like DCLM's `iana_tlds.txt` (of 2020).
+    Dialect (the code it follows): DCLM at commit c7ed275, `url_removal_modifier` and `newline_removal_modifier`. A URL
+    is a dotted name that ends in a top-level domain in lower case, with the path after it. DCLM calls `match` where it
+    means `search`, so it looks for URLs only in pages *whose very first characters* spell a top-level domain, in upper
+    or lower case. A page that begins with `The` is searched, because .th is such a domain; a page that begins with `A
+    few` is not. With `everywhere`, all pages are searched. Top-level domains are those of tldextract's snapshot of the
+    public suffix list, unless `tlds` names a file with one per line, like DCLM's `iana_tlds.txt` (of 2020).
     """
 
     name = "dclm_links"

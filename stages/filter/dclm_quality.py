@@ -16,7 +16,7 @@ _ELLIPSES = ("...", ". . .", "…")
 
 
 def chunks(doc: Document) -> list[str]:
-    """The runs without white space in a text. The steps of a pass share the result."""
+    """The pieces of a text between white space. All steps of a pass share the result."""
     return doc.view("chunks", str.split)
 
 
@@ -35,11 +35,11 @@ def word_count(text: str) -> int:
 class DclmQuality(Stage):
     """Drop documents that do not read like prose, as DCLM-baseline does before deduplication (arXiv 2406.11794, 4.2).
 
-    Dialect: DCLM at c7ed275 with `dclm_baseline_refinedweb.yaml`. Its rules differ from Gopher's: the length counts
-    fastText's tokens that begin with a letter or a digit, while all other rules use runs without white space,
-    punctuation included; one symbol ratio counts `#` and ellipses together; lines are stripped and blank ones ignored;
-    `●`, `•`, `*` and `-` are bullets; stop words count in upper and lower case and at every occurrence. All rules are
-    measured, whichever drops the document."""
+    Dialect (the code it follows): DCLM at commit c7ed275 with `dclm_baseline_refinedweb.yaml`. Its rules differ from
+    Gopher's: the length counts fastText's tokens that begin with a letter or a digit, while all other rules use runs
+    without white space, punctuation included; one symbol ratio counts `#` and ellipses together; lines are stripped and
+    blank ones ignored; `●`, `•`, `*` and `-` are bullets; stop words count in upper and lower case and at every
+    occurrence. The signals of all rules are computed, whichever rule drops the document."""
 
     name = "dclm_quality"
     version = 2

@@ -18,11 +18,11 @@ _RULES = ("line", "paragraph", "line_chars", "paragraph_chars", *(f"top_{n}_gram
 class DclmRepetition(Stage):
     """Drop documents that repeat themselves (Gopher, arXiv 2112.11446, table A1, as in DCLM, arXiv 2406.11794).
 
-    Dialect: DCLM at c7ed275, `massive_web_repetition_filters`. *Every* copy counts, including the first. Lines and
-    paragraphs are stripped, and blank ones are left out. A document of one line passes the rules on lines. Words are
-    those of UAX #29 without punctuation (`stages.text.segments`). Shares are of the characters of lines, or of words,
-    without the separators between them. Of equally frequent top n-grams the longest counts; a top n-gram that occurs
-    once does not count.
+    Dialect (the code it follows): DCLM at commit c7ed275, `massive_web_repetition_filters`. *Every* copy counts,
+    including the first. Lines and paragraphs are stripped, and blank ones are left out. A document of one line passes
+    the rules on lines. Words are those of UAX #29 without punctuation (`stages.text.segments`). Shares of characters
+    refer to the characters of all lines, or of all words, without the separators between them. If several n-grams are
+    the most frequent, the longest of them counts. If the most frequent n-gram occurs only once, its share is 0.
     """
 
     name = "dclm_repetition"

@@ -15,9 +15,9 @@ from stages.stage import signal as setting
 if TYPE_CHECKING:
     from stages.document import Document
 
-#: most characters of a text per token that is read
+#: a text is cut to this many characters for each token that may be read
 CHARACTERS_A_TOKEN = 40
-#: tokens read when neither recipe nor model says fewer
+#: tokens of a text that are read if neither the recipe nor the model sets a limit
 DEFAULT_TOKENS = 512
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -25,18 +25,19 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 class Encoder(Stage):
     """Score documents by a transformer encoder and keep those that reach `min` (FineWeb-Edu, arXiv 2406.17557).
 
-    `model` is the folder of a Hugging Face model for sequence classification, as `save_pretrained` writes it. With one
-    output it is a regression, and the score is the output as it is (FineWeb-Edu: 0 … 5, trained on grades; its
-    `int_score >= 3` is `min: 2.5`). With several, the score is the probability of `label`: by softmax, or by sigmoid
-    where the model says `multi_label_classification`.
+    `model` is the folder of a Hugging Face model for sequence classification, as `save_pretrained` writes it. A model
+    with one output is a regression, and its output is the score (FineWeb-Edu: 0 … 5, trained on grades; its `int_score
+    >= 3` is `min: 2.5`). For a model with several outputs, the score is the probability of `label`. The probability is
+    computed by softmax, or by sigmoid if `problem_type` in the model's config.json is `multi_label_classification`.
 
     Only the beginning of a text is read: its first `max_tokens` tokens, including those the tokenizer adds, as
     FineWeb-Edu does. No more than 40 characters per token are tokenized, so that endless white space costs nothing.
 
-    On a CPU each text goes through the model on its own, with one thread per worker, which was measured to be as fast
-    as batches. Its score then depends only on the text. On a GPU (`gpus` above 0) texts are sorted by length and go
-    through it `batch` at a time, padded to the longest. The other texts of a batch may then change the last digits of a
-    score, far below the grid of 0.001 to which it is rounded before it is compared and stored.
+    On a CPU the model scores one text at a time, with one thread per worker, which was measured to be as fast as
+    batches. The score then depends only on the text. On a GPU (`gpus` above 0) texts are sorted by length, and the
+    model scores `batch` of them at a time, padded to the longest. The other texts of a batch may then change the last
+    digits of a score. This change is far below 0.001, the step to which scores are rounded before they are compared and
+    stored.
 
     The folder is only read. Weights come from safetensors alone, no code of the model is run, and nothing is fetched
     from the network.
@@ -197,8 +198,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the folder or its config.json is missing.
-        _Unfit: config.json cannot be read, or the model has no sequence-classification head, no safetensors, or code
-            of its own.
+        _Unfit: config.json cannot be read, the model has no sequence-classification head, its weights are not in
+            safetensors files, or it needs code of its own to be run.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -230,7 +231,7 @@ def _json(path: Path) -> Any:
 
 
 def _labels(config: dict[str, Any]) -> list[str]:
-    """Labels of the outputs in their order. Raises _Unfit for labels without numbers."""
+    """Labels of the outputs, in the order of the outputs. Raises _Unfit if the labels are not numbered."""
     names, count = config.get("id2label"), config.get("num_labels", 2)
     if isinstance(names, dict) and names:
         if not all(key.isdecimal() for key in names):

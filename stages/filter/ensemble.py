@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 
 class Ensemble(Stage):
-    """Combine the buckets of several classifiers (Nemotron-CC, arXiv 2412.02595, section 2.2): each score is first put
-    into one of twenty buckets by its own percentiles (the step `buckets`), and the largest bucket counts. A document
-    that any of them rates highly is thus kept, which finds more good documents than one classifier does.
+    """Combine the buckets of several classifiers' scores into one (Nemotron-CC, arXiv 2412.02595, section 2.2).
 
-    Writes `ensemble_bucket` (0 … 19) and `ensemble_tier`, the number of lower bounds in `tiers` that the bucket
-    reaches: by default, as in the paper, 0 low (0-6), 1 medium-low (7-11), 2 medium (12-17), 3 medium-high (18), 4 high
-    (19). `where: {signals: {ensemble_tier: [4]}}` makes a dataset of a tier, and so a stream for the curriculum. Scores
-    that a document lacks are ignored; a document without any score gets neither signal. The step drops nothing.
+    The step `buckets` must come first: it puts each score into one of twenty buckets by the percentiles of that score.
+    This step takes the largest of a document's buckets. A document that any of the classifiers rates highly thus gets a
+    high bucket, so more good documents are found than by one classifier.
+
+    It writes `ensemble_bucket` (0 … 19) and `ensemble_tier`, the number of lower bounds in `tiers` that the bucket
+    reaches. The default tiers are those of the paper: 0 low (buckets 0-6), 1 medium-low (7-11), 2 medium (12-17), 3
+    medium-high (18), 4 high (19). `where: {signals: {ensemble_tier: [4]}}` selects the documents of one tier for a
+    dataset of their own. Scores that a document lacks are ignored; a document without any score gets neither signal.
+    The step drops nothing.
     """
 
     name = "ensemble"

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class FineWeb(Stage):
     """Drop documents that look like lists, menus or boilerplate by their lines (FineWeb, arXiv 2406.17557, 3.6).
 
-    Dialect: datatrove 0.10.1. Lines are split at "\\n" alone, and blank ones do not count; terminal punctuation of all
-    scripts counts; words are spaCy's.
+    Dialect (the code it follows): datatrove 0.10.1. Lines are split at "\\n" alone, and blank lines do not count.
+    Terminal punctuation of all scripts counts. Words are spaCy's.
     """
 
     name = "fineweb"

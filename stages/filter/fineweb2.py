@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Change(BaseModel):
-    """Thresholds that replace those of a language; missing ones keep their value."""
+    """Thresholds that replace those of a language. A threshold that is None keeps its value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,17 +41,18 @@ class Change(BaseModel):
 class FineWeb2(Stage):
     """Drop documents as FineWeb-2 does, by the rules of the language they are in (arXiv 2506.20920, section 3.4).
 
-    Dialect: `fineweb-2-pipeline.py` at its release, run by datatrove 0.10.1: Gopher's repetition rules without those on
-    paragraphs and on the characters of copied lines; FineWeb's line rules without the one on short lines, and with a
-    limit of 0.1 for copied characters; Gopher's quality rules with 50 to 100,000 words and two stop words. C4's rules
-    are *not* applied. Reasons are those of the steps `gopher_repetition`, `fineweb` and `gopher_quality`, in this
-    order; all signals are computed whichever rule drops the document. Words are datatrove's for the language
-    (`stages.text.languages`).
+    Dialect (the code it follows): `fineweb-2-pipeline.py` at its release, run by datatrove 0.10.1: Gopher's repetition
+    rules without those on paragraphs and on the characters of copied lines; FineWeb's line rules without the one on
+    short lines, and with a limit of 0.1 for copied characters; Gopher's quality rules with 50 to 100,000 words and two
+    stop words. C4's rules are *not* applied. Reasons are those of the steps `gopher_repetition`, `fineweb` and
+    `gopher_quality`, in this order; all signals are computed whichever rule drops the document. Words are datatrove's
+    for the language (`stages.text.languages`).
 
     `doc.language` may name the language in any form (`fr`, `fra_Latn`); put the step `language` before this one. A
-    document in a language without thresholds is dropped as `no_thresholds`, never kept unjudged. Forty languages come
-    with the step (`stages.filter.fineweb2_limits`). Those whose words need a package (Chinese, Hindi, Japanese, Korean,
-    Thai, Vietnamese) are judged only when `languages` names them.
+    document in a language without thresholds is dropped as `no_thresholds`. The step has thresholds for forty languages
+    (`stages.filter.fineweb2_limits`). Of these, Chinese, Hindi, Japanese, Korean, Thai and Vietnamese need an
+    additional package that splits texts into words. Documents in these languages are judged only if `languages` names
+    them, and otherwise dropped, too.
     """
 
     name = "fineweb2"
@@ -121,8 +122,8 @@ class FineWeb2(Stage):
     def setup(self) -> None:
         for field, message in self.problems().items():
             raise ValueError(f"fineweb2: {field}: {message}")
-        # Export the rules of word splitting and compile kernels now, so that no document is charged for it. The rules
-        # of a language are loaded with its first document.
+        # Export the rules of word splitting and compile the numba functions now, so that this time does not count as
+        # the first document's. The rules of a language are loaded with its first document.
         rules_paths(sorted({found.rules for name in self.limits() if (found := splitter(name)) and found.rules}))
         for name in packages(self.limits()) or list(self.limits())[:1]:
             self.measure(Document("", "It is a test, and so on. a b c d e f g h i j k l"), name)

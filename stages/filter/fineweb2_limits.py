@@ -100,8 +100,8 @@ def _pairs(first: int, shares: str) -> tuple[tuple[int, float], ...]:
 
 
 def read_limits(path: str | Path) -> dict[str, Limits]:
-    """{language: limits} from a YAML file: one of FineWeb-2's, named after its language, or one of several languages
-    under their names.
+    """{language: limits} from a YAML file. The file is one of FineWeb-2's, named after its language, or joins several
+    of them as a mapping from language to contents.
 
     Raises:
         OSError: the file cannot be read.

@@ -17,10 +17,11 @@ _NS = np.array(_DUPLICATED)
 class GopherRepetition(Stage):
     """Drop documents that repeat themselves (Gopher, arXiv 2112.11446, table A1).
 
-    Dialect: datatrove 0.10.1. Only copies *beyond the first* count. Fractions of characters refer to the whole text
-    with its white space. Words are spaCy's. A top n-gram counts with its spaces even when it occurs once; duplicated
-    n-grams are joined without spaces, and the search continues after each. Reasons come in datatrove's order; all
-    signals are computed whichever rule drops the document. Texts of fewer than n words have no signal for top n-grams.
+    Dialect (the code it follows): datatrove 0.10.1. Only copies *beyond the first* count. Fractions of characters refer
+    to the whole text with its white space. Words are spaCy's. The most frequent n-gram counts with the spaces between
+    its words, even if it occurs only once. Duplicated n-grams are compared and counted without spaces, and after a copy
+    the search continues behind it. The rules are applied in datatrove's order; all signals are computed whichever rule
+    drops the document. A text of fewer than n words has no signal for its most frequent n-gram.
     """
 
     name = "gopher_repetition"

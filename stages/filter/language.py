@@ -27,23 +27,26 @@ PARAGRAPHS = ("language_paragraphs", "languages", "language_share", "language_cu
 class Language(Stage):
     """Name the language of each document (fastText) and keep those in wanted languages that score high enough.
 
-    Dialect: datatrove 0.10.1 (`LanguageFilter`, ft176 backend): the whole text with line breaks as spaces, score
-    strictly above `min`. The score is rounded to 4 digits *before* it is compared and stored, so that machines whose
-    last float32 digits differ decide alike. Only the most probable language counts (datatrove also keeps a document
-    whose second language is wanted, which can happen only with a `min` below 0.5).
+    Dialect (the code it follows): datatrove 0.10.1 (`LanguageFilter`, ft176 backend). The model gets the whole text
+    with line breaks as spaces, and the score must be strictly above `min`. The score is rounded to 4 digits *before* it
+    is compared and stored, so that machines whose last float32 digits differ decide alike. Only the most probable
+    language counts (datatrove also keeps a document whose second language is wanted, which can happen only with a `min`
+    below 0.5).
 
-    `doc.language` is the model's own label: lid.176 says `fr`, GlotLID `fra_Latn`. Settings may name languages in
-    either way (`stages.text.language_codes`): `keep: [fr]` and `keep: [fra_Latn]` mean the same with either model. If
-    the labels of a model have no script, a script in the settings is compared with that of the text's letters.
+    `doc.language` is the model's own label: lid.176 writes `fr`, GlotLID `fra_Latn`. Settings may name languages in
+    either form (`stages.text.language_codes`): `keep: [fr]` and `keep: [fra_Latn]` mean the same with either model. If
+    the labels of a model have no script, a script in the settings is compared with the script of the text's letters.
 
     Signals of every document: `language_score`; `script`, the script of most letters as its ISO 15924 number (215 Latn,
-    220 Cyrl, 500 Hani; 0 without letters), so that verdicts about scripts can be replayed; `script_share`, the share of
-    letters in it. With `paragraphs`, every line of at least `paragraph_chars` characters is identified on its own, as
-    in Dolma and DCLM. Lines of a probability above `paragraph_min` give three signals: their number
-    (`language_paragraphs`), the number of their languages (`languages`), and the share of their characters in the
-    document's language (`language_share`, null without such lines). `drop_foreign` deletes the lines in other languages
-    from documents that are kept; `language_cut` is the number of characters deleted. All signals describe the text
-    before the deletion.
+    220 Cyrl, 500 Hani; 0 without letters); `script_share`, the share of letters in that script. Scripts are stored as
+    numbers so that verdicts about them can be derived again from the signals.
+
+    With `paragraphs`, the model also identifies every line of at least `paragraph_chars` characters on its own, as in
+    Dolma and DCLM. Lines whose language has a probability above `paragraph_min` give three signals: the number of these
+    lines (`language_paragraphs`), the number of their languages (`languages`), and the share of their characters that
+    is in the document's language (`language_share`, null without such lines). `drop_foreign` deletes those of the lines
+    that are in other languages from documents that are kept; `language_cut` is the number of characters deleted. All
+    signals describe the text before the deletion.
 
     Reasons: `language` (not wanted), `language_score` (not certain enough), `language_script` (not in a script of its
     language), `script_share`, `language_share`, `languages` (mixed).
@@ -225,8 +228,9 @@ class Language(Stage):
         return wanted, self.least(language, script), not declared or any(fits(script, one) for one in declared)
 
     def least(self, language: str, script: str) -> float:
-        """The score a document must exceed. If several names in the settings fit its label, a name with a script is
-        preferred, then the label itself. If none fits, the default counts."""
+        """The score that a document of this language and script must exceed. If several names in the setting `min` fit
+        the language, a name with a script is preferred, then the model's own label. If none fits, the default
+        counts."""
         least = self.config.min
         if not isinstance(least, dict):
             return least

@@ -32,7 +32,8 @@ _CURSED_ROWS = (r"(?: ...){9}", r"(?: ....){9}", r"(?: [^ ]){9}", r", ..,,? ..,,
 class Madlad400(Stage):
     """Drop documents of which more than a fifth of the sentences are questionable (MADLAD-400, arXiv 2309.04662, 2.3).
 
-    Dialect: the rules of the paper and of the data set's card. A sentence is questionable under one of these rules:
+    Dialect (whose rules it follows): the paper and the data set's card. A sentence is questionable under one of these
+    rules:
 
     * `consistency`: its language is not the document's (fastText, most probable label);
     * `list_case`: it has 12 words or more, and more than half of them begin with a capital;
@@ -40,14 +41,15 @@ class Madlad400(Stage):
     * `technical`: more than a fifth of its characters are of `0123456789{}+/()>`;
     * `cursed`: it holds one of 32 strings and patterns that the audit found on pages without proper text.
 
-    Where paper and card say nothing, allenai/datamap-rs is followed (`madlad400_sentence_annotator`, used for OLMo 3):
-    sentences end at a run of . ! ? before white space; the run and the white space are cut off, and blank sentences do
-    not count; words are those of Unicode. Two things differ. datamap-rs measures lengths in bytes of UTF-8, this step
-    in characters, so that all scripts have the same limits. The later filter of datamap-rs also drops documents with a
-    share of exactly a fifth. In a script with other full stops, a document is one sentence. The rules are not meant for
-    such scripts; the card says this of its lengths.
+    Where paper and card leave something open, the step does as allenai/datamap-rs (`madlad400_sentence_annotator`, used
+    for OLMo 3). Sentences end at a run of . ! ? before white space; the run and the white space are cut off, and blank
+    sentences do not count. Words are those of Unicode. Two things differ. datamap-rs measures lengths in bytes of
+    UTF-8, and this step in characters, so that all scripts have the same limits. datamap-rs drops documents with a
+    share of exactly a fifth, and this step keeps them. In a script with other full stops, a document is one sentence.
+    The rules are not meant for such scripts; the card says so about its limits of length.
 
-    `consistency` needs a model, so it is off unless `rules` names it; it reads `doc.language` of an earlier step.
+    `consistency` needs a model, so it is applied only if `rules` names it. It compares with `doc.language`, which an
+    earlier step must have set.
     """
 
     name = "madlad400"

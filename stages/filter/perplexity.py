@@ -1,4 +1,4 @@
-"""Measures how far a text is from those a language model was trained on."""
+"""Measures how far a text is from the texts that a language model was trained on."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 
 class Perplexity(Stage):
-    """Measure the perplexity of documents under an n-gram model of their language, and drop by it (CCNet, arXiv
-    1911.00359, section 3.4: lower is closer to the text the model was trained on, Wikipedia there).
+    """Measure the perplexity of documents under an n-gram model of their language, and drop those outside given bounds
+    (CCNet, arXiv 1911.00359, section 3.4). The lower the perplexity, the closer a document is to the texts that the
+    model was trained on (in CCNet, Wikipedia).
 
-    Dialect: that of the model, which is cc_net's unless the model was made with other settings (`stages.text.ccnet`).
-    Models are made by `tokenmill lm train`, or from any ARPA file by `tokenmill lm compile`. The score is stored as
-    `perplexity`, rounded to one digit as in cc_net. CCNet cuts at percentiles of each language: `tokenmill buckets fit
-    --score perplexity --by language --at 30,60` finds them, and the step `buckets` names head, middle and tail 0, 1 and
-    2.
+    The dialect (how texts are normalised before they are scored) belongs to the model. It is cc_net's by default, and
+    others can be chosen when a model is made (`stages.text.ccnet`). Models are made by `tokenmill lm train`, or from
+    any ARPA file by `tokenmill lm compile`. The score is stored as `perplexity`, rounded to one digit as in cc_net.
+    CCNet cuts at percentiles of each language: `tokenmill buckets fit --score perplexity --by language --at 30,60`
+    finds them, and the step `buckets` names head, middle and tail 0, 1 and 2.
 
-    A document in a language without a model, or without text, has no perplexity and is kept (CCNet's bucket `all`).
-    Reasons: `low_perplexity` (texts that repeat themselves), `high_perplexity`.
+    A document without text, or in a language without a model, has no perplexity and is kept (CCNet puts it into a
+    bucket `all`). Reasons: `low_perplexity` (texts that repeat themselves), `high_perplexity`.
     """
 
     name = "perplexity"

@@ -25,8 +25,8 @@ class Quality(Stage):
     With `grade` the labels are numbers (FineWeb-Edu's 0 … 5), and the score is their mean weighted by probability.
 
     With `calibration`, fastText's score becomes a calibrated probability: a table of integers fitted on held-out
-    documents (`stages.scoring.calibration`) is applied to the rounded score, exactly. The order of documents stays the
-    same.
+    documents (`stages.scoring.calibration`) is applied to the rounded score, in integer arithmetic. Calibration never
+    reverses the order of two documents.
     """
 
     name = "quality"
@@ -101,13 +101,13 @@ class Quality(Stage):
         return calibration.Table(knots)
 
     def score(self, text: str) -> float:
-        """Score of a text, on the grid. If fastText knows no word of the text, it is 0 (with grades: the lowest) before
-        calibration."""
+        """Score of a text, rounded to a multiple of `grid`. If fastText knows no word of the text, the score before
+        calibration is 0 (with `grade`, the lowest grade)."""
         step = self.raw(text)
         return round((step if self._table is None else self._table(step)) * self.grid, 10)
 
     def raw(self, text: str) -> int:
-        """The score before calibration, in steps of the grid."""
+        """The score before calibration, as a number of steps of `grid`."""
         found = self._model.predict(text, k=-1)
         if self.config.grade:
             return self.expected(found, self._labels)
@@ -116,7 +116,7 @@ class Quality(Stage):
 
     @classmethod
     def expected(cls, said: list[tuple[str, float]], labels: Sequence[str]) -> int:
-        """The expected grade, in steps of the grid; the lowest grade without predictions."""
+        """The expected grade, as a number of steps of `grid`; the lowest grade if there are no predictions."""
         total = sum(p for _, p in said)
         grade = sum(float(label) * p for label, p in said) / total if total else min(map(float, labels))
         return round(grade / cls.grid)

@@ -38,17 +38,17 @@ _LN2 = 0.6931471805599453
 class RedPajama2(Stage):
     """Write RedPajama-v2's quality signals (arXiv 2411.12372, appendix) under their names, and keep every document.
 
-    Dialect: RedPajama-Data at 855a8e0, `app/src/core/quality_signals`. Raw words are runs of letters, digits and `_`,
-    and runs of other marks. Normalised words are those between white space in the text in lower case, in NFD and
-    without ASCII punctuation. Lines end at "\\n", which counts towards their length. Shares are rounded to 8 places.
-    Every copy of a duplicated n-gram counts, but each word only once. A top n-gram that occurs once counts 0; of
-    equally frequent ones the first counts.
+    Dialect (the code it follows): RedPajama-Data at commit 855a8e0, `app/src/core/quality_signals`. Raw words are runs
+    of letters, digits and `_`, and runs of other marks. Normalised words are those between white space in the text in
+    lower case, in NFD and without ASCII punctuation. Lines end at "\\n", which counts towards their length. Shares are
+    rounded to 8 places. Every copy of a duplicated n-gram counts, but each word only once. If several n-grams are the
+    most frequent, the first of them counts. If the most frequent n-gram occurs only once, its signal is 0.
 
     Signals of lines (`rps_lines_…`) are means over the lines of a document, which is how the rules of the data set's
     card use them (sum over `ccnet_nlines`). Signals that cannot be computed (no word, no line, no list given) are null;
-    `rps_doc_stop_word_fraction` and `rps_doc_ldnoobw_words` need lists. Left out are `rps_doc_ut1_blacklist` (see
-    `url`: `blacklists`) and the signals of models (perplexity, importance weights, classifiers), which are steps of
-    their own.
+    `rps_doc_stop_word_fraction` and `rps_doc_ldnoobw_words` need lists. Two kinds of RedPajama's signals are left out:
+    `rps_doc_ut1_blacklist` (use the setting `blacklists` of the step `url`), and the signals of models (perplexity,
+    importance weights, classifiers), for most of which there are other steps.
     """
 
     name = "redpajama2"

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class RefinedWebLines(Stage):
-    """Cut undesirable lines, and drop documents in which they hold too many of the words (RefinedWeb, arXiv 2306.01116,
-    section 3.1 and appendix G.2).
+    """Cut undesirable lines, and drop documents in which such lines hold too many of the words (RefinedWeb, arXiv
+    2306.01116, section 3.1 and appendix G.2).
 
     Dialect: our own reading of the paper, which gives no code and no list. A line is cut when more than `max_uppercase`
     of its characters are upper case, when all but its white space are digits, when it is a counter ("3 likes"), or when
-    it is a single word. A line of up to `short_line` words is edited when it begins with, ends with, or holds one of
-    the given phrases, in upper or lower case. It is cut when nothing is left. The words (by white space) of every line
-    that was cut *or edited* count towards `max_words_flagged`, as the paper says; DCLM counts only the words removed
-    (`dclm_lines`). Empty lines stay. The paper derived its phrases from English pages: give those of your language. A
-    dropped document keeps its text as it was.
+    it is a single word. From a line of up to `short_line` words, the phrases given for its beginning, its end or
+    anywhere in it are removed, in upper or lower case. If nothing is left of the line, it is cut. The words (by white
+    space) of every line that was cut *or edited* count towards `max_words_flagged`, as the paper says; DCLM counts only
+    the words removed (`dclm_lines`). Empty lines stay. The paper derived its phrases from English pages: give those of
+    your language. A dropped document keeps its original text.
     """
 
     name = "refinedweb_lines"

@@ -18,7 +18,7 @@ SAID: tuple[Said, ...] = get_args(Said)
 _END = 20_000
 
 _SIGN = r"(?:©|\(c\)|℗|\bcopyright\b)"
-#: a sign, perhaps another one, and a year; or the round sign and a name
+#: a copyright sign or word, perhaps a second one, and a year; or © and a name
 _NOTICE = re.compile(rf"{_SIGN}(?:[\s.,:]{{0,3}}(?:©|\(c\)|copyright\b|by\b))?[\s.,:]{{0,3}}(?:19|20)\d\d(?!\d)"
                      r"|©\s?[^\W\d_]", re.IGNORECASE)
 _RESERVED = re.compile("|".join((
@@ -68,8 +68,9 @@ class Rights(Stage):
     Licences found go into `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …), including those of links and heads
     (`meta.license`). A licence noted by the readers of code (`meta.licence`) counts as open.
 
-    All these are unchecked claims, mostly about a page and not about each text on it. robots.txt, ai.txt and a site's
-    `/.well-known/tdmrep.json` are not part of a page: the crawler must have obeyed them.
+    All these are claims that nobody has checked, mostly about a page and not about each text on it. robots.txt, ai.txt
+    and a site's `/.well-known/tdmrep.json` are not part of a page, so this step cannot see them: the crawler must have
+    obeyed them.
     """
 
     name = "rights"

@@ -22,10 +22,10 @@ class Toxicity(Stage):
     """Score documents by a fastText classifier and drop those above `max`; cut sentences above `max_sentence`.
 
     The classifier is read and calibrated as in `quality`, but high scores are dropped. Dolma (arXiv 2402.00159, section
-    5) scores sentences by two models of the Jigsaw comments (labels `toxic` and `nsfw`) and removes those above 0.4:
-    `{model: …, max: null, max_sentence: 0.4}`, once for each model with a `signal` of its own. Two things differ from
-    Dolma: a sentence ends here at a mark followed by white space, an East Asian mark or the end of a line (Dolma uses a
-    splitter for English), and the white space after a sentence is cut with it.
+    5) scores sentences by two models of the Jigsaw comments (labels `toxic` and `nsfw`) and removes those above 0.4. To
+    do the same, use this step once for each model, with `{model: …, max: null, max_sentence: 0.4}` and a `signal` of
+    its own. Two things differ from Dolma: a sentence ends here at a mark followed by white space, an East Asian mark or
+    the end of a line (Dolma uses a splitter for English), and the white space after a sentence is cut with it.
 
     Signals: `toxicity`, the score of the document before any cut, and, with `max_sentence`, `toxicity_cut`, the share
     of its characters that were cut. Reasons: the signal's name, and `toxicity_all` when nothing is left.

@@ -33,26 +33,27 @@ _LOOK = 64 << 20
 class Url(Stage):
     """Drop documents from blocked sites and with blocked words in their URL (RefinedWeb, arXiv 2306.01116, G.1).
 
-    Words come in three degrees: a *strict* word blocks a URL wherever it stands in it (`banned_subwords`), a *hard* one
-    only as a whole word (`banned_words`), and *soft* ones when at least `soft_words` different ones occur
-    (`soft_banned_words`).
+    Words come in three degrees. A *strict* word blocks a URL that contains it anywhere (`banned_subwords`), a *hard*
+    word blocks only as a whole word (`banned_words`), and *soft* words block if at least `soft_words` different ones
+    occur (`soft_banned_words`).
 
-    Dialect `datatrove`: datatrove 0.10.1 (`URLFilter`). The rules apply in the order of these reasons: `domain` or
-    `subdomain` (the registered domain or the whole host is in the list of domains), `url` (the URL is in the list of
-    URLs), `hard_blacklisted` (a hard word occurs; words are runs of letters and digits, with their case),
-    `soft_blacklisted` (enough soft words occur), `blacklisted_subword` (a strict word occurs in the letters and digits
-    of the URL). Public suffixes are those of tldextract's snapshot, never fetched.
+    Dialect `datatrove` follows the code of datatrove 0.10.1 (`URLFilter`). The rules apply in the order of these
+    reasons: `domain` or `subdomain` (the registered domain or the whole host is in the list of domains), `url` (the URL
+    is in the list of URLs), `hard_blacklisted` (a hard word occurs; words are runs of letters and digits, with their
+    case), `soft_blacklisted` (enough soft words occur), `blacklisted_subword` (a strict word occurs in the letters and
+    digits of the URL). Public suffixes are those of tldextract's snapshot, never fetched.
 
-    Dialect `dclm`: DCLM at c7ed275 (`url_substring_filter` in `dclm_baseline_refinedweb.yaml`), which ignores case.
-    `domain` looks up the host with its port and without every "www" (so that `www.bad.com` is looked up as `.bad.com`).
-    Then come the list of URLs, strict words in the URL without `-` and `.`, hard words between word boundaries, and
-    soft words. Entries keep their hyphens and other marks, which datatrove removes.
+    Dialect `dclm` follows DCLM at commit c7ed275 (`url_substring_filter` in `dclm_baseline_refinedweb.yaml`), which
+    ignores case. The rule `domain` looks up the host with its port and without every "www" (so that `www.bad.com` is
+    looked up as `.bad.com`). The next rules are the list of URLs, strict words in the URL without `-` and `.`, hard
+    words between word boundaries, and soft words. Entries keep their hyphens and other marks, which datatrove removes.
 
     With `integrated` the lists that datatrove ships are used (4.5 million domains by the University of Toulouse, and
-    RefinedWeb's words); the named files add to them (one entry per line, # begins a comment, gzip is unpacked).
-    `blacklists` names an archive in UT1's layout. Its `categories` are blocked (`url_gambling` …), after the list of
-    URLs: their hosts with all hosts below them, their URLs with all URLs below them. `url_category` is the number of
-    the category that blocks: 1 for the first, 0 for none.
+    RefinedWeb's words). Files named in other settings add entries to these lists (one entry per line, # begins a
+    comment, gzip is unpacked). `blacklists` names an archive in the layout of UT1, the University of Toulouse's lists
+    by category. The hosts and URLs in its `categories` are blocked, with all hosts and URLs below them. This rule comes
+    after the list of URLs; its reasons are `url_gambling` and so on. `url_category` is the number of the category that
+    blocks: 1 for the first, 0 for none.
 
     A document without a URL is kept, and its signals are null.
     """
@@ -206,8 +207,8 @@ def _assets() -> Path:
 
 
 def _unpacked(file: Path) -> BinaryIO:
-    """Open a list, unpacked. Its first bytes tell whether it is packed. The name must not decide, because keys and
-    caches depend on contents and not on names."""
+    """Open a list for reading, decompressed if it is gzip. The first bytes decide whether it is, not the file's name,
+    because keys and caches depend on contents and not on names."""
     with open(file, "rb") as f:
         packed = f.read(2) == b"\x1f\x8b"
     return gzip.open(file) if packed else open(file, "rb")          # type: ignore[return-value]
@@ -222,8 +223,8 @@ def _text(file: Path) -> str:
 
 
 def _hashed(file: Path, member: str | None = None, lower: bool = False) -> Path:
-    """Path of the hashes of a list's entries. The file is made at first use and cached under the hash of the list's
-    content."""
+    """Path of the file with the hashes of a list's entries. The file is made at first use and cached under the hash of
+    the list's content."""
 
     def write(path: Path) -> None:
         read = _lower if lower else entry

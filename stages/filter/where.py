@@ -1,4 +1,4 @@
-"""Keeps documents by what is known of them: language, source, signals of earlier steps."""
+"""Keeps documents by their language, their source, and the signals that earlier steps stored."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _condition(value: Any) -> Any:
 
 
 class Condition(StageConfig):
-    """A condition on a signal: min <= value < max (so that ranges that share an edge share no document), or one of
-    `any`.
+    """A condition on a signal: min <= value < max, or the value is one of `any`. Since `max` itself is excluded, two
+    ranges that meet at a bound share no document.
     """
 
     min: float | None = decision(None, "smallest value taken")
@@ -69,8 +69,9 @@ class Where(Stage):
 
     ``where: {language: [de, fr], signals: {quality_score: {min: 0.3, max: 0.6}, ensemble_bucket: [18, 19]}}`` keeps
     documents that meet all conditions; a range means min <= value < max. The step reads only what earlier steps stored,
-    in this dataset or those before, so it routes documents by language or bucket into datasets of their own at no cost.
-    A signal that no earlier step writes is an error of the recipe.
+    in this dataset or in those it is made from, and never the text. It is therefore a cheap way to put documents of one
+    language or bucket into a dataset of their own. A recipe is refused if it names a signal that no earlier step
+    writes.
 
     Reasons name the field: `where_language`, `where_source`, `where_SIGNAL`. `where_no_SIGNAL` means that the signal
     was not computed for the document (for example, its language has no model).
@@ -115,8 +116,8 @@ class Where(Stage):
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:
-        """False, because the step routes documents: another dataset takes those that this one drops. It must therefore
-        stay where the datasets part."""
+        """False, although the step drops documents: another dataset usually takes those that this one drops, so the
+        work of earlier steps on them is not wasted."""
         return False
 
     def reads(self) -> dict[str, str]:
