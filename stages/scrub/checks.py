@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 _DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-#: where the search for words before a value ends: at a value already replaced (NUL) or a placeholder's < or >
+#: borders that the search for words before a value does not cross: a value already replaced (NUL), and the < and > of a
+#: placeholder
 _BORDER = re.compile(r"[<>\0]")
 #: the beginning of an IBAN: the groups after it are not numbers of their own
 _ACCOUNT = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}[0-9]{2}(?:[ -][A-Za-z0-9]{4}){0,8}[ -]$")
@@ -86,7 +87,8 @@ def yyyymmdd(digits: str) -> bool:
 
 
 def said_before(text: str, start: int, words: re.Pattern[str], window: int = 64) -> bool:
-    """Whether one of `words` occurs in the `window` characters before `start`, with nothing replaced in between."""
+    """Whether one of `words` occurs in the `window` characters before `start`, with no replaced value (NUL or
+    placeholder) in between."""
     near = text[max(0, start - window):start]
     if "<" in near or ">" in near or "\0" in near:
         near = _BORDER.split(near)[-1]
@@ -100,8 +102,9 @@ def in_address(text: str, start: int) -> bool:
 
 
 def stands_alone(text: str, start: int, end: int) -> bool:
-    """Whether text[start:end], with digits or letters at both ends, is not part of something longer: a word, a decimal
-    or dotted number, a path, a code joined by hyphens. A full stop or hyphen of the sentence may follow."""
+    """Whether text[start:end], which has digits or letters at both ends, stands by itself. False if it is part of a
+    word, a decimal or dotted number, a path, or a code joined by hyphens. A full stop or hyphen of the sentence may
+    follow."""
     before, after = text[max(0, start - 2):start], text[end:end + 2]
     if before and (before[-1].isalnum() or before[-1] in "_$€£\\" or (
             before[-1] in "-./,+'&%~^*" and before[0].isalnum())):

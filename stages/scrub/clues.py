@@ -1,8 +1,9 @@
 """Finds the stretches of a text that may hold personal data: runs of digits, and long runs without white space.
 
 Every value except e-mail and IP addresses lies in such a stretch, and most texts have few of them. The stretches are
-found once for all finders, which then search nothing else. A finder misses nothing, because each of its values lies
-whole in one stretch. Its conditions may read the text around a stretch.
+determined once and shared by all finders (the functions that each search for one kind of data), which then search only
+these stretches. A finder misses nothing, because each of its values lies whole in one stretch. To decide whether a
+value counts, a finder may also read the text around the stretch.
 
 Texts of medium length are searched as arrays of one byte per character. Characters outside ASCII count as `?`. A `?`
 may stand between the digits of a number, because U+00A0 may.
@@ -39,7 +40,8 @@ Span = tuple[int, int]
 
 
 class Clues:
-    """A text and its stretches that finders search. Each kind of stretch is found when it is first requested."""
+    """A text and the stretches of it that finders search. Each kind of stretch is determined when it is first
+    requested."""
 
     #: texts from SHORT to below LONG characters use arrays: patterns are faster on shorter texts and need less memory
     #: on longer ones
@@ -51,8 +53,8 @@ class Clues:
 
     @property
     def none(self) -> bool:
-        """Whether a short text has neither digits nor codes nor private keys. False for all longer texts, which are not
-        searched."""
+        """True for a text shorter than SHORT without digits, codes and private keys. False for all longer texts, which
+        are not searched."""
         return len(self.text) < self.SHORT and not _ANY.search(self.text)
 
     @cached_property
@@ -96,7 +98,7 @@ class Clues:
 
     @cached_property
     def near_dates(self) -> list[Span]:
-        """Two digits, a Latin letter and two digits, with the text around them."""
+        """Spans of two digits, a Latin letter and two digits, with the text around them."""
         if self._plain:
             return self._around([m.span() for m in _DATED.finditer(self.text)])
         at, kinds = self._digits, self._kinds
@@ -106,7 +108,8 @@ class Clues:
         return self._around([(start, start + 5) for start in at.tolist()])
 
     def _around(self, spans: list[Span]) -> list[Span]:
-        """Spans, given in order, widened by 16 characters on either side; those that then meet are merged."""
+        """The spans, which must be in order, widened by 16 characters on either side. Spans that then meet are
+        merged."""
         result: list[Span] = []
         for start, end in spans:
             start, end = max(0, start - 16), min(end + 16, len(self.text))

@@ -4,8 +4,9 @@ The rules follow gitleaks (config/gitleaks.toml, MIT) and the services' own docu
 their keys recognisable. Published examples are not reported: values that contain EXAMPLE (AWS' AKIAIOSFODNN7EXAMPLE),
 and values of fewer than eight different characters (`xxxxxxxx`). Gitleaks leaves the latter out for their low entropy.
 
-Each rule lists literals, and is tried only when one of them occurs in a text's codes (`Clues.codes`). A code is a run
-of at least SHORTEST_CODE characters that keys are made of. The value of a rule always lies within one code.
+Each rule lists literal strings, and is tried only if one of them occurs in a code of the text (`Clues.codes`). A code
+is a run of at least SHORTEST_CODE characters of the kind that keys consist of. A value that a rule matches always lies
+within one code.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ _PEM_END = re.compile(r"-----END (?:[A-Z0-9]{2,12} ){0,3}PRIVATE KEY(?: BLOCK)?-
 #: longest private key, characters: RSA of 16384 bits has 13,000. A key cut short has no end line.
 _PEM_LONGEST = 20_000
 _PEM_BODY = re.compile(r"[A-Za-z0-9+/=\\\s:,.-]*")
-#: name = value, where the name says that the value is secret (gitleaks: generic-api-key). The value is quoted or, as in
-#: an environment file, bare.
+#: name = value, where the name says that the value is secret (gitleaks: generic-api-key). The value stands in quotes,
+#: or without quotes as in an environment file.
 _NAME = re.compile(
     r"(?:api_?-?key|apikey|secret_?-?(?:access_?-?)?key|client_?-?secret|app_?-?secret|access_?-?token|auth_?-?token|"
     r"secret_?-?token|private_?-?token|passwd|password|encryption_?-?key|signing_?-?key|account_?-?key)"
@@ -111,10 +112,11 @@ def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _named(text: str, codes: list[Span]) -> Iterator[tuple[int, int, str]]:
-    """Secret values assigned to a name that says so, such as `api_key`."""
+    """Values assigned to a name that says that they are secret, such as `api_key`."""
     done, said = 0, None
     for start, end in codes:
-        # a match may begin before the run, with the sign, blanks and a quote, and end after it, with the other quote
+        # a match may begin before the run, with the equals sign, blanks and opening quote, and end after it, with the
+        # closing quote
         for match in _ASSIGNED.finditer(text, max(done, start - _BEFORE), end + 1):
             done = match.end()
             group = 2 if match[2] is not None else 3
@@ -129,13 +131,14 @@ def _named(text: str, codes: list[Span]) -> Iterator[tuple[int, int, str]]:
 
 
 def _secret(value: str) -> bool:
-    """Whether a value is neither an example nor made of few different characters."""
+    """Whether a value may be a real key: it does not contain EXAMPLE, and it has at least eight different
+    characters."""
     return "EXAMPLE" not in value.upper() and len(set(value)) >= 8
 
 
 def _private_keys(text: str) -> Iterator[tuple[int, int, str]]:
-    """PEM and PGP blocks (RFC 7468, RFC 9580), up to their end line or, without one, as far as the characters of a key
-    go."""
+    """(start, end, "private_key") of private keys in PEM and PGP blocks (RFC 7468, RFC 9580), up to their end line. A
+    block without an end line extends as far as there are only characters that occur in keys."""
     place = 0
     while begun := _PEM.search(text, place):
         limit = begun.end() + _PEM_LONGEST

@@ -1,9 +1,11 @@
 """Finds personal data in a text by the finders of all kinds, one after the other.
 
-A finder gets a text in which everything found before is replaced by NULs, which no finder takes for part of a value. It
-searches only the stretches that can hold its values (`stages.scrub.clues`). The finders of e-mail and IP addresses come
-first and run once (datatrove's dialect). The other finders are repeated as long as they find something, since removing
-one value may leave another standing alone. A scrubbed text therefore holds nothing more to find.
+A finder is a function that searches for one kind of data. It gets a text in which everything found before is replaced
+by NULs, which no finder takes for part of a value. It searches only the stretches that can hold its values
+(`stages.scrub.clues`). The finders of e-mail and IP addresses come first and run once, as in datatrove; so does the
+finder of telephone numbers that begin with a plus. The other finders are repeated as long as they find something, at
+most ROUNDS times: when one value has been removed, the value next to it may no longer look like part of a longer one. A
+second scrubbing of an ordinary text therefore finds nothing new.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from typing import NamedTuple
 from stages.scrub.clues import Clues
 
 Finder = Callable[[Clues], Iterable[tuple[int, int, str]]]
-#: most rounds of the other finders on one text; what a hostile text holds beyond stays
+#: most rounds of the other finders on one text; a hostile text may hold values that would take more, and these stay
 ROUNDS = 5
 
 
 class Match(NamedTuple):
-    """A value of personal data, text[start:end] in characters. `kind` is named as in the config; `rule` tells more (the
-    country of an id, the service of a key) or is ""."""
+    """A value of personal data, text[start:end] in characters. `kind` is named as in the config of the step `pii`.
+    `rule` is more specific (the country of an id, the service of a key), or ""."""
 
     start: int
     end: int
@@ -52,7 +54,8 @@ def find(text: str, once: Iterable[tuple[str, Finder]], others: Iterable[tuple[s
 
 
 def apart(found: list[Match], more: list[Match]) -> list[Match]:
-    """`found` and those of `more` that overlap none of it, in order. Neither list may contain overlaps."""
+    """All matches of `found`, and those of `more` that do not overlap any of them, in order. Neither list may contain
+    overlaps."""
     kept, at = list(found), 0
     for match in more:
         while at < len(found) and found[at].end <= match.start:
@@ -63,7 +66,8 @@ def apart(found: list[Match], more: list[Match]) -> list[Match]:
 
 
 def _apart(found: list[Match]) -> list[Match]:
-    """The matches in order, without those that overlap one that begins earlier, or at the same place and is longer."""
+    """The matches in order, without overlaps. Of two matches that overlap, the one that begins first stays; if both
+    begin at the same place, the longer one."""
     kept: list[Match] = []
     for match in sorted(found, key=lambda m: (m.start, -m.end, m.rule)):
         if not kept or match.start >= kept[-1].end:

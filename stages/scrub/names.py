@@ -1,9 +1,9 @@
 """Finds names of persons and postal addresses by a model trained elsewhere, since no rule can find them.
 
-The model is a folder on this machine that is only read: nothing comes from the network, and no code of the model runs.
-It is a spaCy pipeline (as `nlp.to_disk` writes it: an entity recogniser or ruler) or a Hugging Face model of token
-classification (as `save_pretrained` writes it: config.json, model.safetensors, tokenizer.json). `LABELS` says what its
-labels mean. Places that are not addresses (GPE, LOC, CITY …) and organisations are not personal data.
+The model is a folder on this machine. It is only read: nothing is fetched from the network, and no code of the model
+runs. It is a spaCy pipeline (as `nlp.to_disk` writes it: an entity recogniser or ruler) or a Hugging Face model of
+token classification (as `save_pretrained` writes it: config.json, model.safetensors, tokenizer.json). `LABELS` says
+what its labels mean. Places that are not addresses (GPE, LOC, CITY …) and organisations are not personal data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Tagger:
     """A loaded model that finds some kinds of LABELS."""
 
     def __init__(self, folder: str | Path, kinds: Iterable[str]) -> None:
-        """Load the model. Raises ValueError when the folder holds no such model, or one without labels for a kind."""
+        """Load the model. Raises ValueError if the folder holds no supported model, or if the model has no label for
+        one of the kinds."""
         for message in problems(folder, kinds):
             raise ValueError(message)
         self._kind = {label: kind for kind in kinds for label in LABELS[kind]}
@@ -89,7 +90,7 @@ def memory_mb(folder: str | Path) -> int:
 
 
 def problems(folder: str | Path, kinds: Iterable[str]) -> list[str]:
-    """What is wrong with a folder as a model that finds `kinds`, and what to do; [] when it fits. The model is not
+    """Messages that say why a folder is no model that finds `kinds`, and what to do; [] if it is one. The model is not
     loaded."""
     path = Path(folder)
     if _is_spacy(path):
@@ -184,8 +185,8 @@ def _transformer(folder: Path) -> Entities:
             yield begun
 
     def tokens(text: str) -> Iterator[tuple[int, int, str]]:
-        """Each token once, although windows overlap. Its label is that of the window in which it is farther from a
-        border."""
+        """(start, end, label) of each token, once although windows overlap. Of a token in two windows, the label comes
+        from the window in which the token is farther from a border."""
         windows = tokenizer(text, truncation=True, max_length=longest, stride=2 * _BORDER, verbose=False,
                             return_overflowing_tokens=True, return_offsets_mapping=True,
                             return_special_tokens_mask=True)

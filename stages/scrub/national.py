@@ -1,8 +1,9 @@
 """Finds national identity numbers by their form, their check digits and dates, and the words before them.
 
-The rules are in `national_rules`. An unmistakable form (`BE 85.07.30-033.28`), or a form with a check as strong as a
-date and two digits, counts anywhere. A bare run of digits with one check digit, or a form shared with telephone numbers
-or thousands, counts only shortly after a word for such numbers in the country's languages.
+The rules are in `national_rules`. Two sorts of numbers count anywhere: those of an unmistakable form (Belgium's
+`85.07.30-033.28`), and those whose checks are strong, for instance a date and two check digits. Other numbers count
+only if a word for such numbers, in a language of the country, stands shortly before them. Among these are bare runs of
+digits with one check digit, and forms that telephone numbers or thousands also have.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from stages.scrub.checks import in_address, said_before, stands_alone
 from stages.scrub.clues import FEWEST_DIGITS, Clues
 from stages.scrub.national_rules import RULES, Rule
 
-#: patterns shared by several rules; their rules are tried only in stretches where the pattern matches
+#: patterns that several rules share: these rules are tried only in stretches where their pattern matches
 GATES = {"digits letter": re.compile(r"[0-9]{6,17}(?:[-+]|[ -]?[A-Za-z])"),
          "letter digits": re.compile(r"[0-9]{6}(?:(?<=[A-Za-z][0-9]{6})|(?<=[A-Za-z]-[0-9]{6}))"),
          "dotted": re.compile(r"\.[0-9]{3}\.[0-9]{3}-?[0-9A-Za-z]"),
@@ -40,7 +41,7 @@ class Finder:
     """The rules of some countries, compiled."""
 
     def __init__(self, rules: Sequence[Rule], anywhere: bool = False) -> None:
-        """With `anywhere`, weak forms need no word before them."""
+        """Weak forms count only after a word for such numbers; with `anywhere`, they need no word before them."""
         self.forms: dict[str, list[tuple[Rule, re.Pattern[str] | None]]] = {}
         #: gate → (pattern, rule, words) of the rules behind it
         self.letters: dict[str, list[tuple[re.Pattern[str], Rule, re.Pattern[str] | None]]] = {}
@@ -114,7 +115,8 @@ def _size(found: re.Match[str]) -> str:
 
 
 def _goes_on(words: list[tuple[int, int]], i: int, j: int) -> bool:
-    """Whether groups i to j belong to a longer row, because the group before or after has the size of its neighbour."""
+    """Whether groups i to j are part of a longer row of groups: the group before is as long as group i, or the group
+    after as long as group j."""
     sizes = [b - a for a, b in words]
     return (i > 0 and sizes[i - 1] == sizes[i]) or (j + 1 < len(sizes) and sizes[j + 1] == sizes[j])
 

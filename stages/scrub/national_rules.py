@@ -1,6 +1,7 @@
 """The form and the checks of national identity numbers, country by country, with their issuers.
 
-Sources are the issuing authorities' own rules, named in each docstring. `Rule` explains the fields.
+Sources are the issuing authorities' own rules. Each docstring names the number and, in brackets, its issuer or source;
+it then lists the parts of the number in their order, and the checks. `Rule` explains the fields.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from stages.scrub.checks import (
 
 
 class Rule(NamedTuple):
-    """The numbers of a country. `forms` count anywhere, `weak` forms only after one of `words`. A form lists the sizes
-    of the groups with what separates them ("3-2-4", "2 3 3 3"). `letters` and `weak_letters` are patterns of whole
-    values that contain letters. `valid` gets only digits and letters, in capitals."""
+    """The numbers of a country. `forms` count anywhere, `weak` forms only after one of `words`. A form gives the number
+    of digits in each group and the separators between the groups ("3-2-4", "2 3 3 3"). `letters` and `weak_letters` are
+    patterns of whole values that contain letters; `weak_letters` also count only after one of `words`. `valid` is
+    called with the digits and letters of a value, in capitals and without separators."""
 
     country: str
     valid: Callable[[str], bool]
@@ -36,13 +38,14 @@ class Rule(NamedTuple):
     weak_letters: str = ""
     #: `letters` and `weak_letters` are tried only in texts that hold one of these
     hints: tuple[str, ...] = ()
-    #: where patterns are searched: "word" in long words, "date" near two digits, a letter and two digits, others near
-    #: six digits; a gate named in GATES also needs a match of that pattern
+    #: where `letters` and `weak_letters` are searched: with "word" in long words, with "date" near two digits, a letter
+    #: and two digits, with others near six digits. A gate that GATES names also needs a match of its pattern there.
     gate: str = ""
 
 
 def _us(v: str) -> bool:
-    """Social Security number (SSA; random since 2011): area not 000, 666, 9xx; no number once printed as an example."""
+    """Social Security number (SSA; random since 2011): the area is not 000, 666 or 9xx, no group is only zeros. Numbers
+    that were once printed as examples are rejected."""
     return (v[:3] not in ("000", "666") and v[0] != "9" and v[3:5] != "00" and v[5:] != "0000"
             and v not in ("078051120", "219099999", "123456789"))
 
@@ -58,7 +61,8 @@ def _nino(v: str) -> bool:
 
 
 def _nhs(v: str) -> bool:
-    """NHS number (NHS Data Dictionary): weights 10 to 2, modulus 11; a check digit of 10 is not assigned."""
+    """NHS number (NHS Data Dictionary): check digit by weights 10 to 2, modulo 11. Numbers whose check digit would be
+    10 are not assigned."""
     return (11 - weighted(v, range(10, 1, -1)) % 11) % 11 == int(v[9])
 
 
@@ -72,7 +76,8 @@ def _de(v: str) -> bool:
 
 
 def _fr(v: str) -> bool:
-    """NIR (INSEE): sex, year, month, place of birth, number, key 97 - n mod 97; Corsica's 2A and 2B count as 19, 18."""
+    """NIR (INSEE): sex, year, month and place of birth, number, check digits 97 - n mod 97. For the check, Corsica's 2A
+    and 2B count as 19 and 18."""
     month = int(v[3:5])
     if v[0] not in "12378" or not (1 <= month <= 12 or 20 <= month <= 42 or month >= 50):
         return False
@@ -91,7 +96,8 @@ _ODD = dict(zip("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ",
 
 
 def _it(v: str) -> bool:
-    """Codice fiscale (DM 23/12/1976): letters of the name, date, place, check letter; omocodia: letters for digits."""
+    """Codice fiscale (DM 23/12/1976): letters of the name, date and place of birth, check letter. Letters may stand for
+    digits (omocodia)."""
     total = sum(_ODD[c] for c in v[0:15:2]) + sum(int(c) if c.isdigit() else ord(c) - 65 for c in v[1:15:2])
     return chr(65 + total % 26) == v[15]
 
@@ -100,25 +106,27 @@ _DNI = "TRWAGMYFPDXBNJZSQVHLCKE"
 
 
 def _es(v: str) -> bool:
-    """DNI and NIE (RD 1553/2005): letter of the number modulo 23; X, Y, Z of the NIE count as 0, 1, 2."""
+    """DNI and NIE (RD 1553/2005): check letter by the number modulo 23. For the check, the first letter X, Y or Z of a
+    NIE counts as 0, 1 or 2."""
     number = v[:-1].translate(str.maketrans("XYZ", "012"))
     return _DNI[int(number) % 23] == v[-1]
 
 
 def _pt(v: str) -> bool:
-    """NIF (Autoridade Tributária): weights 9 to 2, modulus 11; numbers of persons begin with 1, 2, 3 or 45."""
+    """NIF (Autoridade Tributária): check digit by weights 9 to 2, modulo 11. Numbers of persons begin with 1, 2, 3 or
+    45."""
     check = 11 - weighted(v, range(9, 1, -1)) % 11
     return (v[0] in "123" or v[:2] == "45") and (0 if check > 9 else check) == int(v[8])
 
 
 def _nl(v: str) -> bool:
-    """Burgerservicenummer (RvIG): the eleven test, in which the last digit has weight -1."""
+    """Burgerservicenummer (RvIG): the sum by weights 9 to 2, and -1 for the last digit, is a multiple of 11."""
     return v[:2] != "00" and weighted(v, (9, 8, 7, 6, 5, 4, 3, 2, -1)) % 11 == 0
 
 
 def _be(v: str) -> bool:
-    """Rijksregisternummer (KB 3 April 1984): date, serial number, 97 - n mod 97, with a 2 in front for those born since
-    2000. BIS numbers have 20 or 40 added to the month."""
+    """Rijksregisternummer (KB 3 April 1984): date of birth, serial number, check digits 97 - n mod 97. For persons born
+    since 2000, n has a 2 in front. BIS numbers have 20 or 40 added to the month."""
     month = int(v[2:4]) % 20
     born = v[4:6] == "00" or month == 0 or date(int(v[:2]), month, int(v[4:6]))
     return born and int(v[2:4]) < 53 and int(v[9:]) in (97 - int(v[:9]) % 97, 97 - int("2" + v[:9]) % 97)
@@ -130,13 +138,15 @@ def _be_dated(v: str) -> bool:
 
 
 def _pl(v: str) -> bool:
-    """PESEL (MSWiA): date with the century in the month, weights 1379."""
+    """PESEL (MSWiA): date of birth, with the century encoded in the month; check digit by the weights 1, 3, 7, 9 in
+    turn, modulo 10."""
     month = int(v[2:4]) % 20
     return date(int(v[:2]), month, int(v[4:6])) and weighted(v, (1, 3, 7, 9, 1, 3, 7, 9, 1, 3, 1)) % 10 == 0
 
 
 def _se(v: str) -> bool:
-    """Personnummer (Skatteverket SKV 704): date (60 added to the day of a samordningsnummer), Luhn of ten digits."""
+    """Personnummer (Skatteverket SKV 704): date of birth (a samordningsnummer has 60 added to the day), Luhn over the
+    last ten digits."""
     v = v[-10:]
     return date(int(v[:2]), int(v[2:4]), int(v[4:6]) % 60) and luhn(v)
 
@@ -146,13 +156,14 @@ def _se_long(v: str) -> bool:
 
 
 def _fi(v: str) -> bool:
-    """Henkilötunnus (VRK): date, century mark, number, check character of the nine digits modulo 31."""
+    """Henkilötunnus (VRK): date of birth, sign of the century, number, check character by the nine digits modulo 31."""
     digits = v[:6] + v[-4:-1]
     return ddmmyy(v[:6]) and digits.isdigit() and "0123456789ABCDEFHJKLMNPRSTUVWXY"[int(digits) % 31] == v[-1]
 
 
 def _dk(v: str) -> bool:
-    """CPR (CPR-kontoret): date, four digits. Since 2007 modulus 11 need not hold."""
+    """CPR (CPR-kontoret): date of birth, four digits. The check modulo 11 is left out, since numbers issued since 2007
+    may fail it."""
     return ddmmyy(v[:6])
 
 
@@ -161,7 +172,8 @@ def _dk_checked(v: str) -> bool:
 
 
 def _no(v: str) -> bool:
-    """Fødselsnummer (Skatteetaten): date (D-number: 40 added to the day), two check digits modulo 11."""
+    """Fødselsnummer (Skatteetaten): date of birth (a D-number has 40 added to the day), number, two check digits modulo
+    11."""
     day = int(v[:2])
     return (date(int(v[4:6]), int(v[2:4]), day - 40 if day > 40 else day)
             and weighted(v, (3, 7, 6, 1, 8, 9, 4, 5, 2, 1)) % 11 == 0
@@ -179,19 +191,21 @@ _CURP = "0123456789ABCDEFGHIJKLMNÑOPQRSTUVWXYZ"
 
 
 def _mx(v: str) -> bool:
-    """CURP (RENAPO): letters of the name, date, sex, state, consonants, check digit."""
+    """CURP (RENAPO): letters of the name, date of birth, sex, state, consonants of the name, a character that tells
+    equal codes apart, check digit modulo 10."""
     total = sum(_CURP.index(c) * (18 - i) for i, c in enumerate(v[:17]))
     return yymmdd(v[4:10]) and v[17].isdigit() and (10 - total % 10) % 10 == int(v[17])
 
 
 def _in(v: str) -> bool:
-    """Aadhaar (UIDAI): Verhoeff; does not begin with 0 or 1, is no palindrome. Rows of years are rejected."""
+    """Aadhaar (UIDAI): Verhoeff's check; the number does not begin with 0 or 1 and is no palindrome. Numbers that look
+    like three years in a row are rejected."""
     years = all(1800 <= int(v[i:i + 4]) < 2100 for i in (0, 4, 8))
     return v[0] not in "01" and v != v[::-1] and not years and verhoeff(v)
 
 
 def _cn(v: str) -> bool:
-    """Resident identity card (GB 11643-1999): province, date, ISO 7064 MOD 11-2."""
+    """Resident identity card (GB 11643-1999): province, date of birth, number, check character by ISO 7064 MOD 11-2."""
     return 11 <= int(v[:2]) <= 82 and yyyymmdd(v[6:14]) and mod11_2(v)
 
 
@@ -213,7 +227,8 @@ def _tr(v: str) -> bool:
 
 
 def _za(v: str) -> bool:
-    """Identity number (Home Affairs): date, number, citizenship 0 to 2, 8 or 9, Luhn."""
+    """Identity number (Home Affairs): date of birth, number, citizenship (0 to 2), a digit 8 or 9, check digit by
+    Luhn."""
     return yymmdd(v) and v[10] in "012" and v[11] in "89" and luhn(v)
 
 
@@ -223,7 +238,7 @@ def _au(v: str) -> bool:
 
 
 def _ro(v: str) -> bool:
-    """CNP (Legea 105/1996): sex and century, date, county, modulus 11."""
+    """CNP (Legea 105/1996): sex and century, date of birth, county, number, check digit modulo 11."""
     check = weighted(v, (2, 7, 9, 1, 4, 6, 3, 5, 8, 2, 7, 9)) % 11
     return v[0] != "0" and yymmdd(v[1:7]) and (1 if check == 10 else check) == int(v[12]) and \
         (1 <= int(v[7:9]) <= 52 or v[7:9] == "70")
@@ -235,26 +250,28 @@ def _ch(v: str) -> bool:
 
 
 def _cz(v: str) -> bool:
-    """Rodné číslo (Act 133/2000): date (50 added to a woman's month, 20 or 70 where numbers ran out), modulus 11."""
+    """Rodné číslo (Act 133/2000): date of birth, number, check digit modulo 11. 50 is added to the month of a woman; if
+    the numbers of a day run out, 20 is added (70 for a woman)."""
     month = int(v[2:4])
     month -= next((more for more in (70, 50, 20) if month > more), 0)
     return date(int(v[:2]), month, int(v[4:6])) and (int(v) % 11 == 0 or (int(v[:9]) % 11, v[9]) == (10, "0"))
 
 
 def _ie(v: str) -> bool:
-    """PPS number (DSP): check letter modulo 23; a second letter counts nine times."""
+    """PPS number (DSP): seven digits, check letter modulo 23. A second letter after it has weight nine in the check."""
     total = weighted(v[:7], range(8, 1, -1)) + 9 * ((ord(v[8]) - 64) % 23 if len(v) == 9 and v[8] != "W" else 0)
     return "WABCDEFGHIJKLMNOPQRSTUV"[total % 23] == v[7]
 
 
 def _cl(v: str) -> bool:
-    """RUT (Registro Civil): weights 2 to 7 from the right, modulus 11, K for 10."""
+    """RUT (Registro Civil): check digit by weights 2 to 7 from the right, modulo 11, with K for 10."""
     total = sum(int(d) * (2 + i % 6) for i, d in enumerate(reversed(v[:-1])))
     return "0123456789K0"[11 - total % 11] == v[-1]
 
 
 def _sg(v: str) -> bool:
-    """NRIC and FIN (ICA): weights 2765432 and a letter by series."""
+    """NRIC and FIN (ICA): letter of the series, seven digits, check letter by the weights 2, 7, 6, 5, 4, 3, 2 and the
+    series."""
     total = weighted(v[1:8], (2, 7, 6, 5, 4, 3, 2)) + {"S": 0, "F": 0, "T": 4, "G": 4, "M": 3}[v[0]]
     table = {"S": "JZIHGFEDCBA", "T": "JZIHGFEDCBA", "F": "XWUTRQPNMLK", "G": "XWUTRQPNMLK", "M": "KLJNPQRTUWX"}[v[0]]
     return table[total % 11] == v[8]

@@ -47,7 +47,8 @@ def emails(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _local(text: str, start: int, at: int) -> int:
-    """Where the longest local part that ends before `at` begins, not before `start`; -1 if there is none."""
+    """Start of the longest local part (the part of an address before the @) that ends at `at` and does not begin before
+    `start`; -1 if there is none."""
     if at <= start or text[at - 1] not in _ATOMS:
         return -1
     first = at - 1

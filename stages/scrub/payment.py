@@ -4,9 +4,9 @@ Cards: ISO/IEC 7812-1 (Luhn), issuer ranges and lengths as the schemes publish t
 Mastercard 51-55 and 2221-2720 (16), American Express 34, 37 (15), Diners Club 300-305, 36, 38, 39 (14; some also
 16-19), Discover 6011, 644-649, 65 (16, 19), JCB 3528-3589 (16, 19) and its old 1800, 2131 (15), UnionPay 62, 81
 (16-19), Maestro 50, 56-58, 6304, 6390, 6759, 676 (12-19), Mir 2200-2204 (16-19), RuPay 60, 65, 81, 82, 508 (16), Troy
-9792 (16), Elo and Hipercard inside those. Digits form one run, or the groups printed on cards, separated by blanks or
-hyphens. A number of 12 or 13 digits needs a word about cards before it, since article and order numbers are as long. So
-does a number outside the issuer ranges that begins with 2 to 6.
+9792 (16); Elo and Hipercard lie inside these ranges. Digits form one run, or the groups printed on cards, separated by
+blanks or hyphens. A number of 12 or 13 digits counts only after a word about cards, since article and order numbers are
+as long. The same holds for a number that begins with 2 to 6 and lies outside the issuer ranges.
 
 IBAN: ISO 13616; lengths by country from the SWIFT registry, check digits 02 to 98 by MOD 97-10; written together or in
 groups of four separated by blanks or hyphens, in capitals or small letters.
@@ -83,8 +83,9 @@ def _issued(digits: str) -> bool:
 
 
 def _plausible(text: str, start: int, end: int, digits: str, separator: str | None) -> bool:
-    """Whether the surroundings fit a card number: groups do not continue a longer row of fours, and a bare run is not
-    in a URL. A short number, and one that no known issuer assigns, needs a word about cards before it."""
+    """Whether the surroundings fit a card number. Digits in groups must not be part of a longer row of groups of four,
+    and a bare run must not be in a URL. A short number, or a number that no known issuer assigns, needs a word about
+    cards before it."""
     if separator is None:
         if in_address(text, start):
             return False
@@ -126,7 +127,7 @@ def ibans(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _iban_end(text: str, start: int, length: int) -> int:
-    """Where the IBAN of `length` characters that begins at `start` ends; 0 if there is none."""
+    """End of the IBAN of `length` characters that begins at `start`; 0 if no IBAN begins there."""
     solid = _BBAN.match(text, start)
     assert solid is not None
     if solid.end() - start >= 5:

@@ -1,9 +1,10 @@
 """Finds telephone numbers.
 
-International form: a country calling code of ITU-T E.164 after `+` (or, in groups, after `00`) and as many digits as
-numbers of that country have. Groups may be separated by blanks, dots, hyphens, slashes and brackets, a trunk zero may
-stand in brackets, an extension may follow. This needs no library. Numbers reserved for fiction (NANPA 555-0100 to 0199,
-Ofcom 07700 900000 to 900999) belong to nobody and stay.
+International form: a country calling code of ITU-T E.164 after `+` or `00`, and as many digits as numbers of that
+country have. After `00`, the digits must be in groups, or a word for telephone must stand before. Groups may be
+separated by blanks, dots, hyphens, slashes and brackets. A trunk zero may stand in brackets, and an extension may
+follow. This needs no library. Numbers reserved for fiction (NANPA 555-0100 to 0199, Ofcom 07700 900000 to 900999)
+belong to nobody and stay.
 
 Local form: only when a region is given, since one country's telephone number is another's article number.
 `phonenumbers` (Google's libphonenumber) decides whether a candidate is valid there, which takes 50 µs.
@@ -70,7 +71,7 @@ def international(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def with_plus(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "") of numbers that begin with a plus, which cannot be anything else."""
+    """(start, end, "") of telephone numbers that begin with a plus. Such numbers are hardly ever anything else."""
     if "+" in clues.text:
         yield from _international(clues.text, _PLUS, 1)
 
@@ -95,8 +96,8 @@ def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator
 
 
 def _end(text: str, start: int, most: int, prefix: int) -> int:
-    """Where the number that begins at `start` ends, at `most` or before; 0 if there is none. It never ends inside a
-    group of digits."""
+    """End of the telephone number that begins at `start`, an extension included; 0 if no number begins there. Without
+    its extension, the number ends at `most` or before, and never inside a group of digits."""
     ends = [m.end() for m in _DIGITS.finditer(text, start, most)]
     for end in reversed(ends):
         if end < len(text) and (text[end].isalnum() or text[end] == "_") and not _EXTENSION.match(text, end):

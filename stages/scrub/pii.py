@@ -1,8 +1,8 @@
 """Replaces personal data in text by placeholders or pseudonyms, or drops the documents that hold it.
 
 `scrub_text` and `scrub_value` are for everything that is shown or sampled (reports, quarantine, dropped documents) and
-cover all kinds that need no model; `Pii` is the step of a recipe. All take time proportional to the text, so no hostile
-page can make them exceed a time limit. docs/pii.md says how to choose.
+cover all kinds that need no model; `Pii` is the step of a recipe. They take time proportional to the length of the
+text, so no hostile page can make them exceed a time limit. docs/pii.md says how to choose.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Pii(Stage):
     """Replace personal data (FineWeb, arXiv 2406.17557, section 3.8, for e-mail and IP addresses: the default).
 
-    Dialect: datatrove 0.10.1 (`PIIFormatter`) for e-mail and IP addresses. The text is byte for byte what a new
-    formatter makes of the document. datatrove cycles through several replacements across all documents of a process, so
-    its text depends on the documents before; here the cycle starts anew with each document. A domain ends after 319
-    characters. The other kinds are off by default; the modules beside this one say what they find and why. Names and
-    postal addresses are found by a model (`stages.scrub.names`), which makes the step numeric.
+    Dialect (the code it follows): datatrove 0.10.1 (`PIIFormatter`) for e-mail and IP addresses. The text is byte for
+    byte what a new formatter makes of the document. datatrove cycles through several replacements across all documents
+    of a process, so its text depends on the documents before; here the cycle starts anew with each document. The domain
+    of an e-mail address is searched for at most 319 characters after the @. The other kinds of data are off by default;
+    the modules in this folder say what they find and why. Names and postal addresses are found by a model
+    (`stages.scrub.names`), whose results may differ between kinds of CPU.
 
-    Signal `pii_KIND`, for each kind that is on: how many values the text held. A document with a kind named in `drop`
-    is dropped; the reason is the signal's name. With `audit`, `meta.pii` says where the replacements stand in the text
-    that this step returns: [{kind, rule, start, end}] in UTF-8 bytes, never the values themselves.
+    For each kind that is on, the signal `pii_KIND` is the number of values that the text held. A document with a kind
+    named in `drop` is dropped; the reason is the signal's name. With `audit`, `meta.pii` says where the replacements
+    stand in the text that this step returns: [{kind, rule, start, end}] in UTF-8 bytes, never the values themselves.
 
     The strings of `meta` (title, canonical address …) are treated like the text but not counted. `url` stays as it is,
-    since it identifies the page for deduplication. `loss_spans` move with the text, and the cycle of replacements also
-    starts anew at their borders.
+    since it identifies the page for deduplication. The borders of `loss_spans` (the stretches of a text that training
+    learns from) move with the text, and the cycle of replacements also starts anew at these borders.
     """
 
     name = "pii"
@@ -189,9 +190,9 @@ class Pii(Stage):
 
     def _replaced(self, text: str, found: list[Match], spans: list[dict[str, int]]
                   ) -> tuple[str, list[dict[str, int]], list[dict[str, Any]]]:
-        """(text with `found` replaced, the moved spans in UTF-8 bytes, entries for the audit if the config asks for
-        one). Raises ValueError, which quarantines the document, when a value crosses the border of a span, since the
-        model would then be trained on a part of it."""
+        """(text with `found` replaced, the moved loss spans in UTF-8 bytes, entries for `meta.pii` if the config sets
+        `audit`). Raises ValueError, which quarantines the document, if a value crosses the border of a span, since the
+        model would then be trained on a part of the value."""
         data = text.encode("utf-8", "surrogatepass") if spans else b""
         ends = [*(cut for span in spans for cut in (span["start"], span["end"])), len(data)]
         cuts = list(accumulate((len(data[a:b].decode("utf-8", "surrogatepass")) for a, b in pairwise([0, *ends])))
@@ -229,7 +230,8 @@ def kinds_on(config: Any) -> tuple[str, ...]:
 
 
 def _finders(config: Any) -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
-    """(finders of datatrove's dialect, other finders). The most certain forms come first."""
+    """(finders that run once, finders that are repeated): the two arguments of `find` after the text. In each list, the
+    finders of the most certain forms come first."""
     once: list[tuple[str, Finder]] = []
     if config.emails:
         once.append(("emails", emails))
@@ -311,15 +313,15 @@ def _size(text: str) -> int:
 
 def scrub_text(text: str) -> str:
     """`text` with personal data of every kind except names and postal addresses replaced by placeholders (ids of all
-    countries; telephone numbers in international form only). For anything that is shown. Needs no model and no
-    library."""
+    countries; telephone numbers in international form only). It is used for every text that is shown to people, and
+    needs no model and no library."""
     found = find(text, *_everything())
     return "".join(_pieces(text, found, _placeholder, 0, len(text))) if found else text
 
 
 def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text, *, keys: bool = False) -> Any:
-    """A JSON value with every string in it scrubbed, however deep. Keys of objects are scrubbed only with `keys`; when
-    two keys become equal, the later value stays."""
+    """A copy of a JSON value in which every string is scrubbed, however deeply nested. Keys of objects are scrubbed
+    only with `keys`; if two keys become equal, the later value stays."""
     result = [value]
     todo: list[list[Any] | dict[Any, Any]] = [result]    # no recursion, as records may nest deeper than Python allows
     while todo:

@@ -1,5 +1,5 @@
-"""Consistent pseudonyms: the same value gets the same fake throughout a corpus. Without the key nobody can tell which
-value a fake stands for, not even by trying all values.
+"""Consistent pseudonyms: the same value gets the same fake throughout a corpus. Only with the key can anybody find out
+which value a fake stands for; without it, not even trying all values helps.
 
 A fake is a keyed hash (BLAKE2b, RFC 7693) in the form of its kind. Nobody owns it, and it is not replaced again. Fakes
 are mail at example.com (RFC 2606), documentation addresses (RFC 5737, RFC 3849; only 762 for IPv4, so values share

@@ -84,7 +84,7 @@ def _decoded(word: str, values: dict[str, int], zero: str, size: int) -> bytes:
 
 
 def _bech32(word: str) -> bool:
-    """Whether the BCH code over 5-bit groups holds, with the constant of BIP 173 or that of BIP 350."""
+    """Whether the checksum is right (a BCH code over 5-bit groups), with the constant of BIP 173 or that of BIP 350."""
     name, _, data = word.rpartition("1")
     check = 1
     for value in [*(ord(c) >> 5 for c in name), 0, *(ord(c) & 31 for c in name), *(_BECH32_VALUE[c] for c in data)]:
@@ -112,7 +112,7 @@ def _ethereum(text: str, words: list[Span]) -> Iterator[tuple[int, int, str]]:
 
 
 def _eip55(digits: str) -> bool:
-    """Whether exactly those letters are capitals whose digit in the hash of the lower-case address is 8 to f
-    (EIP-55)."""
+    """Whether the capitals are those of the EIP-55 checksum: a letter is a capital exactly if the hash of the
+    lower-case address has a hex digit from 8 to f at its position."""
     marks = keccak256(digits.lower().encode()).hex()
     return all(not c.isalpha() or c.isupper() == (mark > "7") for c, mark in zip(digits, marks))
