@@ -1,9 +1,12 @@
-"""Wave 3 of near-duplicate detection: the connected components of the candidate graph.
+"""Wave 3 of near-duplicate detection: finds the clusters, which are the connected components of a graph. Its nodes are
+documents, and an edge joins two documents that share a band key, directly or through other documents.
 
-Up to `Sizes.one_task_edges` edges a single task computes them. It holds the documents that occur in edges (typically
-10-30 % of all), 40 bytes each, and folds edge files one after another into a forest of at most one edge per document.
+If there are at most `Sizes.one_task_edges` edges, a single task computes the components. It holds the documents that
+occur in edges (typically 10-30 % of all), 40 bytes each, and reduces the edge files one after another to a forest of at
+most one edge per document.
 
-Beyond that limit, rounds of tasks that each hold a block of edges compute the same components (`stages.dedup.stars`).
+If there are more edges, several tasks compute the same components in rounds, each holding only a block of edges at a
+time (`stages.dedup.stars`).
 """
 
 from __future__ import annotations
@@ -21,16 +24,20 @@ from stages.task import Counters, Cursor, Inputs, Out
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: a document of a cluster: its place within its group, and the cluster's smallest place (global)
+#: a document of a cluster: its part and row within its group, and the smallest place (part and row, counted over all
+#: groups) of the cluster's documents
 MEMBER = np.dtype([("part", "<u4"), ("row", "<u4"), ("root", "<u8")])
 
 
 class Clusters:
-    """args: links [$ref of EDGE files], firsts [number to add to the parts in the places of each file], groups [first
-    part of each group]; $volatile: folded (edges held before they are folded into the forest).
+    """Task that finds all clusters at once, from the edges between documents.
 
-    Writes segments `members` (MEMBER, bucket = number of the group). Counts candidates, clusters, the largest cluster
-    and a histogram of cluster sizes (bin b: 2**b <= documents < 2**(b + 1)).
+    Arguments: `links` (references to EDGE files), `firsts` (for each file the number to add to the part numbers in its
+    places), `groups` (first part of each group); under `$volatile`, which does not enter the task's key: `folded`
+    (number of edges that are held before they are reduced to a forest).
+
+    It writes segments `members` (MEMBER records; the bucket is the number of the group). It counts candidates,
+    clusters, the largest cluster and a histogram of cluster sizes (bin b: 2**b <= documents < 2**(b + 1)).
     """
 
     name = "clusters"
@@ -50,8 +57,8 @@ class Clusters:
 
 
 def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], most: int) -> Iterator[NDArray[Any]]:
-    """EDGE records of the files, with global places, in arrays. An array ends with the block of a file that brings it
-    above `most` edges."""
+    """Yield the EDGE records of the files in arrays, with places whose parts are counted over all groups. An array is
+    yielded as soon as it holds more than `most` edges; the last one may hold fewer."""
     held: list[NDArray[Any]] = []
     size = 0
     for ref, first in zip(links, firsts, strict=True):
@@ -69,8 +76,8 @@ def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], mo
 
 
 def members_of(nodes: NDArray[Any], roots: NDArray[Any], firsts: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(MEMBER records, number of the group of each) for places and the smallest places of their clusters. `firsts`
-    holds the first part of each group."""
+    """Return (MEMBER records, number of the group of each record). `nodes` are the places of documents, `roots` the
+    smallest place in the cluster of each document, and `firsts` the first part of each group."""
     part, row = split_place(nodes)
     starts = np.asarray(firsts, np.uint32)
     group = np.searchsorted(starts, part, side="right") - 1
@@ -85,8 +92,8 @@ def cluster_counters(candidates: int, sizes: NDArray[Any]) -> Counters:
 
 
 def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
-    """The waves between `links` and the members of clusters (wave `clusters`, files members.seg). `firsts`: the first
-    part of each group."""
+    """The waves that compute the members of clusters (files members.seg of the wave `clusters`) from the edges that the
+    waves `bands` and `links` have written. `firsts` holds the first part of each group."""
     def linked(done: Done) -> int:
         return sum(r.counters["linked"] for wave in ("bands", "links") for r in done[wave])
 
@@ -141,6 +148,7 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
 
 
 def star_buckets(edges: int, sizes: Sizes) -> int:
-    """Number of buckets of a round, in which every task reads a segment from every task of the round before."""
+    """Number of buckets, and so of tasks, in a round. Every task of a round reads one segment from every task of the
+    round before."""
     size = 32 * edges                              # each edge is stored in the buckets of both its ends
     return max(1, min(-(-size // sizes.bucket_bytes), int((size / sizes.segment_bytes) ** 0.5)))

@@ -4,15 +4,15 @@
     - {exact: {by: both}}          # first one document per URL, then one document per text
 
 Of equal documents, the one from the first dataset in `priority:` stays. Of several from that dataset the longest stays,
-and of equally long ones the one with the smallest id. The waves, of which the first two run once for the URL and once
-for the text if both are compared:
+and of equally long ones the one with the smallest id. The work consists of three waves of tasks. If both URL and text
+are compared, the first two waves run for the URL and then for the text.
 
     map     a group of parts     → one record per hash: the group's best document with that hash
     reduce  a range of hashes    → survivors: the document that stays for each hash that occurs more than once, sent to
                                    the groups that have such documents
-    slices  survivors by group   → one removal slice for each part
+    slices  survivors by group   → one removal slice (list of rows to drop) for each part
 
-A hash that a million documents share costs one record per group.
+A hash that a million documents share costs only one record per group of parts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from stages.document import Document
 
-#: the best document with a hash in one group, and the number of documents that have it
+#: a hash in one group: the best document that has it (id, characters), and the number of documents that have it
 HASHED = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("chars", "<u4"), ("n", "<u4")])
 #: the document that survives for a hash that occurs more than once
 SURVIVOR = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8")])
@@ -89,7 +89,8 @@ def same_url(url: str) -> str:
 
 
 class ExactHash(Stage):
-    """xxh3_128 of the text and of the URL of a document, for the side table of `exact`. A missing URL has no hash."""
+    """Compute the xxh3_128 of a document's text and of its URL for the side table of `exact`. The value is empty for a
+    missing URL, and for text or URL if `by` does not compare it."""
 
     name = "exact_hash"
     version = 1
@@ -109,7 +110,7 @@ class ExactHash(Stage):
 
 
 class Exact(Barrier):
-    """Remove documents whose text, or URL, equals that of another one (see the module).
+    """Remove documents whose text, or URL, equals that of another document, which is kept (the module says which one).
 
     With `by: both`, documents are first compared by URL and the remaining ones by text. The text chosen for a URL
     therefore always survives, in that document or in an equal one; in the other order it could be lost.
@@ -178,10 +179,13 @@ class Exact(Barrier):
 
 
 class ExactMap:
-    """args: sides [$ref, the group's parts], column, buckets. For the second of two columns also `after` (the first
-    column), `gone` [$ref of its survivors] and `group`. Documents that the first column removes do not take part.
+    """Task that chooses, in one group of parts, the best document for each hash of a column (text or URL).
 
-    Writes segments `hashes.seg` (HASHED, by range of hashes).
+    Arguments: `sides` (references to the side tables of the group's parts), `column`, `buckets` (number of ranges of
+    hashes). If this is the second of two columns, also `after` (the first column), `gone` (references to the survivors
+    of the first column) and `group` (number of the group). Documents that the first column removes do not take part.
+
+    It writes segments `hashes.seg` (HASHED records; the bucket is the range of hashes).
     """
 
     name = "exact_map"
@@ -208,11 +212,14 @@ class ExactMap:
 
 
 class ExactReduce:
-    """args: maps [$ref of `hashes.seg`, one per group], ranks [priority of each group], bucket.
+    """Task that chooses, for each hash of one range that occurs more than once, the document that stays.
 
-    Writes segments `survivors.seg` (SURVIVOR, bucket = number of the group). Counts hashes, repeated hashes, removed
-    documents, and how often the most frequent hash occurs. Memory holds one block of records, whatever the size of the
-    bucket.
+    Arguments: `maps` (references to `hashes.seg`, one per group), `ranks` (priority of each group), `bucket` (number of
+    the range).
+
+    It writes segments `survivors.seg` (SURVIVOR records; the bucket is the number of a group that has the hash). It
+    counts hashes, repeated hashes, removed documents, and how often the most frequent hash occurs. Memory holds only
+    one block of records at a time, whatever the size of the bucket.
     """
 
     name = "exact_reduce"
@@ -245,9 +252,13 @@ class ExactReduce:
 
 
 class ExactSlices:
-    """args: sides [$ref], group, dataset, survivors {column: [$ref]} (in the order the columns decide).
+    """Task that writes the removal slices (lists of rows to drop) of one group of parts.
 
-    Writes `slice.PART.parquet` for every part that loses documents; the cluster is the document that is kept.
+    Arguments: `sides` (references to the side tables of the group's parts), `group` (number of the group), `dataset`,
+    `survivors` ({column: references to `survivors.seg`}; the columns stand in the order in which they decide).
+
+    It writes `slice.PART.parquet` for every part that loses documents. The column `cluster` of a slice names the
+    document that is kept.
     """
 
     name = "exact_slices"
@@ -282,7 +293,7 @@ class ExactSlices:
 
 # -- side tables and hashes as records -------------------------------------------------------------------------------
 def _rows(inputs: Inputs, sides: list[FileRef], columns: list[str]) -> Iterator[dict[str, NDArray[Any]]]:
-    """For each part: _ROW records of the documents that have a hash, by column."""
+    """Yield for each part {column: _ROW records of the documents that have a hash in this column}."""
     for part, ref in enumerate(sides):
         table = read_side(inputs.fetch(ref), ["id", "chars", *columns])
         id_hi, id_lo = ids_to_ints(table["id"])

@@ -78,7 +78,8 @@ def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *,
 
 def _alone(stage: MinHashSignature, text: str, language: str, hashes: NDArray[np.uint64], common: NDArray[np.uint64],
            excerpts: int, most: int) -> tuple[str, ...]:
-    """Stretches of words outside all common n-grams, longest first (ties: text order)."""
+    """At most `excerpts` stretches of words that no common n-gram covers, the longest first; equally long ones stay in
+    text order. A stretch is cut after `most` words."""
     plain = simplify(text[:stage.config.max_chars])
     words = split_words(plain) if stage.config.dialect == "tokenmill" else stage.words_of(plain, language).strings()
     covered = np.zeros(len(words) + 1, np.int64)

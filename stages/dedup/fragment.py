@@ -1,9 +1,11 @@
-"""What the deduplication barriers share: groups of parts, places of documents, side tables, removal slices.
+"""Functions that the deduplication barriers (`exact`, `minhash`) share, about groups of parts, places of documents,
+side tables and removal slices.
 
-Inside one barrier a document is a *place*: ``part << 32 | row``, a uint64, half the size of its id. Map tasks count
-parts from the start of their group, so that their results can be reused when other groups change; later waves add the
-group's first part. Places depend on the layout of the parts, and nothing that leaves the barrier may depend on it. So
-order, survivors and cluster names come from ids (docs/contracts.md: Identity).
+Inside one barrier a document is identified by its *place*: ``part << 32 | row``, a uint64, half the size of its id. Map
+tasks count parts from the start of their group, so that their results can be reused when other groups change; later
+waves add the number of the group's first part. Places depend on how the documents are divided into parts, and no result
+of a barrier may depend on this division. The order of documents, the survivors and the names of clusters are therefore
+determined by ids (docs/contracts.md: Identity).
 """
 
 from __future__ import annotations
@@ -27,20 +29,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How the work of a barrier is cut into tasks. Verdicts never depend on sizes. Exchange files do, so a size that
-    shapes an exchange file enters the keys of the tasks that write it."""
+    """How the work of a barrier is divided into tasks. Verdicts never depend on these sizes. The contents of exchange
+    files (files that tasks of one wave write for tasks of a later one) do, so a size that affects them enters the keys
+    of the tasks that write them."""
 
     #: Limits of a group of parts: bytes of text and documents. They bound the memory of a map task: ~1 GB at 14 bands.
     group_bytes: int = 4 << 30
     group_rows: int = 1_000_000
-    #: Bytes of exchange records a reduce task should read, and the least mean bytes it should read from one map task.
-    #: Smaller segments cost object storage more requests than they are worth, so many groups make larger buckets.
-    #: Reduce tasks read buckets in sorted blocks, so their memory does not grow.
+    #: Bytes of exchange records that a reduce task should read, and the fewest that it should read from one map task on
+    #: average. Reading smaller segments from object storage takes too many requests, so if there are many groups,
+    #: buckets are larger. Reduce tasks read a bucket in sorted blocks, so their memory does not grow with it.
     bucket_bytes: int = 128 << 20
     segment_bytes: int = 128 << 10
-    #: Edges whose clusters one task finds (60 bytes each at its peak); more edges are clustered in rounds.
+    #: Most edges from which a single task computes the clusters (its peak is 60 bytes per edge). For more edges,
+    #: several tasks do so in rounds.
     one_task_edges: int = 30_000_000
-    #: Edges a task holds before it folds them into its forest.
+    #: Edges that a task holds before it reduces them to a forest.
     folded_edges: int = 4_000_000
     #: Bytes of edge files that one task of the first round reads.
     spread_bytes: int = 1 << 30
@@ -50,7 +54,7 @@ class Sizes:
     shingle_cache_bytes: int = 256 << 20
 
     def buckets(self, total_bytes: int, writers: int) -> int:
-        """How many reduce tasks share `total_bytes` of records that `writers` tasks write."""
+        """The number of reduce tasks that share the records, `total_bytes` in all, that `writers` tasks write."""
         return max(1, min(-(-total_bytes // self.bucket_bytes),
                           total_bytes // (max(writers, 1) * self.segment_bytes)))
 
@@ -59,10 +63,11 @@ class Sizes:
 SIZES = Sizes()
 
 ID = [("id_hi", "<u8"), ("id_lo", "<u8")]
-#: the verdict about a document: its place within its group (part, row), and the reason
+#: the verdict about a document: its part and row within its group, whether it is removed, its similarity to the kept
+#: document, the id of the kept document, and the id that names the cluster
 VERDICT = np.dtype([("part", "<u4"), ("row", "<u4"), ("removed", "<u4"), ("similarity", "<f8"),
                     ("kept_hi", "<u8"), ("kept_lo", "<u8"), ("cluster_hi", "<u8"), ("cluster_lo", "<u8")])
-#: a kept document (its place within its group) and the id of another one that it resembles
+#: a kept document (its part and row within its group) and the id of another kept document that it resembles
 NEAR = np.dtype([("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("similarity", "<f8")])
 #: how many of the most similar documents a slice names beside a document
 _MOST_NEAR = 16
@@ -96,8 +101,9 @@ class Group:
 def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[Group]:
     """Cut the parts, in order, into groups of one dataset and rank, at most `group_bytes` of text or `group_rows` rows.
 
-    Past half of either limit a group also ends after a part whose key says so (one in four). Boundaries thus depend on
-    contents: a new part changes its own group and seldom any other.
+    A group that has reached half of either limit also ends after the next part whose key has a hash in a certain range
+    (one part in four). The ends of groups thus depend on the contents of the parts, so a new part changes its own group
+    and seldom any other.
     """
     max_bytes, max_rows = sizes.group_bytes, sizes.group_rows
     out: list[Group] = []
@@ -124,8 +130,8 @@ def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[Group]:
 
 
 def bucket_of(keys: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:
-    """Bucket of each of these well-mixed 64-bit keys. Buckets are ranges of equal width, so sorted keys have ascending
-    buckets."""
+    """The bucket of each 64-bit key. Buckets are ranges of equal width, so keys must be spread evenly (hashes are), and
+    sorted keys have ascending buckets."""
     return (((keys >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 
@@ -245,7 +251,7 @@ def files_of(results: Iterable[TaskResult], name: str) -> list[FileRef]:
 
 
 def by_part(records: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-    """(part, its records by ascending row) of records with the fields `part` and `row`."""
+    """Yield (part, its records by ascending row) from records with the fields `part` and `row`."""
     ordered = records[np.lexsort((records["row"], records["part"]))]
     edges = np.flatnonzero(np.diff(ordered["part"])) + 1
     for piece in np.split(ordered, edges):

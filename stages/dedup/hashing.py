@@ -1,6 +1,7 @@
 """Kernels of near-duplicate detection: word shingles of a text, MinHash signatures, band keys, Jaccard similarity.
 
-Everything here is integer arithmetic modulo 2**64, so the numbers are the same on every machine. Two dialects:
+Everything here is integer arithmetic modulo 2**64, so the numbers are the same on every machine. There are two
+dialects, which differ in how they find words and hash them:
 
 ``tokenmill``   Words are runs of non-space characters of the simplified text; characters of scripts written without
                 spaces (Han, kana, Thai, Lao, Tibetan, Myanmar, Khmer) are a word each, so that such texts have shingles
@@ -9,8 +10,8 @@ Everything here is integer arithmetic modulo 2**64, so the numbers are the same 
                 of the 64-bit integers and are applied to hashes that are already mixed.
 ``datatrove``   Bit-equal to datatrove 0.10.1: spaCy's English words of the simplified text joined by a space, sha1
                 (first 8 bytes, little-endian) or xxh64 (stages.text.ngrams), and ``(x * a + b) % (2**61 - 1)`` *after*
-                the product has wrapped modulo 2**64. That is not the universal hash its comment names, but it is what
-                FineWeb's signatures are.
+                the product has wrapped modulo 2**64. datatrove's comment calls this a universal hash. It is none, but
+                FineWeb's signatures were computed with it.
 
 MinHash: Broder 1997, "On the resemblance and containment of documents". Banding: Leskovec, Rajaraman, Ullman,
 "Mining of Massive Datasets", 3.4.
@@ -135,8 +136,9 @@ def _minima_mersenne(shingles, a, b):
 def band_keys(signature, bands, rows):
     """One 64-bit key for each band of a signature (uint64[bands * rows] -> uint64[bands]).
 
-    The band's number is part of the key, so equal hashes in different bands do not meet. Two documents that share no
-    band get an equal key with probability 2**-64 a pair; such a pair fails verification.
+    The band's number enters its key, so equal hashes in different bands give different keys. Two documents that share
+    no band have an equal key with a probability of only 2**-64 for each pair of keys, and verification rejects such a
+    pair of documents.
     """
     out = np.empty(bands, np.uint64)
     for band in range(bands):

@@ -1,10 +1,12 @@
-"""Waves 1 and 2 of near-duplicate detection: documents that share a band key, as the edges of a forest.
+"""Waves 1 and 2 of near-duplicate detection: link the documents that share a band key (the hash of one band of a
+MinHash signature).
 
-A map task (a group of parts) sorts the band keys of its documents and links documents with equal keys to the first of
-them. It sends one record per key to the reduce tasks, however often the key occurs (map-side combine), so a key that a
-million pages share costs a reduce task one record per group. A reduce task (a range of keys) does the same with the
-first documents of the groups. Links are stars, not pairs: n documents under one key give n - 1 edges. A file keeps only
-a spanning forest, which has at most one edge per document.
+A map task handles one group of parts. It sorts the band keys of its documents and links documents with equal keys to
+the first of them. It sends only one record per key to the reduce tasks, however often the key occurs (map-side
+combine), so a key that a million pages share costs a reduce task one record per group. A reduce task handles one range
+of keys: it links the first documents of the groups in the same way. Documents with one key are linked to the first of
+them, not to each other, so n documents give n - 1 edges. A file keeps only a spanning forest of its edges, which has at
+most one edge per document.
 """
 
 from __future__ import annotations
@@ -22,16 +24,20 @@ if TYPE_CHECKING:
 
     U64 = NDArray[np.uint64]
 
-#: a band key in one group: the first of its documents, and how many there are
+#: a band key in one group: the place of the first document that has it, and the number of documents that have it
 BAND = np.dtype([("key", "<u8"), ("place", "<u8"), ("n", "<u4")])
 #: two documents of one cluster, by place
 EDGE = np.dtype([("a", "<u8"), ("b", "<u8")])
 
 
 class BandMap:
-    """args: sides [$ref of the signature side tables of a group's parts, in order], buckets.
+    """Task that links the documents of one group of parts that share a band key.
 
-    Writes segments `bands` (BAND, by range of keys) and `links` (EDGE, one bucket); places count within the group.
+    Arguments: `sides` (references to the side tables of the group's parts, in order), `buckets` (number of ranges of
+    keys).
+
+    It writes segments `bands` (BAND records; the bucket is the range of keys) and `links` (EDGE records, one bucket).
+    Their places count parts from the start of the group.
     """
 
     name = "lsh_map"
@@ -56,11 +62,15 @@ class BandMap:
 
 
 class BandReduce:
-    """args: maps [$ref of `bands`], firsts [number of the first part of each], bucket.
+    """Task that links documents of different groups that share a band key, for one range of keys.
 
-    Writes segments `links` (EDGE, one bucket, global places). Counts keys, collisions (documents that met another one
-    under a key) and a histogram of the documents under one key: bin b holds 2**b <= documents < 2**(b + 1), b >= 1.
-    Memory holds one block of records, whatever the size of the bucket.
+    Arguments: `maps` (references to the files `bands`, one per group), `firsts` (number of the first part of each
+    group), `bucket` (number of the range).
+
+    It writes segments `links` (EDGE records, one bucket; places count parts over all groups). It counts keys,
+    collisions (documents that share a key with others, summed over the keys) and a histogram of the number of documents
+    that share a key: bin b holds 2**b <= documents < 2**(b + 1), b >= 1. Memory holds only one block of records at a
+    time, whatever the size of the bucket.
     """
 
     name = "lsh_reduce"
@@ -91,8 +101,8 @@ def log2_bins(sizes: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def stars(key: U64, place: U64, n: NDArray[np.uint32] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(BAND: for each key in ascending order its smallest place and the sum of `n`, default 1 each; EDGE: a spanning
-    forest of all stars)."""
+    """Return (BAND records: for each key, in ascending order, its smallest place and the sum of `n`, which is 1 per
+    place by default; EDGE records: a spanning forest that links the places of each key)."""
     if not len(key):
         return np.zeros(0, BAND), np.zeros(0, EDGE)
     order = np.argsort(key)
@@ -132,14 +142,15 @@ def _roots(a, b, n):
 
 
 def components(a: U64, b: U64) -> tuple[U64, U64]:
-    """(every place on an edge, ascending; the smallest place of its component)."""
+    """Return (every place that occurs in an edge, ascending; for each of these the smallest place of its component)."""
     nodes, both = np.unique(np.concatenate([a, b]), return_inverse=True)
     return nodes, nodes[_roots(both[:len(a)], both[len(a):], len(nodes))]
 
 
 def forest(a: U64, b: U64) -> NDArray[Any]:
-    """EDGE records that connect the same documents: one edge from the smallest place of a component to every other one,
-    sorted. The result depends on the components alone, not on the given edges."""
+    """EDGE records that connect the same documents as the given edges: from the smallest place of each component one
+    edge to every other place of the component, sorted. The result depends only on the components, not on which edges
+    connect them."""
     nodes, roots = components(a, b)
     leaf = nodes != roots
     edges = np.empty(int(leaf.sum()), EDGE)

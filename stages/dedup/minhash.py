@@ -15,8 +15,8 @@ parts (see `fragment`):
     verify    clusters             → removed documents, the kept ones, similarities   stages.dedup.verify:Verify
     slices    verdicts of a group  → one removal slice for each part                  stages.dedup.minhash:MinHashSlices
 
-Two documents of Jaccard similarity s meet in a band with probability 1 - (1 - s^rows)^bands: .77 at .75, .92 at .8,
-.99 at .85 with the default 14 x 8 (FineWeb, arXiv 2406.17557).
+Two documents of Jaccard similarity s share at least one band with probability 1 - (1 - s^rows)^bands. With the default
+of 14 bands of 8 rows, this is .77 at s = .75, .92 at .8, and .99 at .85 (FineWeb, arXiv 2406.17557).
 """
 
 from __future__ import annotations
@@ -78,11 +78,12 @@ class SignatureConfig(StageConfig):
 
 
 class MinHashSignature(Stage):
-    """Band keys of a document (Broder 1997; one 64-bit key per band), for the side table of `minhash`.
+    """Compute the band keys of a document (Broder 1997; one 64-bit key per band) for the side table of `minhash`.
 
     `bands` holds the keys as little-endian uint64; it is empty for a text of fewer than `ngram` words, which has no
     near-duplicates (`exact` finds its duplicates). `chars` counts the characters of the whole text, `words` the words
-    used. With `words: language` a column `language` names the language whose rules split them.
+    of its first `max_chars` characters. With `words: language` a column `language` holds the document's language, whose
+    rules split the text into words.
     """
 
     name = "minhash_signature"
@@ -114,14 +115,14 @@ class MinHashSignature(Stage):
         return hashed(words, self.config.ngram), len(words)
 
     def words_of(self, plain: str, language: str) -> Words:
-        """The words of a simplified text, as dialect datatrove has them."""
+        """The words of a simplified text, as dialect datatrove splits it."""
         if self.config.words == "english":
             return words_of(plain)
         rules = _rules(language)
         return words_of(plain, rules) if rules is not None else Words.of(split_words(plain))
 
     def signature(self, text: str, language: str = "") -> NDArray[np.uint64] | None:
-        """uint64[bands * rows], None for a text without shingles."""
+        """The MinHash signature of a text, uint64[bands * rows]; None for a text without shingles."""
         shingles, _ = self.shingles(text, language)
         return self._permute(shingles) if len(shingles) else None
 
@@ -139,8 +140,8 @@ class MinHashSignature(Stage):
 @lru_cache(maxsize=4096)
 def _rules(language: str) -> str | None:
     """spaCy's rules for splitting a language, which may be given by any of its names. None for unknown languages and
-    for those whose rules need a package (Chinese, Japanese, Thai …). These are split as in dialect tokenmill, whatever
-    is installed."""
+    for those whose rules need a package (Chinese, Japanese, Thai …). Texts in these languages are split as in dialect
+    tokenmill, even if the package is installed."""
     found, named = splitter(language), tag(language)
     if found is None and named is not None:
         found = splitter(f"{named.language}_{named.script}" if named.script else named.language)
@@ -240,8 +241,8 @@ class MinHash(Barrier):
                                 f"{g.dataset}: removals of {g.size} parts")
 
         def judges(done: Done) -> int:
-            """The number of buckets of clusters, from the number of records and the bytes of an average document's
-            shingles."""
+            """The number of buckets into which the clusters are divided, estimated from the number of candidates and
+            the bytes of an average document's shingles."""
             rows, size = sum(g.rows for g in plan), sum(g.bytes for g in plan)
             some = sum(r.counters["candidates"] for r in done["clusters"])
             return sizes.buckets(some * (80 + 8 * c.bands) + (some * size * 3 // max(rows, 1) if verify else 0),
@@ -255,7 +256,11 @@ class MinHash(Barrier):
 
 
 class MinHashSlices:
-    """args: verdicts, near [$ref], group (its bucket), dataset. Writes `slice.PART.parquet` for every touched part."""
+    """Task that writes the removal slices (lists of rows to drop) of one group of parts.
+
+    Arguments: `verdicts`, `near` (references to the files of the wave `verify`), `group` (number of the group, which is
+    the bucket to read), `dataset`. It writes `slice.PART.parquet` for every part with documents in clusters.
+    """
 
     name = "minhash_slices"
     version = 2

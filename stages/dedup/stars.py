@@ -1,13 +1,14 @@
-"""Connected components of a graph of any size: large-star and small-star, in rounds over buckets of edges.
+"""Finds the connected components of a graph of any size, in rounds of tasks that each read one bucket of edges.
 
-Kiveris et al., "Connected Components in MapReduce and Beyond" (SoCC 2014). In a *large-star* round every node links its
-larger neighbours to the smallest node it knows (itself or a neighbour), in a *small-star* round its smaller neighbours
-and itself. When the two alternate, every component becomes a star around its smallest node after O(log^2 n) rounds at
-most. The number of edges never grows. The result depends on the graph alone and equals that of a union-find.
+The algorithm is that of Kiveris et al., "Connected Components in MapReduce and Beyond" (SoCC 2014). In a *large-star*
+round, the larger neighbours of every node are linked to the smallest among the node and its neighbours. In a
+*small-star* round, the node itself and its smaller neighbours are linked to that smallest node. When the two kinds of
+rounds alternate, every component becomes a star around its smallest node after O(log^2 n) rounds at most. The number of
+edges never grows. The result depends only on the graph and equals that of a union-find.
 
-An edge is stored as two arcs (u, v), (v, u), each in the bucket of its first node, sorted. So a task reads the
-neighbours of a node in ascending order, the smallest first, and holds only one block of arcs at a time. A node with a
-billion neighbours costs no more memory than one with two.
+An edge is stored as two arcs, (u, v) and (v, u), each in the bucket of its first node. Buckets are sorted, so a task
+reads the neighbours of a node in ascending order, the smallest first, and holds only one block of arcs at a time. A
+node with a billion neighbours costs no more memory than one with two.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ ARC = np.dtype([("u", "<u8"), ("v", "<u8")])
 
 
 class Spread:
-    """args: links [$ref of EDGE files], firsts [number to add to the parts in the places of each file], folded (edges
-    reduced to a forest at a time), buckets.
+    """Task that writes the edges of some files as arcs, in buckets, for the first round of `Star`.
 
-    Writes segments `edges.seg` (ARC, by place).
+    Arguments: `links` (references to EDGE files), `firsts` (for each file the number to add to the part numbers in its
+    places), `folded` (number of edges that are reduced to a forest at a time), `buckets` (their number).
+
+    It writes segments `edges.seg` (ARC records; the bucket is that of node `u`).
     """
 
     name = "stars_spread"
@@ -55,10 +58,13 @@ class Spread:
 
 
 class Star:
-    """args: edges [$ref of ARC files], bucket, buckets, round (odd: large-star, even: small-star).
+    """Task that computes one round for one bucket of arcs.
 
-    Writes segments `edges.seg` (ARC). Counts the edges it has `moved`. When no bucket moved any, the arcs that were
-    read and written again are stars.
+    Arguments: `edges` (references to ARC files), `bucket` (number of the bucket), `buckets` (number of all buckets),
+    `round` (number of the round; odd: large-star, even: small-star).
+
+    It writes segments `edges.seg` (ARC records). The counter `moved` is the number of edges that were not yet part of a
+    star. If it is 0 in all buckets of a round, the arcs of the round are stars.
     """
 
     name = "stars_star"
@@ -72,8 +78,8 @@ class Star:
         with _arcs_to(out, args["buckets"]) as to:
             for arcs in neighbourhoods(inputs.segments(args["edges"], args["bucket"])):
                 above = arcs.v > arcs.u
-                # An edge to a larger neighbour of a node that also has a smaller one, or to a second smaller neighbour,
-                # is not part of a star yet.
+                # Two kinds of edges are not part of a star yet: those to larger neighbours of a node that also has a
+                # smaller neighbour, and those to smaller neighbours other than the smallest.
                 moved += int((above & (arcs.least < arcs.u)).sum() + (~above & (arcs.v != arcs.least)).sum())
                 if large:
                     a, b = arcs.least[above], arcs.v[above]
@@ -88,9 +94,12 @@ class Star:
 
 
 class Members:
-    """args: edges [$ref of ARC files that hold stars], bucket, groups [first part of each group].
+    """Task that reads the clusters of one bucket from the arcs of the last round, which form stars.
 
-    Writes segments `members.seg` (MEMBER, bucket = number of the group), and counts as `cluster.Clusters` does.
+    Arguments: `edges` (references to ARC files), `bucket` (number of the bucket), `groups` (first part of each group).
+
+    It writes segments `members.seg` (MEMBER records; the bucket is the number of the group), and has the same counters
+    as `cluster.Clusters`.
     """
 
     name = "stars_members"
@@ -130,8 +139,8 @@ class Members:
 # -- arcs ------------------------------------------------------------------------------------------------------------
 @dataclass
 class Arcs:
-    """A block of arcs, ascending and without duplicates. `first` marks the first arc of each node `u`; `least` is the
-    smallest of `u` and all its neighbours."""
+    """A block of arcs, ascending and without duplicates. `first` marks the first arc of each node `u`; `least` holds
+    for each arc the smallest among `u` and all its neighbours."""
 
     u: NDArray[np.uint64]
     v: NDArray[np.uint64]
@@ -140,7 +149,8 @@ class Arcs:
 
 
 def neighbourhoods(blocks: Iterable[NDArray[Any]]) -> Iterator[Arcs]:
-    """Arcs of sorted blocks. A node's neighbours may be cut between two blocks."""
+    """Yield the arcs of sorted blocks, without duplicates. The neighbours of a node may be spread over several
+    blocks."""
     before: tuple[int, int, int] | None = None     # the last arc, and `least` of its node
     for block in blocks:
         u, v = np.ascontiguousarray(block["u"]), np.ascontiguousarray(block["v"])

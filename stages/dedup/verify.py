@@ -1,20 +1,23 @@
-"""Waves 4 and 5 of near-duplicate detection: which documents of a cluster are really duplicates.
+"""Waves 4 and 5 of near-duplicate detection: decide which documents of a cluster are really duplicates.
 
-The documents of an LSH cluster are candidates for removal, no more. If A shares a band with B, and B one with C, all
-three are in one cluster, even if A and C differ. A template that thousands of pages share also puts them into one
-cluster, whatever they say (Marin's audit of July 2026: 859,092 documents became 2). Here the documents are taken in
-order (priority of their dataset, longest first, id). A document is removed only when its Jaccard similarity with a
-document *kept before it*, one that shares a band key with it, is at least `verify`. The rest of the cluster is kept.
+The documents of an LSH cluster are only candidates for removal. If A shares a band with B, and B shares a band with C,
+all three are in one cluster, even if A and C differ. A template that thousands of pages share also puts them into one
+cluster, whatever their texts are (in Marin's audit of July 2026, 859,092 documents became 2). This module goes through
+the documents of a cluster in order (priority of their dataset, longest first, id). It removes a document only if a
+document *kept before it* shares a band key with it and their Jaccard similarity is at least `verify`. It keeps the rest
+of the cluster.
 
-The similarity is |A and B| / |A or B| of the sets of word n-grams of the two texts as stored (capped, simplified), by
-64-bit hash. Anyone can recompute it from the kept and the dropped text, as `stages.dedup.explain` does. Texts are
-stored after scrubbing, while band keys are computed before it. So the two may see a different e-mail address, but never
-another page.
+The similarity is |A and B| / |A or B|, where A and B are the sets of word n-grams of the two stored texts, as 64-bit
+hashes. The texts are cut after `max_chars` characters and simplified before. Anyone can recompute the similarity from
+the kept and the dropped text, as `stages.dedup.explain` does. Band keys are computed before personal data is scrubbed,
+while texts are stored and compared after it. The text behind a document's band keys and the text that is compared may
+thus differ in an e-mail address, for example, but both come from the same page.
 
-Text stays out of the exchange. One task per group reads the texts of its candidates once and writes their shingle sets
-to one file, ordered by cluster. A judging task reads a bucket of clusters from these files, through a bounded cache. In
-a cluster of any size, a document is compared with at most `max_comparisons` others (a count, not a time limit). A
-document for which these comparisons find no duplicate is kept.
+Texts are never passed from task to task. For each group of parts, one task reads the texts of its candidates once and
+writes their shingle sets (hashes of word n-grams) to one file, ordered by cluster. A judging task reads a bucket of
+clusters from these files, through a cache of limited size. In a cluster of any size, a document is compared with at
+most `max_comparisons` others (a count, not a time limit). A document for which these comparisons find no duplicate is
+kept.
 """
 
 from __future__ import annotations
@@ -55,18 +58,23 @@ RESEMBLING = 0.5
 
 
 def candidate(bands: int) -> np.dtype[Any]:
-    """The record of a candidate: its cluster's smallest place (`root`), its place in its group, its id, its length in
-    characters, and its band keys. Its shingle set is the `count` values from value `offset` on in the group's
-    `shingles.bin`; `sum` is the xxh3-64 of their bytes."""
+    """The dtype of a candidate's record: the smallest place in its cluster (`root`), its part and row within its group,
+    its id, its length in characters, and its band keys. Its shingle set is the `count` values from value `offset` on in
+    the group's `shingles.bin`; `sum` is the xxh3-64 of their bytes."""
     return np.dtype([("root", "<u8"), ("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"),
                      ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("sum", "<u8"), ("bands", "<u8", (bands,))])
 
 
 class Shingles:
-    """args: members [$ref], group (its bucket), parts [{side, text} $refs], signature (config), signature_key, buckets,
-    texts (bool), chunk (bytes of shingles that are collected before they are ordered and written).
+    """Task that computes the shingle sets of the candidates in one group of parts.
 
-    Writes segments `candidates` (by cluster) and, when `texts`, `shingles.bin`: sorted unique uint64, little-endian.
+    Arguments: `members` (references to MEMBER files), `group` (number of the group, which is the bucket to read),
+    `parts` (for each part references to its side table and its text), `signature` and `signature_key` (config and key
+    of the stage that made the signatures), `buckets` (number of buckets of clusters), `texts` (bool: whether shingle
+    sets are needed), `chunk` (bytes of shingles that are collected before they are ordered and written).
+
+    It writes segments `candidates` (the bucket is that of the cluster) and, if `texts` is true, `shingles.bin`, which
+    holds each set as sorted unique uint64, little-endian.
     """
 
     name = "minhash_shingles"
@@ -104,7 +112,8 @@ class Shingles:
 
 
 def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
-    """Texts of the given rows (ascending) of a part; a row group without any of them is not read."""
+    """Yield the texts of the given rows (ascending) of a part. Row groups of the file without any of these rows are not
+    read."""
     first = done = 0
     with open_parquet(path) as file:
         for number in range(file.num_row_groups):
@@ -120,7 +129,8 @@ def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
 
 
 class _SetWriter:
-    """Writes shingle sets into one file, in chunks ordered by cluster bucket, so that a judge reads long runs."""
+    """Writes shingle sets into one file, in chunks ordered by the bucket of their cluster, so that a judging task can
+    read long runs of the file."""
 
     def __init__(self, path: str, chunk_bytes: int) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by `close`)
@@ -152,8 +162,8 @@ class _SetWriter:
 
 
 class _SetReader:
-    """Reads shingle sets of candidates on demand and checks them against their checksums (`sum`). It keeps the last
-    `cache_bytes` bytes and 32 open files."""
+    """Reads shingle sets of candidates on demand and checks them against their checksums (`sum`). It keeps the sets
+    used last, up to `cache_bytes` bytes, and 32 open files."""
 
     def __init__(self, inputs: Inputs, refs: list[FileRef], cache_bytes: int) -> None:
         self._inputs, self._refs, self._cache_bytes = inputs, refs, cache_bytes
@@ -188,13 +198,16 @@ class _SetReader:
 
 
 class Verify:
-    """args: candidates [$ref, one per group], shingles [$ref | null], ranks [priority of each group], bucket, bands,
-    verify (0: no check), max_comparisons; $volatile: cache (bytes of shingles that are held).
+    """Task that decides, for one bucket of clusters, which documents are removed.
 
-    Writes segments `verdicts` (VERDICT, bucket = number of the group) with one record for every document of every
-    cluster. Writes segments `near` (NEAR, the same buckets) for pairs of kept documents that were compared and whose
-    similarity is at least RESEMBLING. Each document of a pair gets a record that names the other.
-    Memory holds a block of candidates, the largest cluster, and the cache of shingles.
+    Arguments: `candidates` (references to candidate files, one per group), `shingles` (references to the files of
+    shingles, or null), `ranks` (priority of each group), `bucket`, `bands`, `verify` (0: no check), `max_comparisons`;
+    under `$volatile`, which does not enter the task's key: `cache` (bytes of shingles that are held).
+
+    It writes segments `verdicts` (VERDICT records; the bucket is the number of the group) with one record for every
+    document of every cluster. It also writes segments `near` (NEAR records, in the same buckets) for pairs of kept
+    documents that were compared and whose similarity is at least RESEMBLING. Each document of a pair gets a record that
+    names the other one. Memory holds a block of candidates, the largest cluster, and the cache of shingles.
     """
 
     name = "minhash_verify"
@@ -234,7 +247,8 @@ class _Judge:
                  sets: _SetReader, counters: dict[str, int]) -> None:
         self.every, self.file, self.sets, self.counters = every, file, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
-        #: the order of candidates inside a cluster, before the id
+        #: (priority, negative length) of each candidate; the candidates of a cluster are ordered by this pair and then
+        #: by id
         self.place = list(zip(rank.tolist(), (-every["chars"].astype(np.int64)).tolist()))
         self.near: list[tuple[int, int, float]] = []
 
@@ -275,8 +289,9 @@ class _Judge:
 
     def _twin(self, i: int, start: int,
               index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
-        """(kept document that removes `i` or None, their similarity, kept documents that `i` resembles). Documents with
-        the most shared bands are compared first, then the earliest kept."""
+        """Return (the kept document because of which `i` is removed, or None; their similarity; the kept documents that
+        `i` resembles, with similarities). Documents that share the most bands with `i` are compared first, and of these
+        the ones that were kept first."""
         if not self.threshold:
             return (start, float("nan"), []) if i > start else (None, 0.0, [])
         near: list[tuple[int, float]] = []
@@ -303,7 +318,8 @@ class _Judge:
         return None, 0.0, near
 
     def _near(self, kept: Sequence[int], i: int) -> Iterable[int]:
-        """The kept documents under one key that are nearest to `i` in length, about `cap` of each priority at most."""
+        """Those of the kept documents with one band key that are nearest to `i` in length; of each priority about `cap`
+        at most."""
         if len(kept) <= self.cap:
             return kept
         chosen: dict[int, None] = {}
