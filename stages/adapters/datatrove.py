@@ -2,8 +2,8 @@
 
 ``- datatrove: {block: filters.GopherQualityFilter, min_doc_words: 20}`` runs any of its filters, formatters and
 extractors that look at one document at a time; ``{read: datatrove, block: readers.CSVReader, path: …}`` reads through
-one of its readers. Blocks that see more than one document, keep state between documents or read a clock are refused by
-name; the message names the step that does the same here.
+one of its readers. A recipe is refused if it names a block that sees more than one document, keeps state between
+documents or reads a clock; the message says why, and in most cases what to use in its place.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ _SNAKE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class BlockConfig(StageConfig):
-    """`block` and, on the same level, the arguments of its constructor."""
+    """The name of a block (a class of datatrove) under `block` and, beside this key, the arguments of its
+    constructor."""
 
     block: str = signal(..., "datatrove's name below datatrove.pipeline, e.g. filters.GopherQualityFilter")
     args: dict[str, Any] = signal({}, "arguments of its constructor; written beside `block`")
@@ -114,12 +115,13 @@ _EXAMPLE = {"filters": "filters.GopherQualityFilter", "readers": "readers.CSVRea
 class Datatrove(Stage):
     """One of datatrove's filters, formatters or extractors, on one document at a time, in this process.
 
-    A filter's reason is the one it gives, or its class name in snake_case when it gives none. Metadata it sets goes to
-    `meta` (`language` to the document's language). Formatters start with a fresh state for each document and
-    Trafilatura runs without `deduplicate`, since datatrove's defaults make one document's text depend on others. An
-    extractor that finds nothing drops the document as `no_text`. Blocks that need packages of their own say so at
-    set-up. Blocks that decide on the unrounded floats of a model are refused: the steps `language` and `quality` round
-    their scores and store them.
+    The reason for which a document is dropped is the one that the filter gives, or else the filter's class name in
+    snake_case. Metadata that a filter sets goes to `meta` (`language` to the document's language). Formatters start
+    with a fresh state for each document, and Trafilatura runs without `deduplicate`, since datatrove's defaults make
+    the text of a document depend on others. If an extractor finds no text, the document is dropped as `no_text`. If a
+    package that a block needs is missing, set-up fails with a message that names it. Blocks that decide by the
+    unrounded floats of a model are refused; use the steps `language` and `quality`, which round their scores and store
+    them.
     """
 
     name = "datatrove"
@@ -188,10 +190,11 @@ class ReaderConfig(BlockConfig):
 class DatatroveReader(Reader):
     """Reads a file with one of datatrove's disk readers (CSVReader, JsonlReader, ParquetReader, IpcReader, WarcReader).
 
-    The document's own id is kept as `meta.id`, a `cluster` as `meta.their_cluster`; `url`, `date` and `language` of its
-    metadata become the document's. WarcReader gives pages, not text. They go to `raw`, for `html` or an extractor.
-    datatrove skips records without text and broken lines, and at most logs them, so they are not counted here. Prefer
-    this project's own reader of a format where there is one.
+    The id that a record has in its file is kept as `meta.id`, a value `cluster` as `meta.their_cluster`. `url`, `date`
+    and `language` in datatrove's metadata become those of the document. WarcReader gives pages, not text; a page goes
+    to `raw`, from which the step `html` or another extractor makes the text. datatrove skips records without text and
+    broken lines, and at most logs them, so this reader cannot count them. If this project has its own reader for a
+    format, prefer that one.
     """
 
     name = "datatrove"

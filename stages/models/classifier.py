@@ -23,9 +23,9 @@ GOOD, REST = "hq", "lq"
 
 @dataclass(frozen=True)
 class Scores:
-    """A classifier's results for n texts, in steps of the grid of `quality`. `probabilities` are those of its labels,
-    int64[n, labels]. `score` is int64[n], the probability of the target or the expected grade; None where the
-    classifier chooses among labels."""
+    """A classifier's results for n texts, as integers in steps of the grid of the step `quality`. `probabilities` are
+    those of its labels, int64[n, labels]. `score` is the probability of the target label or the expected grade,
+    int64[n]; it is None if the classifier chooses among labels."""
 
     labels: list[str]
     probabilities: NDArray[np.int64]
@@ -45,8 +45,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A fastText model with its labels, in the order of grades or of the alphabet. `table` is the content of its
-    calibration file."""
+    """A fastText model with its labels, in the order of grades or of the alphabet. `kind` is "binary", "grades" or
+    "labels". `target` is the good label of a binary classifier, otherwise None. `table` is the content of the
+    calibration file; None: there is none."""
 
     model: FastText
     kind: str

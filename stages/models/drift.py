@@ -1,11 +1,11 @@
-"""Measures whether data has moved away from the data that a classifier's threshold was chosen on.
+"""Measures whether data has changed since a classifier's threshold was chosen.
 
 A *profile* of a corpus (part of a model card) records how its scores, lengths and languages are distributed; `compare`
-compares other texts with it. A distribution gets two numbers: the population stability index over ten bins of equal
-shares, which says how much has moved, and (for scores) the Kolmogorov-Smirnov distance, which says whether that is more
-than chance. By convention, an index below 0.1 means no change, and an index of 0.25 or more means another population.
-Small samples have an index of about (bins - 1)(1/n + 1/m) by chance, so only an index beyond three times this noise
-counts.
+compares other texts with it. The comparison gives two numbers. For every distribution, the population stability index
+over ten bins of equal shares says how large the change is. For scores, the Kolmogorov-Smirnov distance also says
+whether the change is more than chance. By convention, an index below 0.1 means no change, and an index of 0.25 or more
+means another population. Two samples of n and m documents from the same population have an index of about (bins -
+1)(1/n + 1/m) by chance, so only an index above three times this noise counts.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ def compare(was: dict[str, Any], texts: Sequence[str], scores: Scores) -> dict[s
     """Compare other texts with a profile.
 
     Returns:
-        {"verdict": "same", "watch", "drift" or "too_few" (the worst of the parts), "documents", and for each of
-        "scores", "lengths", "languages", "labels" that both have: {"index", "noise", "verdict"}; "scores" also has
-        "distance" and "critical", "labels" and "languages" have "moved", what changed most: [[name, was, is], …]}
+        {"verdict": "same", "watch", "drift" or "too_few" (the worst verdict of the parts), "documents", and a part for
+        each of "scores", "lengths", "languages" and "labels" that both the profile and the texts have: {"index",
+        "noise", "verdict"}}. The part "scores" also has "distance" and "critical". The parts "labels" and "languages"
+        also have "moved", the names whose shares changed most: [[name, share before, share now], …].
     """
     n, m = was["documents"], len(texts)
     out: dict[str, Any] = {"documents": m}
@@ -108,7 +109,8 @@ def _moved(was: dict[str, Any], values: NDArray[np.float64], n: int, m: int) -> 
 
 
 def _mix(was: dict[str, int], now: Counter[str]) -> dict[str, Any]:
-    """Compares the shares of names. All names beyond the commonest ones count together as one."""
+    """Compares the shares of names (languages or labels). All names except the most frequent ones count together as
+    one."""
     common = [name for name, _ in (Counter(was) + now).most_common(_LANGUAGES)]
     n, m = sum(was.values()), sum(now.values())
     a, b = [was.get(name, 0) for name in common], [now[name] for name in common]

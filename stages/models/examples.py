@@ -2,10 +2,10 @@
 
 Texts are identified by their content: the hash of their words in lower case. A text that occurs twice under one label
 counts once. A text under two labels teaches nothing and is left out. Near-duplicates (an article and its reprint) go to
-the same side of the split: MinHash over word 5-grams proposes pairs that share one of 20 bands of 5 hashes, and pairs
-that agree in half of the 100 hashes are one cluster. A cluster's side is a pseudo-random function of the seed and its
-smallest content hash, so it depends neither on the order of texts nor on the names of files, and adding texts seldom
-moves a cluster.
+the same side of the split. MinHash over word 5-grams proposes pairs that share one of 20 bands of 5 hashes, and pairs
+that agree in at least half of the 100 hashes belong to one cluster. The side of a cluster is a pseudo-random function
+of the seed and the smallest content hash in the cluster. It therefore does not depend on the order of texts or on the
+names of files, and added texts seldom change the side of a cluster.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 #: sides of the split
 SIDES = ("train", "calibrate", "test")
 _BANDS, _ROWS, _AGREE = 20, 5, 50
-#: characters that fastText takes for white space; words that it takes for labels; the word at which fastText stops
-#: reading a text, with everything after it
+#: _SPACE: characters that fastText takes for white space. _LABEL: words that it takes for labels. _END: the word at
+#: which it stops reading a text, with everything after it.
 _SPACE = " \n\r\t\v\f\0"
 _LABEL = re.compile(rf"(?<![^{_SPACE}])__label__[^{_SPACE}]*")
 _END = re.compile(rf"(?<![^{_SPACE}])</s>(?![^{_SPACE}]).*", re.DOTALL)

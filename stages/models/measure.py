@@ -1,8 +1,9 @@
 """Measures how well scores separate good documents from others (ROC-AUC, average precision, calibration error, with
 their uncertainty), and how far two samples of scores are apart.
 
-Scores are float64[n], truths bool[n]; ties are counted as half (AUC) or as one step (average precision). Bootstraps
-draw documents with replacement from a seeded PCG64, whose bit stream numpy does not change.
+Scores are float64[n], truths bool[n]. Of tied documents, a pair counts as half in the AUC, and all count as one step in
+the average precision. Bootstraps draw documents with replacement by a seeded PCG64, whose bit stream is the same in all
+versions of numpy.
 """
 
 from __future__ import annotations
@@ -127,10 +128,10 @@ def brier(probabilities: ArrayLike, good: ArrayLike) -> float:
 
 
 def threshold_keeping(scores: ArrayLike, share: float) -> float:
-    """The lowest score t such that at most `share` of the documents have `score >= t`.
+    """The lowest score t for which at most a share `share` of the documents have `score >= t`.
 
-    If more documents than that tie for the highest score, no score meets this condition, and the result is above every
-    score.
+    If more documents than this share have the highest score, no score meets the condition, and the result is above
+    every score.
     """
     ordered = np.sort(np.asarray(scores, np.float64))[::-1]
     wanted = int(np.floor(share * len(ordered) + 1e-9))

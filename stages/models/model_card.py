@@ -40,8 +40,9 @@ def read(path: str | Path) -> dict[str, Any]:
 def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
     """For each label the words that speak most for it: [word, strength, times seen], the strongest first.
 
-    The strength is what one occurrence adds to the logit of the label, less the mean of the others, times ln(1 + times
-    seen): the model memorises a word seen only twice, so that word says little about other texts.
+    The strength of a word is what one occurrence adds to the logit of the label, minus the mean of what it adds to the
+    other labels, times ln(1 + times seen). The last factor lowers rare words: the model memorises a word that it has
+    seen only twice, so such a word says little about other texts.
     """
     words, counts, vectors, outputs, order = model.matrices()
     at = [i for i, (word, n) in enumerate(zip(words, counts)) if n >= SEEN and word.isalpha()]

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 #: most labels of a classifier, and most bytes of one
 MOST_LABELS, LONGEST_LABEL = 1000, 100
-#: most texts of a reference corpus that are scored: the share that a threshold keeps is then known to 0.3 % (95 %)
+#: most texts of a reference corpus that are scored; with this many, the share that a threshold keeps is known to 0.3 %
+#: (at 95 % confidence)
 MOST_REFERENCE = 50_000
 
 
@@ -59,10 +60,11 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
           intended_use: str = "", license: str = "") -> dict[str, Any]:
     """Train on (label, text) pairs, and write the model to `out` and its other files beside it. Returns the card.
 
-    Two labels `hq` and `lq`, or two numbers, make a binary classifier for `hq` or the greater one; three numbers or
-    more make grades, whose score is the expected grade; anything else is a choice of labels. `held_out` of the texts
-    are kept from training, half of them to calibrate and half to judge. With a `reference` corpus, the card gives the
-    threshold that keeps the best share `keep` of its texts, measured on those that were not trained on. `data`,
+    The labels decide the kind of the classifier. Two labels `hq` and `lq`, or two numbers, make a binary classifier,
+    whose score is the probability of `hq` or of the greater number. Three numbers or more are grades, and the score is
+    the expected grade. Any other labels make a classifier that chooses among labels. A share `held_out` of the texts is
+    kept from training, half of it to calibrate and half to judge. With a `reference` corpus, the card gives the
+    threshold that keeps the best share `keep` of the corpus' texts, measured on texts that were not trained on. `data`,
     `intended_use` and `license` go into the card as they are.
 
     Raises:
@@ -104,8 +106,8 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
             if scores.score is not None and texts:
                 card["threshold"] = counts | _threshold(texts, scores.score, keep)
             profiles["reference"] = drift.profile(texts, scores)
-        # the model is written last, so that an interruption leaves no model without its table; a table of another model
-        # is refused
+        # the model is written last, so that after an interruption there is no new model without its calibration table;
+        # the table of another model is refused
         if found.table is not None:
             _write(beside(out, "calibration.json"), json.dumps(found.table, separators=(",", ":")) + "\n")
         _write(beside(out, "card.md"), model_card.markdown(card))
@@ -165,7 +167,8 @@ def _fit(part: list[Example], settings: Settings, seed: int, model: Path) -> Non
 
 
 def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Classifier:
-    """The classifier with its calibration, or without one where the texts are too few to fit one for every label."""
+    """The classifier with a calibration fitted on `part`; unchanged if there are too few texts to fit one for every
+    label."""
     said = classifier.raw([e.text for e in part])
     one = round(1 / Quality.grid)
     tables: dict[str, Any] = {}
@@ -235,8 +238,8 @@ def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | Non
 
 def _unseen(drawn: list[tuple[str, str]], trained: set[str]) -> tuple[list[str], dict[str, int]]:
     """Texts of the reference corpus that were not trained on, and counts for the card. The model is surer of texts it
-    was trained on, so a threshold chosen by them would keep another share of new texts. If too few are left, all texts
-    are returned."""
+    was trained on, so a threshold chosen by such texts would keep another share of new texts. If too few texts were not
+    trained on, all texts are returned."""
     unseen = [text for key, text in drawn if key not in trained]
     if len(unseen) < drift.LEAST:
         return [text for _, text in drawn], {"left_out": 0, "trained_on": len(drawn) - len(unseen)}
@@ -249,7 +252,8 @@ def _threshold(texts: list[str], scores: NDArray[np.int64], keep: float) -> dict
     least = measure.threshold_keeping(scores, keep)
     kept = scores >= least
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts], np.float64)
-    # a threshold above every score is raised to the next step of the grid, which no document of the reference reaches
+    # a threshold above every score is rounded up to the next step of the grid, which no document of the reference
+    # reaches
     step = int(np.ceil(least))
     return {"min": round(step * Quality.grid, 10), "asked": keep, "documents": len(texts),
             "kept": round(float(kept.mean()), 4), "kept_bytes": round(float(sizes[kept].sum() / sizes.sum()), 4)}

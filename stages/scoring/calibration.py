@@ -1,14 +1,14 @@
 """Turns a classifier's scores into probabilities: fitted once on held-out documents, applied as a table of integers.
 
 fastText is overconfident: of the documents to which it gives 0.999, perhaps two in three are good. A calibration is a
-monotone, piecewise linear map between scores on the grid of the stage (integers 0 … 10⁶ for 0 … 1), so that applying it
-is integer arithmetic with the same result on every machine. It never reverses the order of two documents, but
-neighbours may tie.
+monotone, piecewise linear map from scores to probabilities. Both are integers, in steps of the stage's grid (0 … 10⁶
+for 0 … 1), so applying the map is integer arithmetic with the same result on every machine. The map never reverses the
+order of two documents, but two neighbours may get the same probability.
 
-There are two ways to fit it. Where there are enough documents, it is *isotonic* regression: adjacent violators are
-pooled, and lines join the centres of the blocks (Oron and Flournoy 2017). Otherwise it is *Platt*'s sigmoid on the
-log-odds with his smoothed targets (Platt 1999, by the Newton steps of Lin, Lin and Weng 2007), tabulated at 257 points.
-The file is JSON::
+There are two ways to fit the map. With 1,000 documents or more, and always for grades, it is *isotonic* regression:
+adjacent violators are pooled, and lines join the centres of the blocks (Oron and Flournoy 2017). With fewer documents
+it is *Platt*'s sigmoid on the log-odds with his smoothed targets (Platt 1999, by the Newton steps of Lin, Lin and Weng
+2007), tabulated at 257 points. The file is JSON::
 
     {"format": "tokenmill-calibration/1", "model_sha256": …, "grid": 1e-06, "method": "isotonic", "documents": 5120,
      "labels": {"hq": [[0, 310], [17, 620], …, [1000000, 998000]]}, "grade": null}
@@ -63,8 +63,8 @@ class Table:
 
 
 def fit(scores: ArrayLike, truths: ArrayLike, low: int, high: int, graded: bool = False) -> tuple[str, Knots] | None:
-    """(method, knots) for scores int64[n] and truths float64[n], both on the grid and in low … high. None if there are
-    too few documents, or if all scores or all truths are equal.
+    """Fit a map to scores int64[n] and truths float64[n], both in steps of the grid and in low … high. Returns (method,
+    knots), or None if there are too few documents, or if all scores or all truths are equal.
 
     Truths of a label are `low` or `high`. Truths of grades may lie between, which only isotonic regression can fit.
     """
@@ -136,7 +136,7 @@ def _log_odds(x: NDArray[np.int64], top: int) -> NDArray[np.float64]:
 
 
 def _ascending(knots: Knots) -> Knots:
-    """The knots with one value for each score, raised where they would descend."""
+    """The knots with a single value for each score. A value that is below the one before it is raised to that one."""
     out: Knots = []
     for x, y in knots:
         if out and x <= out[-1][0]:

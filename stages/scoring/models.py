@@ -70,8 +70,8 @@ def _labels(path: str, *_file: int) -> frozenset[str]:
 
 
 def load(path: str | Path) -> WordSums | FastText:
-    """A fastText classifier for callers that need only the most probable label. It is a `WordSums`, or the library's
-    where `WordSums` cannot read the model."""
+    """Load a fastText classifier for a caller that needs only the most probable label. Returns a `WordSums`, or a
+    `FastText` (which runs fastText's own library) if `WordSums` cannot read the model."""
     from stages.scoring.word_sums import UnknownFormat, WordSums
 
     try:

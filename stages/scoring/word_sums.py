@@ -1,20 +1,24 @@
-"""A fastText classifier that remembers what each word contributes.
+"""A fastText classifier that keeps in a cache what each word contributes to a prediction.
 
-fastText's answer depends on the mean over the vectors of all words of a text and of the character n-grams inside each
-word. The n-grams of a word are always the same, so their sum is kept for every word that was seen. A text then costs
-one look-up and one addition per word, where the library hashes and looks up some thirty n-grams. Few words make up most
-of a text (Zipf); the sum of a new word is computed from the model's own matrix.
+fastText's prediction depends on the mean over the vectors of all words of a text and of the character n-grams inside
+each word. The n-grams of a word are always the same, so the sum of their vectors is kept for every word that occurred.
+A text then costs one look-up and one addition per word, where fastText's library hashes and looks up some thirty
+n-grams per word. Most of a text consists of few different words (Zipf). The sum of a new word is computed from the
+model's matrix.
 
-The predictions are the library's up to the order of additions: it adds n-gram by n-gram in float32, while a word's
-n-grams are added first here, in float64. That changes a probability by 1e-6, or 1e-5 where thousands of n-grams are
-equal. A word's sum is the same whether it was kept or not, so predictions do not depend on earlier texts.
+The predictions differ from the library's only by the order of additions: the library adds n-gram by n-gram in float32,
+while this module first adds the n-grams of each word, in float64. This changes a probability by 1e-6, or by 1e-5 if
+thousands of n-grams are equal. The sum of a word is the same whether it comes from the cache or is computed anew, so
+predictions do not depend on earlier texts.
 
-It reads models of the library's file version 12 that are supervised, without word n-grams, with the loss `softmax` or
+The module reads supervised models of the library's file version 12 without word n-grams, with the loss `softmax` or
 `hs`, quantised or not: lid.176.ftz and .bin, GlotLID, OpenLID. The matrix of a model that is not quantised stays in the
-file and is mapped, so that workers share it. Source of the format: fastText 0.9.2 (`fasttext.cc`, `dictionary.cc`,
-`productquantizer.cc`). Words are identified by 64 bits of hash: among a million, two collide with a probability of
-3e-8. The hash is seeded anew for each model that is loaded, so that an attacker cannot write words that collide, or
-that all fall into one slot; no result depends on the seed.
+file, which is memory-mapped, so that workers share it. Source of the format: fastText 0.9.2 (`fasttext.cc`,
+`dictionary.cc`, `productquantizer.cc`).
+
+Words are identified by a hash of 64 bits: among a million words, two have the same hash with a probability of 3e-8. The
+hash gets a new random seed for each model that is loaded, so that an attacker cannot write words that have the same
+hash, or that all fall into one slot of a table. No result depends on the seed.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from stages.text.compiled import njit
 
 _MAGIC, _VERSION, _SUPERVISED, _HS, _SOFTMAX = 793712314, 12, 3, 1, 3
 _EOS, _LABEL = b"</s>", b"__label__"
-#: bytes of the sums that are kept, and most words; when they are full, all are dropped
+#: most bytes of the sums that are kept, and most words; when a limit is reached, all sums are dropped
 KEPT, WORDS = 128 << 20, 1 << 18
 
 
@@ -145,8 +149,8 @@ def _matrix(data: mmap.mmap, at: int, path: str | Path) -> tuple[np.ndarray, int
 
 
 def _centroids(data: mmap.mmap, at: int, codes: np.ndarray) -> tuple[np.ndarray, int]:
-    """Returns (float32 (rows, dim), the vectors that the codes of a product quantizer, uint8 (rows, parts), stand for;
-    the offset after the quantizer)."""
+    """Decode the codes of a product quantizer that the file holds at an offset. `codes` is uint8 (rows, parts). Returns
+    (the vectors for the codes, float32 (rows, dim); the offset after the quantizer)."""
     dim, parts, width, last = struct.unpack_from("<4i", data, at)
     end = at + 16 + 4 * dim * 256
     values = np.frombuffer(data[at + 16:end], np.float32)
@@ -159,8 +163,8 @@ def _centroids(data: mmap.mmap, at: int, codes: np.ndarray) -> tuple[np.ndarray,
 
 def _tree(counts: list[int]) -> np.ndarray:
     """Huffman's tree over labels (hierarchical softmax), int32 (labels - 1, 2): the two children of each inner node.
-    With L labels, a child below L is a label, and a child n >= L is the inner node
-    in row n - L. The last row is the root."""
+    With L labels, a child below L is a label, and a child n >= L is the inner node in row n - L. The last row is the
+    root."""
     size = len(counts)
     weight = [*counts, *[10**15] * (size - 1)]
     tree = np.empty((size - 1, 2), np.int32)
@@ -218,8 +222,8 @@ def _enter(words: Any, seed: int, hashes: Any, values: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, rows: Any, total: Any) -> int:
-    """Add to `total` the row of a word, if it has one, and the rows of the n-grams of the word written as <word>.
-    Returns the number of rows added."""
+    """Add to `total` the row of a word, if the word has one, and the rows of its character n-grams (those of the string
+    "<word>", with < and > at its ends). Returns the number of rows added."""
     shortest, longest, bucket, first = grams
     count = 0
     if row >= 0:
@@ -266,7 +270,8 @@ def _starts(data: Any, begin: int, end: int, word: Any) -> bool:
 
 @njit(cache=True, nogil=True)
 def _mean(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: Any, rows: Any, hidden: Any) -> int:
-    """Add up all words of a text that ends with a line break. Returns the number of rows added."""
+    """Add to `hidden` the sums of all words of a text, which must end with a line break. Returns the number of rows
+    added."""
     sums, counts, hashes, at, used = kept
     total = np.zeros(rows.shape[1])
     single = np.zeros(rows.shape[1], np.float32)
@@ -311,7 +316,8 @@ def _mean(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: 
 
 @njit(cache=True, nogil=True)
 def _end(seed: int, vocabulary: Any, rows: Any, hidden: Any) -> int:
-    """Add the end of a line, which is a word without n-grams. Returns the number of rows added."""
+    """Add to `hidden` the row of the end of a line, which is a word without n-grams. Returns the number of rows added,
+    1 or 0."""
     h = _hash(_EOS, 0, len(_EOS), seed)
     known = _find(vocabulary[0], h)
     if vocabulary[0][known] != h:
