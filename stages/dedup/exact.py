@@ -4,8 +4,10 @@
     - {exact: {by: both}}          # first one document per URL, then one document per text
 
 Of equal documents, the one from the first dataset in `priority:` stays. Of several from that dataset the longest stays,
-and of equally long ones the one with the smallest id. The work consists of three waves of tasks. If both URL and text
-are compared, the first two waves run for the URL and then for the text.
+and of equally long ones the one with the smallest id. The work consists of three waves of tasks; the tasks of a wave
+may run at the same time. They read side tables, in which the pass before the barrier has stored the hashes of the
+documents in each part (an output file of that pass). If both URL and text are compared, the first two waves run for the
+URL and then for the text.
 
     map     a group of parts     → one record per hash: the group's best document with that hash
     reduce  a range of hashes    → survivors: the document that stays for each hash that occurs more than once, sent to

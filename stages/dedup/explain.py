@@ -52,8 +52,8 @@ def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *,
     """Compare two texts, whose languages are `languages`, as `minhash` does with this recipe config. The result quotes
     at most `excerpts` stretches of each text that no common n-gram covers, with at most `words` words each.
 
-    Band keys were computed before personal data was scrubbed, so on stored texts `shared_bands` may be lower than it
-    was.
+    For the deduplication, band keys were computed before personal data was scrubbed. Computed from the stored texts,
+    `shared_bands` may therefore be lower than it was then.
     """
     barrier = MinHash(dict(config or {}))
     c = barrier.config

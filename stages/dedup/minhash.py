@@ -1,14 +1,14 @@
 """Near-duplicate removal by MinHash-LSH with verification: the recipe step `minhash` and the stage for its signatures.
 
     - {minhash: {verify: 0.75}}                          # ours: LSH finds candidates, word 5-grams decide
-    - {minhash: {dialect: datatrove, verify: null}}      # FineWeb's: all but one document of every LSH cluster go
+    - {minhash: {dialect: datatrove, verify: null}}      # FineWeb's: of every LSH cluster only one document is kept
     - {minhash: {dialect: datatrove, hash: xxhash, words: language, verify: null}}            # FineWeb-2's
 
-Signatures are computed in the pass before the barrier. The barrier itself consists of waves of tasks over groups of
-parts (see `fragment`):
+Signatures are computed in the pass before the barrier (the step that compares all documents). The barrier itself
+consists of waves of tasks; most tasks handle a group of parts, which are output files of that pass (see `fragment`):
 
     bands     side tables          → band keys by range, combined within the group    stages.dedup.lsh:BandMap
-    links     ranges of band keys  → edges between the documents under one key        stages.dedup.lsh:BandReduce
+    links     ranges of band keys  → edges between the documents that share a key     stages.dedup.lsh:BandReduce
     clusters  edges                → connected components                             stages.dedup.cluster:Clusters
               (above 30 M edges by rounds of tasks: waves spread, star, star …)       stages.dedup.stars
     shingles  texts of candidates  → their shingle sets, by cluster                   stages.dedup.verify:Shingles

@@ -29,7 +29,7 @@ _MEMBERS, _BYTES = 100_000, 4 << 30
 
 
 class Blacklists:
-    """Some categories of an archive, ready to look up hosts and URLs."""
+    """Looks up hosts and URLs in some categories of an archive."""
 
     def __init__(self, archive: Path, categories: tuple[str, ...]) -> None:
         """Raises ValueError that names the archive when the archive lacks a category or cannot be read."""
@@ -129,7 +129,8 @@ def _write(archive: Path, categories: tuple[str, ...], kind: str, path: Path) ->
 
 
 def _lists(tar: tarfile.TarFile, wanted: dict[str, int]) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """(category number, lines) of the wanted members in the order of the archive, which is read once."""
+    """Yield (category number, lines) of the wanted members, in the order of the archive, so that it is read only
+    once."""
     for member in tar:
         label = wanted.get(member.name)
         if label is not None and member.isreg():

@@ -1,4 +1,5 @@
-"""Puts scores into buckets of equal weight: quality vigintiles per topic or language, CCNet's head, middle and tail."""
+"""Puts scores into numbered buckets: twenty of equal weight (vigintiles) per topic or language, or CCNet's three (head,
+middle and tail)."""
 
 from __future__ import annotations
 
@@ -168,14 +169,14 @@ class Weights:
 
 
 def vigintiles(buckets: int = 20) -> list[Fraction]:
-    """The shares that cut the whole into buckets of equal weight."""
+    """The shares of the whole weight that separate buckets of equal weight: 1/20, 2/20 … 19/20 for twenty buckets."""
     if not 2 <= buckets <= MOST_BUCKETS:
         raise ValueError(f"{buckets} buckets; 2 … {MOST_BUCKETS} are possible")
     return [Fraction(k, buckets) for k in range(1, buckets)]
 
 
 class Fit:
-    """Collects scores of documents by group and computes the edges.
+    """Collects scores of documents by group and computes the edges of the buckets.
 
     `add` takes columns with one value per document: groups (None if `by` is None), {score: float64 values, NaN for a
     document without the score}, and integer weights.

@@ -98,7 +98,7 @@ class DclmLines(Stage):
         return "dclm_words_cut" if cut > self.config.max_words_cut else None
 
     def _edited(self, text: str) -> str:
-        """The text after all modifiers; empty if nothing is left."""
+        """The text after all cuts; empty if nothing is left."""
         config, lines = self.config, text.split("\n")
         limit = config.max_uppercase
         lines = _stripped([line for line in lines if not line or uppercase(line) / len(line) <= limit])

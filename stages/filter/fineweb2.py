@@ -1,4 +1,5 @@
-"""FineWeb-2's filters: FineWeb's and Gopher's rules with thresholds, stop words and words of each language."""
+"""FineWeb-2's filters: FineWeb's and Gopher's rules with thresholds, stop words and word splitting for each
+language."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 Rule = Literal["consistency", "list_case", "length", "technical", "cursed"]
 
-#: the end of a sentence. A run of . ! ? is matched only at its beginning, so that a long one is read once.
+#: the end of a sentence. A run of . ! ? is matched only from its beginning, so that a long run is not searched again
+#: from each of its marks.
 _BREAK = re.compile(r"(?<![.!?])[.!?]++\s+")
 _TECHNICAL = re.compile(r"[0-9{}+/()>]")
 #: "cursed substrings": found by auditors on pages without proper text

@@ -13,8 +13,8 @@ from stages.stage import signal as setting
 if TYPE_CHECKING:
     from stages.document import Document
 
-#: where a sentence ends: after its mark (and quotes) or at the end of a line. A run of marks is matched only at its
-#: beginning, so that a long one is read once.
+#: where a sentence ends: after its punctuation mark (and quotes) or at the end of a line. A run of marks is matched
+#: only from its beginning, so that a long run is not searched again from each of its marks.
 _END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]{0,3}\s+|[。！？]+[」』”’]{0,3}\s*|\n\s*")
 
 
@@ -24,8 +24,9 @@ class Toxicity(Stage):
     The classifier is read and calibrated as in `quality`, but high scores are dropped. Dolma (arXiv 2402.00159, section
     5) scores sentences by two models of the Jigsaw comments (labels `toxic` and `nsfw`) and removes those above 0.4. To
     do the same, use this step once for each model, with `{model: …, max: null, max_sentence: 0.4}` and a `signal` of
-    its own. Two things differ from Dolma: a sentence ends here at a mark followed by white space, an East Asian mark or
-    the end of a line (Dolma uses a splitter for English), and the white space after a sentence is cut with it.
+    its own. Two things differ from Dolma: in this step a sentence ends at a punctuation mark followed by white space,
+    an East Asian mark or the end of a line (Dolma uses a splitter for English), and the white space after a sentence is
+    cut with it.
 
     Signals: `toxicity`, the score of the document before any cut, and, with `max_sentence`, `toxicity_cut`, the share
     of its characters that were cut. Reasons: the signal's name, and `toxicity_all` when nothing is left.

@@ -41,7 +41,7 @@ class Url(Stage):
     reasons: `domain` or `subdomain` (the registered domain or the whole host is in the list of domains), `url` (the URL
     is in the list of URLs), `hard_blacklisted` (a hard word occurs; words are runs of letters and digits, with their
     case), `soft_blacklisted` (enough soft words occur), `blacklisted_subword` (a strict word occurs in the letters and
-    digits of the URL). Public suffixes are those of tldextract's snapshot, never fetched.
+    digits of the URL). Public suffixes are those of tldextract's snapshot; nothing is fetched from the network.
 
     Dialect `dclm` follows DCLM at commit c7ed275 (`url_substring_filter` in `dclm_baseline_refinedweb.yaml`), which
     ignores case. The rule `domain` looks up the host with its port and without every "www" (so that `www.bad.com` is
@@ -146,7 +146,7 @@ class Url(Stage):
         doc.signals["url_soft_words"] = len(words & self._soft)
         host = self._split(url)
         registered = f"{host.domain}.{host.suffix}" if host.domain and host.suffix else ""
-        # An IP address or "localhost" has neither; an empty name is not looked up.
+        # an IP address or "localhost" has no registered domain; an empty name is not looked up
         if registered and any(registered in blocked for blocked in self._domains):
             return "domain"
         if host.fqdn and any(host.fqdn in blocked for blocked in self._domains):

@@ -105,8 +105,8 @@ class Where(Stage):
             return self
 
         def refuses(self, source: str, language: str | None, script: float | None) -> str:
-            """The condition, `source` or `language`, that a document does not meet, or "". `script` is the number of
-            the document's script, if known."""
+            """The condition that a document does not meet, "source" or "language"; "" if it meets both. `script` is the
+            number of the document's script, if known."""
             if self.source is not None and source not in self.source:
                 return "source"
             code = CODES.get(int(script or 0), "")
@@ -140,7 +140,7 @@ class Where(Stage):
 
     @staticmethod
     def apart(one: Config, other: Config) -> bool:
-        """Whether no document meets the conditions of both."""
+        """Whether no document can meet the conditions of both configs."""
         if one.source is not None and other.source is not None and set(one.source).isdisjoint(other.source):
             return True
         if one.language is not None and other.language is not None and not any(

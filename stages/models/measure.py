@@ -90,8 +90,8 @@ class Ranking:
 
 def bootstrap(measures: Mapping[str, Callable[[Floats], float]], n: int, seed: int,
               resamples: int = RESAMPLES) -> dict[str, Floats]:
-    """float64[resamples] of each measure. All measures use the same draws, so that differences between two of them are
-    paired.
+    """Returns the values of each measure on resampled documents, float64[resamples]. All measures use the same draws,
+    so that differences between two of them are paired.
 
     Each measure is called with an array that says how often each of the `n` documents was drawn.
     """

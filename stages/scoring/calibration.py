@@ -43,7 +43,7 @@ class CalibrationError(ValueError):
 
 
 class Table:
-    """One monotone map of grid integers.
+    """A monotone, piecewise linear map from integers to integers, given by its knots.
 
     >>> Table([[0, 100], [1000, 300]])(500)
     200
@@ -147,7 +147,7 @@ def _ascending(knots: Knots) -> Knots:
 
 
 def read(path: str | Path, model_sha256: str | None = None) -> dict[str, Any]:
-    """The file as a dict, its knots checked.
+    """Read a calibration file as a dict, and check its knots.
 
     Raises:
         CalibrationError: not this format, knots that do not ascend, or made for a model other than `model_sha256`

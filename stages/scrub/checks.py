@@ -66,7 +66,7 @@ def ean(digits: str) -> bool:
 
 
 def date(year: int, month: int, day: int) -> bool:
-    """Whether the date exists. A year below 100 may be of any century."""
+    """Whether the date exists. A year below 100 stands for that year of any century."""
     if not (1 <= month <= 12 and 1 <= day <= _DAYS[month - 1]):
         return False
     if (month, day) != (2, 29) or year % 4:

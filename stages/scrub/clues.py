@@ -69,7 +69,7 @@ class Clues:
 
     @cached_property
     def _numbers(self) -> list[tuple[int, Span]]:
-        """(number of digits, span) of every number that may have FEWEST_DIGITS digits."""
+        """(number of digits, span) of every number, except numbers that are too short for FEWEST_DIGITS digits."""
         if self._plain:
             spans = [m.span() for m in _NUMBER.finditer(self.text) if m.end() - m.start() >= FEWEST_DIGITS]
             counts = [len(_NOT_DIGITS.sub("", self.text[start:end])) for start, end in spans]
@@ -93,7 +93,7 @@ class Clues:
 
     @cached_property
     def near_numbers(self) -> list[Span]:
-        """Numbers of at least FEWEST_DIGITS digits with the text around them."""
+        """Spans of numbers of at least FEWEST_DIGITS digits, with the text around them."""
         return self._around(self.numbers(FEWEST_DIGITS))
 
     @cached_property

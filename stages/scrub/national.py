@@ -31,7 +31,7 @@ _RUN = re.compile(r"[0-9]+(?:[ .\-/+\u00a0][0-9]+)*")
 _WORD = re.compile(r"[0-9]+(?:[.\-/+][0-9]+)*")
 _SIZES = re.compile(r"[0-9]+")
 _NOT_VALUE = str.maketrans("", "", " .-/+\u00a0")
-#: Long runs are searched in pieces of _PIECE characters. They overlap by more characters than any number has.
+#: Long runs are searched in pieces of _PIECE characters. The pieces overlap by more characters than any number has.
 _PIECE, _OVERLAP = 400, 64
 #: most groups of a number separated by blanks ("1 85 05 78 006 084 36")
 _MOST_GROUPS = 7
@@ -43,7 +43,7 @@ class Finder:
     def __init__(self, rules: Sequence[Rule], anywhere: bool = False) -> None:
         """Weak forms count only after a word for such numbers; with `anywhere`, they need no word before them."""
         self.forms: dict[str, list[tuple[Rule, re.Pattern[str] | None]]] = {}
-        #: gate → (pattern, rule, words) of the rules behind it
+        #: gate → (pattern, rule, words) of the rules that have this gate
         self.letters: dict[str, list[tuple[re.Pattern[str], Rule, re.Pattern[str] | None]]] = {}
         for rule in rules:
             words = re.compile(rf"(?<![^\W\d_])(?:{rule.words})(?![^\W\d_])", re.IGNORECASE) \

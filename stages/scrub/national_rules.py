@@ -51,12 +51,12 @@ def _us(v: str) -> bool:
 
 
 def _ca(v: str) -> bool:
-    """Social Insurance Number (ESDC): Luhn, does not begin with 0 or 8."""
+    """Social Insurance Number (ESDC): Luhn's check; the first digit is not 0 or 8."""
     return v[0] not in "08" and luhn(v)
 
 
 def _nino(v: str) -> bool:
-    """National Insurance number (HMRC NIM39110): not one of the prefixes that are never assigned."""
+    """National Insurance number (HMRC NIM39110): the prefix is not one of those that are never assigned."""
     return v[:2] not in ("BG", "GB", "KN", "NK", "NT", "TN", "ZZ")
 
 
@@ -86,7 +86,7 @@ def _fr(v: str) -> bool:
 
 
 def _fr_dated(v: str) -> bool:
-    """For NIRs written as digits alone: sex 1 or 2, and a month of the calendar."""
+    """`_fr` for NIRs written as digits alone: the sex must be 1 or 2, and the month 1 to 12."""
     return v[0] in "12" and 1 <= int(v[3:5]) <= 12 and _fr(v)
 
 
@@ -133,7 +133,8 @@ def _be(v: str) -> bool:
 
 
 def _be_dated(v: str) -> bool:
-    """For numbers written as digits alone: the date of birth is known, and BIS numbers do not count."""
+    """`_be` for numbers written as digits alone: the date of birth must be a full date, and BIS numbers do not
+    count."""
     return yymmdd(v) and _be(v)
 
 
@@ -210,13 +211,13 @@ def _cn(v: str) -> bool:
 
 
 def _kr(v: str) -> bool:
-    """Resident registration number (until October 2020): date, check digit modulo 11."""
+    """Resident registration number (issued until October 2020): date of birth, number, check digit modulo 11."""
     check = (11 - weighted(v, (2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5)) % 11) % 10
     return yymmdd(v) and check == int(v[12])
 
 
 def _kr_dated(v: str) -> bool:
-    """Resident registration number issued since October 2020: no check digit."""
+    """Resident registration number (issued since October 2020): date of birth, number without a check digit."""
     return yymmdd(v) and v[6] in "12345678"
 
 
@@ -233,7 +234,7 @@ def _za(v: str) -> bool:
 
 
 def _au(v: str) -> bool:
-    """Tax file number (ATO): nine digits, modulus 11."""
+    """Tax file number (ATO): nine digits, whose weighted sum is a multiple of 11."""
     return weighted(v, (1, 4, 3, 7, 5, 8, 6, 9, 10)) % 11 == 0
 
 
@@ -245,7 +246,7 @@ def _ro(v: str) -> bool:
 
 
 def _ch(v: str) -> bool:
-    """AHV number (ZAS): 756 and a GS1 check digit."""
+    """AHV number (ZAS): begins with 756, ends with a GS1 check digit."""
     return v.startswith("756") and ean(v)
 
 

@@ -18,7 +18,8 @@ _ATOMS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 #: an address has at most 320 characters (RFC 3696, erratum 1690), so the domain is searched no further
 _EMAIL_LONGEST = 320
 _IPV4 = re.compile(rf"(?:{_OCTET}\.){{3}}{_OCTET}")
-#: every IPv4 or IPv6 address matches its hint, which begins with a character that few texts have often
+#: every IPv4 or IPv6 address contains a match of its hint. A hint begins with a punctuation mark, for which a text can
+#: be searched quickly.
 _IPV4_HINT = re.compile(r"\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]")
 _IPV6_HINT = re.compile(r":[0-9A-Fa-f]{0,4}:")
 _IPV6 = re.compile(r"(?<![0-9A-Fa-f:.])(?:[0-9A-Fa-f]{1,4}:|:(?=:)){2,7}:?(?:[0-9A-Fa-f]{1,4})?"

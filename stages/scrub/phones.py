@@ -6,8 +6,9 @@ separated by blanks, dots, hyphens, slashes and brackets. A trunk zero may stand
 follow. This needs no library. Numbers reserved for fiction (NANPA 555-0100 to 0199, Ofcom 07700 900000 to 900999)
 belong to nobody and stay.
 
-Local form: only when a region is given, since one country's telephone number is another's article number.
-`phonenumbers` (Google's libphonenumber) decides whether a candidate is valid there, which takes 50 µs.
+Local form: such numbers are found only if a region is given, since a telephone number of one country may be an article
+number in another. `phonenumbers` (Google's libphonenumber) decides whether a candidate is valid in the region, which
+takes 50 µs.
 """
 
 from __future__ import annotations

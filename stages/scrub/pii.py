@@ -30,7 +30,7 @@ EMAILS = ("email@example.com", "firstname.lastname@example.org")
 IPV4S = ("22.214.171.124", "126.96.36.199", "188.8.131.52", "184.108.40.206", "220.127.116.11", "18.104.22.168")
 #: documentation addresses (RFC 3849)
 IPV6S = ("2001:db8::1", "2001:db8::2")
-#: replacements for a rule or else a kind; those in angle brackets are named as in Microsoft Presidio
+#: replacements by rule or, for all other rules, by kind; those in angle brackets are named as in Microsoft Presidio
 PLACEHOLDERS: dict[str, tuple[str, ...]] = {
     "email": EMAILS, "ipv4": IPV4S, "ipv6": IPV6S, "cards": ("<CREDIT_CARD>",), "ibans": ("<IBAN_CODE>",),
     "phones": ("<PHONE_NUMBER>",), "ids": ("<NATIONAL_ID>",), "secrets": ("<SECRET_KEY>",), "wallets": ("<CRYPTO>",),

@@ -34,7 +34,7 @@ _BECH32_VALUE = {c: i for i, c in enumerate("qpzry9x8gf2tvdw0s3jn54khce6mua7l")}
 _ETHEREUM = re.compile(r"0x[0-9a-fA-F]{40}(?![0-9A-Za-z])")
 _ETHEREUM_WORDS = re.compile(r"eth(?:er(?:eum)?)?\b|erc-?20|wallet|contract|address|metamask|token|polygon|bsc\b|0x\b",
                              re.IGNORECASE)
-#: addresses per text whose EIP-55 checksum is computed (1 ms each); later ones count unchecked
+#: addresses per text whose EIP-55 checksum is computed (1 ms each); later addresses count without this check
 CHECKED = 1000
 
 
