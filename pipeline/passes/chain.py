@@ -1,9 +1,9 @@
-"""A chain of stages: it takes batches of documents through its stages, one stage after the other.
+"""Runs batches of documents through a chain of stages, one stage after the other.
 
-Every document is announced on the crash cursor before a stage sees it, so that a crash costs only that document. The
-outcome of a document does not depend on the batch it is in. When a stage that takes batches raises, its changes to the
-batch are undone and the documents go through it one by one, so that only the failing document is charged with the
-error.
+Before a stage sees documents, their row numbers are written to the crash cursor, which lies in memory shared with the
+supervising process. A crash therefore costs only the document that caused it. The outcome of a document does not depend
+on the batch it is in. When a stage that takes whole batches raises an exception, its changes to the batch are undone,
+and the documents go through this stage one by one. Only a document that fails alone is charged with the error.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ _loaded: dict[str, LoadedStage] = {}
 
 
 def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
-    """The stages of a chain, ready to use. A warm child keeps the stages of its latest chain, because models take long
-    to load. It drops all others, because a task declares memory for its own stages only."""
+    """Return the stages of a chain, loaded and set up. A warm child (a worker process that is used for several tasks)
+    keeps the stages of its latest chain, because models take long to load. It drops all other stages, because a task
+    declares memory for its own stages only."""
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
               for place, entry in enumerate(chain)]
     if gone := _loaded.keys() - set(idents):
@@ -78,15 +79,16 @@ def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
 
 
 class Chain:
-    """Takes batches of documents through the stages. `counters` gets "stages" by label, and "dropped_bytes".
-    `until_drop` says that a document goes no further than the stage that drops it."""
+    """Runs batches of documents through stages and counts them: `counters["stages"]` by stage,
+    `counters["dropped_bytes"]` by source. With `until_drop`, a document goes no further than the stage that drops
+    it."""
 
     def __init__(self, cursor: Cursor, counters: Counters, until_drop: bool) -> None:
         self.cursor, self.counters, self.until_drop = cursor, counters, until_drop
 
     def through(self, steps: list[LoadedStage], batch: Batch, sign: int = 1) -> tuple[Verdicts, Failures]:
-        """Take a batch through `steps`, which change its documents in place. `sign` -1 subtracts the batch from the
-        counters."""
+        """Run a batch through `steps`, which change its documents in place. Returns the verdicts on dropped documents,
+        and the failures. With `sign` -1, the batch is subtracted from the counters instead of added."""
         verdicts: Verdicts = {}
         failures: Failures = {}
         alive = batch
@@ -130,7 +132,9 @@ class Chain:
 
     def _apply(self, place: int, step: LoadedStage, alive: Batch, verdicts: Verdicts,
                failures: Failures) -> list[tuple[tuple[int, Document], str | None]]:
-        """Yields (item, verdict) for the documents on which the stage does not fail."""
+        """Run the documents `alive` through one stage. Returns (item, verdict) for each document on which the stage
+        does not fail; the verdict is None (keep) or the reason to drop it. The other documents are added to `failures`,
+        except those with an earlier verdict."""
         stage, foreign, after = step.stage, step.foreign, []
         whole: list[str | None] | None = None           # verdicts of the batch
         before: list[State] = []                        # the documents before the stage

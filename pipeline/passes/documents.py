@@ -1,22 +1,29 @@
-"""Runs one partition's documents through a chain of stages, in one child process: the document pass.
+"""Implements the document pass: one child process runs the documents of one partition through a chain of stages.
 
-Reads source slices, or one upstream part together with the removal slice of a barrier, and writes
+A partition is the input of one task: either slices of source files, or one part, which is the output of one earlier
+task. A part may come with the removal slice of a barrier. A barrier is a step that needs all documents at once, such as
+deduplication; its removal slice lists the rows of the part that it removes. The pass writes
 
-    kept.parquet          documents that every stage kept; or, where no stage changes one,
-    gone.parquet          the row set of the part: its rows that are gone (`stages.barrier`)
-    dropped.parquet       documents a stage dropped, with `stage` and `reason`, text passed through the scrubber
-    quarantine.parquet    records that could not be read, crashed, hung or failed a stage, with the error
-    side.STAGE-KEY.parquet  rows of a barrier's `prepare` stage for the kept documents: `row`, `id`, its columns
+    kept.parquet          documents that every stage kept
+    gone.parquet          instead of kept.parquet if no stage changes a document: a row set, which lists the rows of
+                          the part that are gone by the end of this pass (`stages.barrier`)
+    dropped.parquet       documents that a stage or the barrier dropped, with `stage` and `reason`; the scrubber has
+                          removed personal data from their texts
+    quarantine.parquet    records that could not be read, and documents on which a stage failed, crashed or hung, with
+                          the error
+    side.STAGE-KEY.parquet  a side table for a later barrier: `row`, `id` and the columns that the barrier's `prepare`
+                          stage computed for each kept document
 
-The pass between two barriers only prepares the second barrier. It leaves a row set, and the pass after the second
-barrier reads the same part. Documents that the first barrier removed are counted and written only once, by the pass
-between.
+A pass between two barriers only fills the side table of the second barrier. It leaves a row set instead of writing the
+documents again, and the pass after the second barrier reads the same part. The documents that the first barrier removed
+are counted and written to dropped.parquet only once, by the pass between the barriers.
 
-`partition` reads batches of documents, `chain` takes them through the stages, and this module writes the outcomes.
-Where only thresholds changed, `replay` copies the rows of an earlier pass whose verdict stays the same.
+`partition` reads batches of documents, `chain` takes them through the stages, and this module writes the outcomes. If
+only thresholds changed since an earlier run, `replay` copies the rows of the earlier pass whose verdict stays the same.
 
-Memory is the largest batch plus one row group plus the models, never the partition. Every document is announced on the
-crash cursor before a stage sees it, so a crash costs only that document.
+Memory: the largest batch, one row group, and the models of the stages. It does not grow with the partition. Before a
+stage sees documents, their row numbers are written to the crash cursor, which lies in memory shared with the
+supervising process. A crash therefore costs only the document that caused it.
 """
 
 from __future__ import annotations
@@ -39,16 +46,24 @@ from pipeline.store.records import Counters
 from stages.barrier import write_slice
 from stages.document import Document
 
-#: first columns of every side table: the document's row in kept.parquet (of a row set: in that of its part), and its id
+#: first columns of every side table: the document's row in kept.parquet (in the part, if the pass writes a row set
+#: instead), and its id
 SIDE_COLUMNS = (pa.field("row", pa.uint32()), pa.field("id", pa.string()))
 
 
 class DocumentPass:
-    """The document pass as a task. Its args are either source, reader {name, key, config} and slices [$file…], or part
-    {text: $ref, gone: $ref of a row set | null, removed: $ref | null, barrier}. Further args: rewrites (false: leave a
-    row set); where {source | language: [values]} of the documents taken; chain [{name, key, $volatile: {target,
-    config}}]; signals [names]; signals_mode until-drop | all; $volatile {quarantined: [entry of the log], replay:
-    `replay.replay_arg` of the same pass under other thresholds}.
+    """The task that runs the document pass (described at the top of this module).
+
+    Its input is given by `source`, `reader` {name, key, config} and `slices` [$file…], or by `part` {text: $ref, gone:
+    $ref of a row set or null, removed: $ref of a removal slice or null, barrier: name}. The other args are
+
+    * rewrites: true to write kept.parquet, false to write a row set
+    * where {source | language: [values]}: only matching documents are taken
+    * chain [{name, key, $volatile: {target, config}}]: the stages, in order
+    * signals [names]: the signals that get a column
+    * signals_mode: until-drop (a dropped document goes no further) or all (later stages still compute its signals)
+    * $volatile (does not enter the task's key): quarantined, the commit log's entries about quarantined documents;
+      replay, which is `replay.replay_arg` of the same pass under other thresholds
     """
 
     name = "documents"

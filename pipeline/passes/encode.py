@@ -1,10 +1,10 @@
-"""Makes shards of parts: encodes each part once, then gives each shard the documents that start in its range of tokens.
+"""Makes shards (files of tokens for training) from the parts of a dataset (its files of documents).
 
-`EncodePart` turns one part of a dataset into tokens per split; `AssembleShard` writes the documents that start in one
-range of the stream. The stream is the concatenation of the parts in plan order, which puts the documents in (relative
-path, ordinal) order. Its bytes therefore depend neither on the partition size nor on which worker ran which task.
-`pipeline.plan.tokens` calls `encode_drafts` and `assemble_drafts`, and at the end of a run `pipeline.run` calls
-`publish_shards`.
+`EncodePart` turns the documents of one part into tokens, for the splits train and val separately. `AssembleShard`
+writes one shard of a split: the documents that start in one range of the token stream. The stream is the concatenation
+of the encoded parts in plan order, which puts the documents in the order (relative path, ordinal). Its bytes therefore
+depend neither on the partition size nor on which worker ran which task. `pipeline.plan.tokens` calls `encode_drafts`
+and `assemble_drafts`, and at the end of a run `pipeline.run` calls `publish_shards`.
 """
 
 from __future__ import annotations
@@ -53,19 +53,21 @@ _loaded: dict[tuple[str, int], Tokenizer] = {}
 
 # -- one part ----------------------------------------------------------------------------------------------------
 class EncodePart:
-    """Encodes one part. args: part ($ref of kept.parquet), tokenizer ($ref), eos (id), libraries, where, val {share,
-    seed}, $volatile {quarantined: [entry of the log under `encode_key`]}.
+    """Encodes the documents of one part. args: part ($ref of kept.parquet), tokenizer ($ref), eos (id of the
+    end-of-text token), libraries, where, val {share, seed}, $volatile {quarantined: the commit log's entries under
+    `encode_key`}.
 
-    Writes for each split SPLIT.tokens (documents back to back, each ended by EOS, u16 or u32) and SPLIT.parquet
-    (PART_TABLE: where each document ends in this file, its row in the part). Where a document has `loss_spans` it also
-    writes SPLIT.loss (u8 per token, 0 where it is no target): the model reads the tokens outside the spans, but does
-    not learn them.
+    Writes two or three files for each split. SPLIT.tokens holds the documents back to back, each ended by EOS, as u16
+    or u32. SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and which row of the part it
+    is. If a document has `loss_spans`, SPLIT.loss holds a u8 per token, 0 for the tokens outside the spans: the model
+    reads them but does not learn to predict them.
 
-    PRF(seed, id) alone decides whether a document is held out. A document that a deduplication found to resemble a
-    held-out one, but that is not held out itself, goes into neither split and is counted (`near_held_out`). Training on
-    it would spoil the measurement. Documents on which the tokenizer crashes or raises go into quarantine.parquet
-    (QUARANTINE_SCHEMA), in the order of the part, and into no split. The log records the crashes too; errors need no
-    record, since they recur. Memory: one row group and one batch's tokens.
+    Whether a document is held out (in val) depends on PRF(seed, id) alone, a pseudo-random number. A document that is
+    not held out itself goes into neither split if a deduplication found that it resembles a held-out one, because
+    training on it would spoil the evaluation. Such documents are counted (`near_held_out`). A document on which the
+    tokenizer crashes or raises an exception goes into no split but into quarantine.parquet (QUARANTINE_SCHEMA), in the
+    order of the part. Crashes are also recorded in the commit log; exceptions need no record, because they recur in
+    every attempt. Memory: one row group and the tokens of one batch.
     """
 
     name = "encode_part"
@@ -77,13 +79,14 @@ class EncodePart:
 
 
 def encode_key(args: Mapping[str, Any]) -> str:
-    """The key of encoding as a stage. It covers everything that determines the tokens of a text, in any part and
-    stream. The log lists the documents that encoding quarantined under this key. `args` are those of an EncodePart."""
+    """Returns a key that covers all that determines the tokens of a text, whatever part or stream the text is in. The
+    commit log lists the documents that encoding quarantined under this key, as it does for the key of a stage. `args`
+    are those of an EncodePart."""
     return task_key(ENCODE, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
 
 
 class _Encoding:
-    """One run of EncodePart."""
+    """One run of the task EncodePart."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out) -> None:
         self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
@@ -137,8 +140,9 @@ class _Encoding:
 
     def _tokens(self, batch: Rows, taken: list[int],
                 lost: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]:
-        """Encode the documents `taken` of a batch. Returns the places of the encoded ones, their tokens back to back,
-        the lengths, and which tokens count. The others are added to `lost`."""
+        """Encode the documents at the places `taken` of a batch. Returns the places of those that could be encoded,
+        their tokens back to back, the number of tokens of each, and a u8 for each token: 1 if it counts for the loss
+        (None if all count). The documents that could not be encoded are added to `lost`."""
         texts, spans, rows = batch.column("text"), batch.column("loss_spans"), batch.rows
         if taken:
             self.cursor.set(int(rows[taken[0]]), int(rows[taken[-1]]), 0)
@@ -186,16 +190,17 @@ class _Encoding:
 
 
 def _nothing() -> dict[str, int]:
-    """Zero counts: documents, their tokens, tokens that count for the loss, UTF-8 bytes."""
+    """Returns counters at zero: documents, their tokens, their tokens that count for the loss, and their UTF-8
+    bytes."""
     return {"docs": 0, "tokens": 0, "targets": 0, "bytes": 0}
 
 
 def _see_that_a_text_did_it(error: Exception) -> None:
-    """Raise the error again unless a text may have caused it. Other causes are a fault of the machine, and a tokenizer
+    """Raise the error again if no text can have caused it. The cause is then a fault of the machine, or a tokenizer
     whose end-of-text token can be spelt in a text.
 
-    A panic of a Rust tokenizer is not an Exception. It ends the child, because it may leave locks held, and the
-    supervisor then finds the text.
+    A panic of a tokenizer written in Rust is not an Exception and is not handled here. It ends the child process,
+    because it may leave locks held, and the supervisor then finds the text that caused it.
     """
     if isinstance(error, TokenizerError) or not to_blame(error):
         raise error
@@ -206,7 +211,8 @@ def _held_out(id: str, val: Mapping[str, Any]) -> bool:
 
 
 def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
-    """Whether a document that is not held out resembles a held-out one, as far as a deduplication compared them."""
+    """Whether a document that is not held out itself resembles a held-out one. The documents that it resembles are
+    those that a deduplication noted in its metadata."""
     near = json.loads(meta).get("near_duplicates") if meta and '"near_duplicates"' in meta else None
     if not isinstance(near, dict) or _held_out(id, val):
         return False
@@ -214,7 +220,8 @@ def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
 
 
 def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
-    """The tokenizer of a file. A warm child keeps the tokenizers it has loaded."""
+    """Returns the tokenizer of a file. A warm child (a worker process that is used for several tasks) keeps the
+    tokenizers it has loaded."""
     key = (ref["content"], eos)
     if key not in _loaded:
         _loaded[key] = load_tokenizer(inputs.fetch(ref), eos)
@@ -222,7 +229,7 @@ def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
 
 
 class _PartWriter:
-    """Writes SPLIT.tokens, SPLIT.parquet and SPLIT.loss of one part."""
+    """Writes SPLIT.tokens, SPLIT.parquet and SPLIT.loss for one split of one part (see `EncodePart`)."""
 
     def __init__(self, out: Out, split: str, table_rows: int = TABLE_ROWS) -> None:
         self._table_rows = table_rows
@@ -262,10 +269,13 @@ class _PartWriter:
 
 # -- one shard ---------------------------------------------------------------------------------------------------
 class AssembleShard:
-    """Assembles one shard: writes the documents that start in the token range [start, stop) of the stream. args: split,
-    index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, maybe loss: $ref}] in plan
-    order. The files are body, ends, table.parquet, blocks (checksums of the blocks), shard.json, and loss if some token
-    is not a target."""
+    """Assembles one shard: writes the documents that start in the token range [start, stop) of a stream.
+
+    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, maybe loss:
+    $ref}]. A piece is one encoded part (output of `EncodePart`), and the pieces are in plan order. Writes body (the
+    tokens), ends, table.parquet, blocks (checksums of the blocks), shard.json, and loss if some token does not count
+    for the loss.
+    """
 
     name = "assemble_shard"
     version = 3
@@ -303,9 +313,8 @@ class AssembleShard:
 
 # -- for planners ------------------------------------------------------------------------------------------------
 def libraries() -> dict[str, str | None]:
-    """The versions of LIBRARIES (None: not installed), for task arguments: another version may tokenize a text
-    differently.
-    """
+    """Returns the versions of LIBRARIES (None: not installed). They are task arguments, because another version may
+    tokenize a text differently."""
     versions: dict[str, str | None] = dict.fromkeys(LIBRARIES)
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -315,8 +324,10 @@ def libraries() -> dict[str, str | None]:
 
 def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any],
                   quarantined: Callable[[list[str]], Any] = lambda keys: []) -> list[TaskDraft]:
-    """Make one task per part, in plan order. `tokenizer`: `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry
-    under `shards:` (`where`, `val`: share held out) and `seed`. `quarantined`: as `Planner.quarantined`."""
+    """Returns one EncodePart task for each part, in plan order. `tokenizer`: the result of
+    `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry under `shards:` (`where`; `val`, the share held out)
+    and `seed`. `quarantined`: a function like `Planner.quarantined`, which returns the commit log's quarantine entries
+    under the given keys."""
     common: dict[str, Any] = {
         "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
         "where": dict(config.get("where") or {}),
@@ -328,7 +339,8 @@ def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config
 
 def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
                     shard_bytes: int = SHARD_BYTES) -> list[TaskDraft]:
-    """Make one task per shard of each split, from the results of `encode_drafts` in plan order."""
+    """Returns one AssembleShard task for each shard of each split. `encoded` are the results of the tasks of
+    `encode_drafts`, in plan order."""
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
     for split in SPLITS:
@@ -360,14 +372,15 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
 
 def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], parts: Sequence[PartRef],
                    tokenizer: Mapping[str, Any], check_lease: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Link finished shards under shards/NAME/split=…/ and write a manifest for each split. A manifest is written twice:
-    first under a name with its hash, which never changes, then as the current one.
+    """Link finished shards under shards/NAME/split=…/ and write a manifest for each split. A manifest is written to two
+    files: first to a file whose name contains its hash and whose content therefore never changes, then to the current
+    manifest.
 
-    `check_lease` (`Log.check_lease`) is called before each split's manifest is written: a driver whose lease was taken
-    over must not replace its successor's manifests.
+    `check_lease` (`Log.check_lease`) is called before the manifests of a split are written. It raises if another driver
+    has taken over the store, because the manifests of that driver must not be replaced.
 
     Returns {name, tokenizer (sha256), dtype, train: {path, sha256, tokens, documents, bytes}, val: the same or None},
-    the form `tokenizer.mixture.resolve.resolve` takes. Publishing the same results again changes nothing.
+    which is the form that `tokenizer.mixture.resolve.resolve` takes. Publishing the same results again changes nothing.
     """
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     links: list[tuple[str, str]] = []

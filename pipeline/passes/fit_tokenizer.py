@@ -1,5 +1,5 @@
-"""The tokenizer of a recipe: trained on a sample of a dataset, or taken from a file. Either way it becomes one
-content-addressed file of the store, named by its sha256."""
+"""Makes the tokenizer of a recipe: trains it on a sample of a dataset, or takes it from a file. In both cases it
+becomes one file of the store whose name contains its sha256."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ NO_DOCUMENT = ("tokenizer.train.from: there is no document to train on; see that
 
 
 class FitTokenizer:
-    """Trains a tokenizer. args: either parts [$ref of kept.parquet, in plan order], where (see
-    `pipeline.passes.rows.Taken`), sample (bytes of text) and seed, or picked [$ref of the texts of the sample, see
-    `pipeline.passes.sample_text`]; kind bpe | sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or
-    tokenizer.model.
+    """Trains a tokenizer on a sample of texts. The sample is given in one of two ways: by parts [$ref of kept.parquet,
+    in plan order], where (see `pipeline.passes.rows.Taken`), sample (bytes of text) and seed, from which this task
+    draws it; or by picked [$ref], the texts that `pipeline.passes.sample_text` has drawn. Further args: kind bpe |
+    sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or tokenizer.model.
 
-    The sample consists of the documents with the lowest PRF(seed, id), and ends before the first one that would make it
-    larger than `sample` bytes. It therefore does not depend on how the dataset is cut into parts. The documents are
-    read in plan order, and one thread trains. The parts are read twice: first ids and sizes, then texts, which are
-    streamed. Memory: a heap of the sampled ids, and what the training library needs.
+    The sample consists of the documents with the lowest PRF(seed, id), a pseudo-random number. It ends before the first
+    document that would make it larger than `sample` bytes. It therefore does not depend on how the dataset is cut into
+    parts. The documents are read in plan order, and one thread trains. The parts are read twice: first ids and sizes,
+    then texts, which are streamed. Memory: a heap of the sampled ids, and what the training library needs.
     """
 
     name = "fit_tokenizer"
@@ -64,14 +64,14 @@ class FitTokenizer:
 
 
 def _picked(inputs: Inputs) -> Iterator[str]:
-    """Texts of the sample that `sample_text.PickTexts` tasks have drawn."""
+    """Returns the texts of the sample that `sample_text.PickTexts` tasks have drawn."""
     if not any(ref["rows"] for ref in inputs.args["picked"]):
         raise TokenizerError(NO_DOCUMENT)
     return (text for ref in inputs.args["picked"] if ref["rows"] for _, text in picked_texts(inputs.fetch(ref)))
 
 
 def _drawn(inputs: Inputs) -> Iterator[str]:
-    """Texts of the sample, drawn here from all parts."""
+    """Returns the texts of the sample, which this function draws from all parts."""
     args, where = inputs.args, Taken(inputs.args.get("where"))
     paths = [inputs.fetch(ref) for ref in args["parts"]]
     chosen = _sample(paths, where, int(args["sample"]), int(args["seed"]))
@@ -82,8 +82,8 @@ def _drawn(inputs: Inputs) -> Iterator[str]:
 
 
 class LoadTokenizer:
-    """Copies a tokenizer into the store once a trial has shown that it can encode. args: file ($file of a
-    tokenizer.json or a SentencePiece .model), eos (token or null)."""
+    """Copies a tokenizer into the store after a trial has shown that it can encode. args: file ($file or $ref of a
+    tokenizer.json or a SentencePiece .model), eos (the end-of-text token, or null)."""
 
     name = "load_tokenizer"
     version = 1
@@ -101,12 +101,12 @@ def _facts(tokenizer: Tokenizer) -> Counters:
 
 
 def _sample(paths: Sequence[str], where: Taken, size: int, seed: int) -> dict[str, int]:
-    """Returns {id: bytes} of the longest run of documents by rising PRF that has at most `size` bytes (at least one
-    document)."""
+    """Returns {id: bytes} of the sample. By rising PRF (a pseudo-random number for each id), it consists of the first
+    documents that together have at most `size` bytes, and of at least one document."""
     heap: list[tuple[int, str, int]] = []            # a heap, highest PRF first
     total = 0
-    # lowest PRF that did not fit. The sample only gets fuller, so no document with this PRF or a higher one can ever
-    # fit
+    # the document with the lowest PRF that did not fit. The documents below it only get more, so no document with a
+    # higher PRF can ever fit
     beyond: tuple[int, str, int] | None = None
     for path in paths:
         for rows in rows_of(path, where, ("bytes",)):
@@ -125,9 +125,9 @@ def _sample(paths: Sequence[str], where: Taken, size: int, seed: int) -> dict[st
 # -- for planners ------------------------------------------------------------------------------------------------
 def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
                     sizes: Sizes = SIZES) -> list[Wave]:
-    """Make the waves of tasks for `tokenizer: {train: …}` of a recipe (kind, model, vocab, sample, where) over the
-    parts of `from`. The last wave, `fit`, is one task. It draws its sample from the parts, or reads the texts that the
-    waves before it have picked."""
+    """Returns the waves of tasks for `tokenizer: {train: …}` of a recipe (`train` holds kind, model, vocab, sample,
+    where) over the `parts` of its dataset. The last wave, `fit`, is one task. It draws the sample from the parts, or
+    reads the texts that the waves before it have picked."""
     def fit(done: Done) -> list[TaskDraft]:
         return [tokenizer_draft(train, parts, seed, files_of(done["pick"], "picked.parquet"))]
 
@@ -137,7 +137,8 @@ def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
 
 def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
                     picked: Sequence[FileRef] = ()) -> TaskDraft:
-    """Make the task that trains, on a sample it draws from the parts itself or on the texts of `picked`."""
+    """Returns the task that trains the tokenizer. It trains on the texts of `picked` or, if there are none, on a sample
+    that it draws from the parts."""
     sample, weight = int(train["sample"]), sum(p.bytes for p in parts)
     args = {"kind": train["kind"], "model": train.get("model", "unigram"), "vocab": int(train["vocab"]),
             "libraries": libraries()}
@@ -153,8 +154,8 @@ def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
 
 
 def load_draft(path: str, eos: str | None = None, kept: str | None = None) -> TaskDraft:
-    """Make the task for `tokenizer: {load: path}`; `path` is a file or a folder that the driver can read. `kept`: the
-    folder of the store with a copy, for workers that cannot read `path`."""
+    """Returns the task for `tokenizer: {load: path}` of a recipe. `path` is a file or a folder that the driver can
+    read. `kept`: a folder of the store that holds a copy of it, for workers that cannot read `path`."""
     tokenizer = load_tokenizer(path, eos)
     folder, name = os.path.split(os.path.abspath(tokenizer.path))
     stat = os.stat(tokenizer.path)
@@ -166,15 +167,15 @@ def load_draft(path: str, eos: str | None = None, kept: str | None = None) -> Ta
 
 
 def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]:
-    """Facts about a finished tokenizer: sha256, vocab_size, eos (id), path (published, relative to the store), ref (for
-    task arguments), eos_token (as the recipe names it, or None)."""
+    """Returns facts about a finished tokenizer: sha256, vocab_size, eos (the id of the end-of-text token), path (where
+    it is published, relative to the store), ref (for task arguments), eos_token (as the recipe names it, or None)."""
     [(name, ref)] = [(n, r) for n, r in result.files.items() if n.startswith("tokenizer.")]
     return {"sha256": ref["content"], "vocab_size": result.counters["vocab_size"], "eos": result.counters["eos"],
             "path": f"shards/tokenizer-{ref['content'][:12]}.{name.partition('.')[2]}", "ref": ref, "eos_token": eos}
 
 
 def publish_tokenizer(store: Store, info: Mapping[str, Any]) -> str:
-    """Link the tokenizer beside the shards; returns its path in the store."""
+    """Link the tokenizer beside the shards, and return its path in the store."""
     ref: FileRef = info["ref"]
     link_committed(store, ref["$ref"], info["path"])
     return info["path"]

@@ -13,12 +13,12 @@ from pipeline.store.records import Counters
 
 
 class Index:
-    """Finds the splits of a file. args: reader {name, key, config}, file ($file), target (uncompressed bytes per
-    split).
+    """Finds the splits of a big input file: pieces that different tasks can read. args: reader {name, key, config},
+    file ($file), target (uncompressed bytes per split).
 
-    Writes `splits.json`: a list of {start, stop, ordinal, records, bytes}, or null when the file cannot be split. A
-    file that its reader cannot index (`unreadable`) is not split either: the pass that reads it reports what is wrong
-    with it, and where.
+    Writes `splits.json`: a list of {start, stop, ordinal, records, bytes}, or null if the file cannot be split. A file
+    that its reader cannot read is not split either, and is counted as `unreadable`. The pass that reads the file later
+    reports what is wrong with it.
     """
 
     name = "index"

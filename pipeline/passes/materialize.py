@@ -1,11 +1,16 @@
-"""Implements `materialize`, which writes every sample of a curriculum in order. A distributed exchange does so without
-ever holding all the data.
+"""Implements `materialize`, which writes every training sample of a curriculum into files, in the order of training.
 
-Map tasks read the shards once, in file order; each takes a range of super-windows of one stream. `Order.samples_of`
-gives the samples that draw each of its windows, in all phases and epochs; the windows go to the segment of their output
-file. Reduce tasks place the rows of one output file by sample number and write it from front to back. Random access is
-thus paid for once, in the exchange. Row n equals sample n as read from the shards: tokens, boundaries and loss mask. A
-planner calls, in turn, `map_drafts`, `reduce_drafts`, `publish_rows`.
+A curriculum is the list of the phases of a training; each phase draws windows (samples of `sequence` tokens) from
+streams. The rows move between two kinds of tasks through exchange files, so that no machine ever holds all the data:
+
+* A map task reads the shards of one stream for a range of super-windows (`longest` consecutive tokens each), in file
+  order and once for each phase. `Order.samples_of` gives the samples that draw each window, over all phases and epochs.
+  The task writes the window into the bucket of each output file that has such a sample.
+* A reduce task collects the rows of one output file, places them by sample number and writes the file from front to
+  back.
+
+Random access thus happens only once, in the exchange. Row n equals sample n as read from the shards: tokens, document
+boundaries and loss mask. A planner calls `map_drafts`, `reduce_drafts` and `publish_rows`, in this order.
 """
 
 from __future__ import annotations
@@ -48,8 +53,9 @@ BLOCK_BYTES, SEGMENT_BYTES = 1 << 20, 16 << 20
 
 
 def record_dtype(sequence: int, itemsize: int, masked: bool = False) -> np.dtype:
-    """The dtype of a row in the exchange: its sample number, origin, tokens (L + 1), boundary bits, and in sets with
-    masks the bits of the tokens that count for the loss."""
+    """Returns the dtype of one record of the exchange, which is one sample of L = `sequence` tokens: the sample number,
+    its origin (stream, epoch, window), L + 1 tokens, a bit for each position at which a document ends, and with
+    `masked` a bit for each token that counts for the loss."""
     bits = f"V{-(-sequence // 8)}"
     return np.dtype([("n", "<u8"), ("origin", f"V{ORIGIN.itemsize}"), ("tokens", f"V{(sequence + 1) * itemsize}"),
                      ("bounds", bits), *([("loss", bits)] if masked else [])])
@@ -61,10 +67,14 @@ def rows_per_file(sequence: int, itemsize: int, file_bytes: int) -> int:
 
 # -- map ---------------------------------------------------------------------------------------------------------
 class ScatterWindows:
-    """Maps a range of super-windows to the output files. args: curriculum (JSON), stream (index), first, stop
-    (super-windows), shards [{body: $ref, ends: $ref, offset, tokens, maybe loss: $ref}] of the stream that hold them,
-    file_bytes, masked (in sets with masks). Writes an exchange file phaseP.seg for each phase that draws from the
-    range, one bucket per output file. Memory: one block of tokens and its records."""
+    """A map task: writes the windows (samples) in a range of super-windows of one stream to the output files that need
+    them. A super-window is a stretch of `longest` tokens of the stream.
+
+    args: curriculum (JSON), stream (index), first, stop (range of super-windows), shards [{body, ends, blocks: $ref,
+    offset, tokens, documents, maybe loss: $ref}] of the stream that hold the range, file_bytes, masked (true if a shard
+    of any stream has a loss mask). Writes an exchange file phaseP.seg for each phase P that draws from the range, with
+    one bucket per output file. Memory: one block of tokens and its records.
+    """
 
     name = "scatter_windows"
     version = 2
@@ -106,9 +116,10 @@ class ScatterWindows:
 
 def _records(tokens: np.ndarray, flags: Mapping[str, np.ndarray], starts: np.ndarray, length: int,
              dtype: np.dtype) -> np.ndarray:
-    """The records of the windows that begin at offsets `starts` of a block of tokens. The caller fills in sample number
-    and origin. `flags` maps a field to one flag per token (u8, 0 or 1). The field gets a window's flags as bits: bit
-    p - 1 is the flag of the token at position p of the window, for p in [1, L]."""
+    """Returns the records of the windows that begin at the offsets `starts` of a block of tokens. The caller fills in
+    sample number and origin. `flags` maps a field of the record to one flag (u8, 0 or 1) for each token of the block.
+    The field gets the flags of the window as bits: bit p - 1 is the flag of the token at position p of the window, for
+    p in [1, L]."""
     records = np.zeros(len(starts), dtype)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[starts]
     records["tokens"] = np.ascontiguousarray(windows).view(dtype["tokens"])[:, 0]
@@ -125,15 +136,16 @@ def _origin(stream: int, epoch: np.ndarray, window: np.ndarray) -> np.ndarray:
 
 
 class _Source:
-    """Reads token ranges of the stream: one ranged request per shard on object storage."""
+    """Reads token ranges of a stream from its shards. On object storage, only the bytes of the range are requested."""
 
     def __init__(self, inputs: Inputs, shards: Sequence[Mapping[str, Any]], dtype: np.dtype) -> None:
         self.inputs, self.shards, self.dtype = inputs, shards, dtype
         self._ends: dict[str, np.ndarray] = {}
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens [start, stop), and two u8 arrays of the same length. The first is 1 at i where a document ends at
-        token start + i, the second where that token counts for the loss."""
+        """Returns the tokens [start, stop) of the stream, and two u8 arrays of the same length. Element i of the first
+        is 1 if a document ends right before token start + i. Element i of the second is 1 if token start + i counts for
+        the loss."""
         tokens, flags = np.empty(stop - start, self.dtype), np.zeros(stop - start, np.uint8)
         counts = np.ones(stop - start, np.uint8)
         filled = 0
@@ -159,7 +171,8 @@ class _Source:
         return tokens, flags, counts
 
     def _range(self, shard: Mapping[str, Any], kind: str, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop) of the body or the mask of a shard, checked against its block sums."""
+        """Returns bytes [start, stop) of the body (the tokens) or of the loss mask of a shard. The blocks that hold
+        them are compared with their checksums first."""
         ref, size = shard[kind], shard["tokens"] * (self.dtype.itemsize if kind == "body" else 1)
         first, last = start // BLOCK, blocks_of(stop)
         data = self.inputs.read_range(ref, first * BLOCK, min(last * BLOCK, size))
@@ -179,9 +192,12 @@ class _Source:
 
 # -- reduce ------------------------------------------------------------------------------------------------------
 class WriteRows:
-    """Writes one output file. args: segments [$ref of phaseP.seg], bucket, first (sample number), rows, sequence,
-    dtype, streams [names], format bytes | parquet, masked (in sets with masks). The files are tokens, bounds, origin,
-    and loss if some token does not count; or rows.parquet. Memory: one output file and one segment."""
+    """A reduce task: writes one output file. args: segments [$ref of phaseP.seg], bucket, first (sample number), rows,
+    sequence, dtype, streams [names], format bytes | parquet, masked (true if a shard has a loss mask).
+
+    With format bytes, the output consists of tokens, bounds, origin, and loss if some token does not count for the
+    loss. With format parquet it is rows.parquet. Memory: one output file and one segment.
+    """
 
     name = "write_rows"
     version = 1
@@ -218,7 +234,8 @@ class WriteRows:
 
 
 def _masked(loss: np.ndarray, length: int) -> np.ndarray:
-    """Finds from the loss bits which rows have a target that does not count. Returns bool (rows,)."""
+    """Returns bool (rows,), computed from the loss bits: whether a row has a target token that does not count for the
+    loss."""
     whole = pack_bits(np.ones((1, length), np.uint8))
     return (_bits(loss) != whole).any(1)
 
@@ -249,24 +266,24 @@ def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, held: Ma
 
 
 def _bits(packed: np.ndarray) -> np.ndarray:
-    """Converts the bits of rows as the exchange holds them to u8 (rows, ceil(L / 8))."""
+    """Returns the bits of rows as u8 (rows, ceil(L / 8)). The exchange holds them as raw bytes (numpy's type V)."""
     return packed.view(np.uint8).reshape(len(packed), -1)
 
 
 # -- for planners ------------------------------------------------------------------------------------------------
 def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = None,
                file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Make the tasks that read the shards, `map_bytes` of tokens each. The default gives segments of SEGMENT bytes or
-    more, on average, for each output file; the bytes a task reads pass through its scratch space. Raises
-    CurriculumError when this version computes another order hash for the curriculum, ShardError when a pinned shard set
-    is missing."""
+    """Returns the map tasks, which read the shards. Each reads `map_bytes` of tokens. By default this is so much that a
+    task writes SEGMENT bytes or more, on average, for each output file. A task needs scratch space for the bytes it
+    reads. Raises CurriculumError if this version computes another order hash for the curriculum, and ShardError if a
+    shard set that the curriculum names is missing."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")
     used = [s for s, _ in enumerate(curriculum.streams) if any(row[s] for row in order.extents)]
     read = sum(order.supers[s] * curriculum.longest * np.dtype(curriculum.streams[s].dtype).itemsize for s in used)
-    # E epochs write E times the bytes to E times the files, so a segment has map_bytes · file_bytes / read bytes for
-    # any E
+    # a training of E epochs writes E times the bytes into E times the files. So a segment has map_bytes · file_bytes /
+    # read bytes on average, whatever E is
     map_bytes = map_bytes or max(MAP_BYTES, -(-read // file_bytes) * SEGMENT)
     drafts, document = [], curriculum.to_json()
     sets = {s: _shards(store, curriculum.streams[s].train, curriculum.streams[s].sha256) for s in used}
@@ -308,8 +325,8 @@ def _shards(store: Store, folder: str, sha256: str) -> list[dict[str, Any]]:
 
 def reduce_drafts(curriculum: Curriculum, mapped: Sequence[TaskResult], format: str,
                   file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Make the tasks that write the rows, one per output file, in order of sample number. `mapped`: the results of
-    `map_drafts`. `format`: bytes | parquet."""
+    """Returns the reduce tasks, which write the rows: one task per output file, in order of sample number. `mapped`:
+    the results of the tasks of `map_drafts`. `format`: bytes or parquet."""
     if format not in ("bytes", "parquet"):
         raise ValueError(f"format: '{format}' is neither bytes nor parquet")
     dtype, names = _dtype(curriculum), [s.name for s in curriculum.streams]
@@ -336,9 +353,9 @@ def _dtype(curriculum: Curriculum) -> np.dtype:
 
 def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequence[TaskDraft],
                  written: Sequence[TaskResult], check_lease: Callable[[], None] = lambda: None) -> RowManifest:
-    """Link the rows under `folder` (for example runs/RUN/rows) and write its rows.json last. `drafts` are the tasks of
-    `reduce_drafts`, `written` their results. `check_lease` (`Log.check_lease`) is called before rows.json is
-    written."""
+    """Link the row files under `folder` (for example runs/RUN/rows), write the manifest rows.json last, and return it.
+    `drafts` are the tasks of `reduce_drafts` and `written` their results, in the same order. `check_lease`
+    (`Log.check_lease`) is called before rows.json is written; it raises if another driver has taken over the store."""
     index = {phase.start: p for p, phase in enumerate(curriculum.phases)}
     files, phase, number = [], -1, 0
     for draft, result in zip(drafts, written, strict=True):

@@ -1,9 +1,11 @@
 """Reads the records of a partition for the document pass: in order, counted, and in batches.
 
-A partition is slices of source files, or one upstream part with the removal slice of a barrier and the row set that
-earlier passes left of it. A record whose outcome is known before any stage sees it carries that outcome: it could not
-be read, the barrier removed it, or it killed or hung a process before. Batches bound memory; the outcome of a document
-does not depend on the batch it is in.
+A partition is the input of one task: either slices of source files, or one part (the output of one earlier task). Two
+tables may say which rows of a part are gone: the removal slice of the barrier before this pass (a barrier is a step
+that needs all documents at once, such as deduplication), and the row set that earlier passes left. Some records have an
+outcome before any stage sees them: they could not be read, the barrier removed them, or they killed or hung a process
+before. Such a record carries its outcome through the pass. Batches bound memory; the outcome of a document does not
+depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ VERDICTS = 1024
 
 @dataclass
 class Removed:
-    """A document that the barrier before this pass removed. It goes through no stage."""
+    """A document that the barrier before this pass removed (a barrier is a step such as deduplication). It goes through
+    no stage. `size`: its bytes."""
 
     doc: Document
     reason: str
@@ -55,8 +58,8 @@ class Removed:
 
 @dataclass
 class Settled:
-    """A document whose verdict in an earlier pass still holds, with the row that pass wrote. `dropped`: (stage,
-    reason), or None when it was kept."""
+    """A document whose verdict in an earlier run of this pass still holds. `doc` is the document as that run wrote it.
+    `dropped` is (stage, reason), or None when the document was kept."""
 
     doc: Document
     dropped: tuple[str, str] | None
@@ -64,7 +67,8 @@ class Settled:
 
 @dataclass
 class Quarantined:
-    """A record that goes into quarantine: no stage sees it, or a stage failed on it."""
+    """A record that goes into quarantine: it could not be read, it killed or hung a process before, or a stage failed
+    on it."""
 
     id: str
     source: str
@@ -77,13 +81,14 @@ class Quarantined:
 
 #: Items: a Document goes through the chain; the other kinds have a known outcome
 Item = Document | Removed | Settled | Quarantined
-#: items by their number in the partition, in order; that of a document of a part is its row
+#: (number in the partition, item), in order; for a document of a part, the number is its row in the part
 Items = list[tuple[int, Item]]
 
 
 class _Verdicts:
-    """What a removal slice or a row set says about rows of a part. VERDICTS of them are decoded at a time, because a
-    part is read in order. Dicts for all of them would exceed the memory of the task when documents are short."""
+    """Looks up the entries of a removal slice or a row set by row of the part. Only VERDICTS entries are decoded at a
+    time, which suffices because a part is read in order. Dicts for all entries would exceed the memory of the task when
+    documents are short."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table, self._first = table, 0
@@ -92,7 +97,7 @@ class _Verdicts:
         self.rows: dict[int, int] = {row: place for place, row in enumerate(table["row"].to_pylist())}
 
     def get(self, row: int) -> dict[str, Any] | None:
-        """The verdict on a row, by the columns of SLICE_SCHEMA, or None."""
+        """The entry about a row, as a dict with the columns of SLICE_SCHEMA, or None."""
         place = self.rows.get(row)
         if place is None:
             return None
@@ -103,8 +108,8 @@ class _Verdicts:
 
 
 class PartitionReader:
-    """Reads the records of one partition in batches. `quarantined`: entries of the log about documents that killed or
-    hung a process at a stage of `steps`, by document."""
+    """Reads the records of one partition in batches. The attribute `quarantined` maps the id of a document that killed
+    or hung a process at a stage of `steps` to its entry in the commit log."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, steps: Sequence[LoadedStage],
                  counters: Counters) -> None:
@@ -117,11 +122,13 @@ class PartitionReader:
         self._skip = {row: fault for row, fault in inputs.skip.items() if fault.stage > READING}
         self._reader: Reader | None = None
         part = self.args.get("part", {})
-        #: by row of the part: what earlier barriers said, and what the barrier before this pass says
+        #: by row of the part: the row set that earlier passes left, and the removal slice of the barrier before this
+        #: pass
         self._earlier, self._slice = self._verdicts(part.get("gone")), self._verdicts(part.get("removed"))
 
     def batches(self) -> Iterator[Items]:
-        """The items of the partition, at most BATCH_DOCS documents or about BATCH_BYTES at a time."""
+        """Yields the items of the partition in batches. A batch ends when it has BATCH_DOCS documents (fewer in crash
+        triage), BATCH_BYTES bytes or BATCH_RECORDS records."""
         batch: Items = []
         documents = size = 0
         limit = min(BATCH_DOCS, self.inputs.batch_rows or BATCH_DOCS)
@@ -136,7 +143,8 @@ class PartitionReader:
             yield batch
 
     def _items(self) -> Iterator[tuple[int, Item, int]]:
-        """Yields (number, item, its bytes) of every record that `where` takes, and counts each."""
+        """Yields (number, item, bytes of the item) and counts the records. Documents that the argument `where` does not
+        select are left out."""
         read: dict[str, Any] = {"records": 0, "skipped": {}, "bad": {}}
         if "source" in self.args:
             self.counters["read"][self.args["source"]] = read
@@ -169,7 +177,8 @@ class PartitionReader:
             read["lost"] = self._reader.lost
 
     def _records(self) -> Iterator[tuple[int, Document | BadRecord | Removed]]:
-        """All records of the partition, in order, with their numbers. The cursor points at the record being read."""
+        """Yields (number, record) for all records of the partition, in order. The crash cursor points at the record
+        being read."""
         if "part" not in self.args:
             files = SourceFiles(self.inputs, self.cursor, self.out, self.counters, self._bad_files)
             self._reader = files.reader
@@ -200,10 +209,11 @@ class PartitionReader:
         return _Verdicts(read_table(self.inputs.fetch(ref)) if ref else SLICE_SCHEMA.empty_table())
 
     def row_set(self, lost: Iterable[int]) -> pa.Table:
-        """The row set that this pass leaves of its part. It lists the rows that are gone, including those that the pass
-        itself `lost`, and the barriers' notes on other rows. The entry of a row that is gone does not name the document
-        kept in its place, so that a different choice of that document changes no key.
-        """
+        """Returns the row set of the part after this pass, in the columns of SLICE_SCHEMA. It lists each row that is
+        gone, with the reason; `lost` are the rows that stages of this pass dropped or failed on. It also lists rows
+        that stay, if a barrier noted their cluster or near duplicates. The entry of a row that is gone does not name
+        the document kept in its place. Otherwise a different choice among duplicates would change the keys of later
+        tasks."""
         lost, barrier = set(lost), self.args["part"]["barrier"]
         rows = sorted({*self._earlier.rows, *self._slice.rows, *lost})
         columns: dict[str, list[Any]] = {name: [None] * len(rows) for name in SLICE_SCHEMA.names}
@@ -227,8 +237,8 @@ class PartitionReader:
         return size
 
     def _quarantined_before(self, row: int, doc: Document) -> Quarantined | None:
-        """The quarantine entry of a document that a supervisor quarantined in this attempt (`Inputs.skip`), or that the
-        log lists since an earlier one; None for other documents."""
+        """Returns the quarantine entry of a document that killed or hung a process in an attempt at this task
+        (`Inputs.skip`), or earlier according to the commit log. Returns None for other documents."""
         if row in self._skip:
             fault = self._skip[row]
             step = self.steps[fault.stage] if 0 <= fault.stage < len(self.steps) else self.steps[0]
@@ -241,7 +251,7 @@ class PartitionReader:
 
 
 def _note(doc: Document, verdict: dict[str, Any]) -> None:
-    """Write what a barrier says of a document into its metadata."""
+    """Copy what a barrier noted about a document (its cluster and near duplicates) into its metadata."""
     doc.meta["cluster"] = verdict["cluster"]
     if verdict["near"]:
         doc.meta["near_duplicates"] = {near["id"]: near["similarity"] for near in verdict["near"]}

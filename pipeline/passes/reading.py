@@ -1,10 +1,10 @@
 """Reads the records of a task's input files, and handles files that cannot be read.
 
-A file ends early in one of three ways: its reader yields a fatal `BadRecord`, its reader raises, or reading kills the
-process. The rest of the piece is then quarantined as one record and counted under `bad_files` in the counters, and the
-next file is read. Where reading killed the process, only the rest of the Parquet row group is lost. A record that kills
-the process is written to the log (`pipeline.store.view`), so that every later task that reads this piece of this file
-stops at the same record.
+The reading of a file ends early in three cases: its reader yields a fatal `BadRecord`, its reader raises an exception,
+or the process dies while it reads the file. The rest of the file (or of the piece that the task reads) is then
+quarantined as one record and counted under `bad_files` in the counters, and the task goes on with the next file. If the
+process died and the file is Parquet, only the rest of the row group is lost. A record that killed a process is written
+to the commit log (`pipeline.store.view`). Every later task that reads the same piece of the file stops at this record.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from stages.read.jsonl import clean
 from stages.read.reader import Reader, Slice, bad
 from stages.stage import SettingsError
 
-#: an argument that names a file, and the slice of it to read
+#: the argument ($file) that names a file, and the slice of the file to read
 Piece = tuple[dict[str, Any], Slice]
-#: (number of records of a file after which reading ends, reason)
+#: (number of records of a file after which reading stops, because the next one killed a process; reason)
 Stop = tuple[int, str]
 
 
@@ -51,7 +51,8 @@ def reason_of(error: Exception) -> str:
 
 
 def fetch(inputs: Inputs, reader: Reader, arg: dict[str, Any], piece: Slice | None) -> str:
-    """The local path of an input file, or of the ranges of it that the reader needs."""
+    """Returns the local path of an input file. Of a remote file, only the ranges that the reader needs are
+    downloaded."""
     return inputs.fetch(arg, partial(_needs, reader, piece))
 
 
@@ -66,8 +67,9 @@ def _needs(reader: Reader, piece: Slice | None, size: int,
 
 
 class SourceFiles:
-    """Iterates (row, record) over the slices of a document pass; announces each record on the crash cursor before it is
-    read. `quarantined`: entries of the log about files of this reader."""
+    """Iterates over (row, record) in the source files of a document pass. Before a record is read, its number is
+    written to the crash cursor, so that a record that kills the process can be identified. `quarantined`: the commit
+    log's entries about files of this reader."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, counters: Counters,
                  quarantined: Iterable[dict[str, Any]]) -> None:
@@ -99,15 +101,15 @@ class SourceFiles:
                 self.cursor.reading(row, file)
 
     def _units(self) -> Iterator[tuple[int, list[Piece]]]:
-        """The units of reading, each with the number of its first slice. A unit is one slice, or all slices of a group
-        (a repository)."""
+        """Yields the units of reading as (number of the unit's first slice, its slices). A unit is one slice, or all
+        slices of a group of files that must be read together (a code repository)."""
         numbered = enumerate(self.pieces)
         for _, group in groupby(numbered, lambda item: self.reader.group(item[1][1].path) or item[0]):
             items = list(group)
             yield items[0][0], [piece for _, piece in items]
 
     def _records(self, file: int, together: list[Piece], row: int) -> Iterator[Document | BadRecord]:
-        """The records of a unit; the first has the number `row`."""
+        """Yields the records of a unit. `row` is the number of its first record."""
         if reason := next((arg["bad"] for arg, _ in together if "bad" in arg), ""):    # marked bad in the listing
             yield self._lost(together, None, reason)
             return
@@ -133,8 +135,8 @@ class SourceFiles:
                     record.bytes = self._stored(together, _offset(record))
                 last, read = record, read + 1
                 yield record
-            # finding the place to continue may crash too. The cursor charges such a crash to the next record, which
-            # becomes a stop, so the search is not repeated
+            # the search for the place to continue may also kill the process. The cursor charges such a crash to the
+            # next record, which then becomes a stop, too; with it in `stops`, the search is not repeated
             look = number == 0 and (len(stops) == 1 or stops[1][0] > stop + 1)
             rest = None
             if look and len(together) == 1:
@@ -159,8 +161,9 @@ class SourceFiles:
         return checked(self.reader, self.reader.read_files(files()))
 
     def _stops(self, file: int, piece: Piece, row: int) -> list[Stop]:
-        """Returns the records at which reading of a unit ends: those in the log when the task was planned, and those
-        that a supervisor added since. The latter go into the record of this task."""
+        """Returns the stops of a unit: the numbers of records after which its reading stops, because the next record
+        killed a process. They come from the commit log as it was when the task was planned, and from crash triage since
+        then (`Inputs.skip`). The latter are also noted in the record of this task."""
         arg, slice = piece
         identity = {"path": slice.path, "size": arg["size"], "etag": arg["etag"], "start": slice.start,
                     "stop": slice.stop}
@@ -181,8 +184,8 @@ class SourceFiles:
 
     def _lost(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
               look: bool = False, rest: Slice | None = None) -> BadRecord:
-        """The one bad record that stands for the rest of a unit, after its record `last` and up to `rest`. `look`
-        permits reading the file to find how many bytes that is."""
+        """Returns the bad record that stands for the lost rest of a unit: what follows its record `last`, up to the
+        slice `rest` if reading resumes there. With `look`, the file may be read to find how many bytes are lost."""
         slice = together[0][1] if len(together) == 1 else self._at or together[0][1]
         offset = slice.start
         if len(together) == 1 and last is not None:
@@ -193,9 +196,9 @@ class SourceFiles:
         return record
 
     def _stored(self, together: list[Piece], offset: int, *, look: bool = True, rest: Slice | None = None) -> int:
-        """How many bytes of the stored file lie between `offset` and `rest`. Returns the size of all files of the unit
-        instead if the unit has several files, if the format cannot tell, or without `look`, when the file must not be
-        read."""
+        """Returns how many bytes of the stored file lie between `offset` and `rest`. Returns the size of all files of
+        the unit if it has several files, if the format cannot tell, or if the file must not be read (`look` is
+        False)."""
         arg, slice = together[0]
         if len(together) == 1 and look:
             lost = Slice(slice.source, slice.path, max(offset, slice.start), rest.start if rest else slice.stop)
@@ -213,8 +216,8 @@ class SourceFiles:
 
 
 def _identity(file: dict[str, Any]) -> str:
-    """The name of a piece of one version of a file. A changed file gets another name, so old quarantine entries do not
-    apply to it."""
+    """Returns a name for a piece of one version of a file. A changed file gets another name, so that old quarantine
+    entries do not apply to it."""
     return json.dumps([file[k] for k in ("path", "size", "etag", "start", "stop")])
 
 

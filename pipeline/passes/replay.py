@@ -1,13 +1,15 @@
-"""Implements replay. When only thresholds changed, it finds from stored signals which documents to process again.
+"""Implements replay: when only thresholds changed, stored signals show which documents a pass must process again.
 
-Two passes that differ only in thresholds (`decision` fields) have the same *replay key*: the content key of the task,
-computed without these fields. The parts of the earlier pass hold the signals of every document. Each changed stage
-gives its verdict on them twice, under the old and under the new thresholds. If the verdicts of all stages agree, the
+Signals are numbers that stages store beside each document; thresholds are the `decision` fields of the stages' configs.
+Two passes that differ only in thresholds have the same *replay key*, which is the content key of the task computed
+without these fields. The output of the earlier pass holds the signals of every document. Each stage whose thresholds
+changed judges these signals twice, under the old and under the new thresholds. If no verdict differs, the document's
 row is copied. If one differs, or if the earlier pass failed on the document, the document goes through the chain again.
-The result is byte for byte that of a pass from scratch. A document that was dropped lacks the signals of later stages;
+The result equals that of a pass from scratch byte for byte. A dropped document lacks the signals of later stages;
 replay does not need them.
 
-Counters begin with those of the earlier pass. The counts of a document that is processed again are first subtracted.
+The counters begin with those of the earlier pass. When a document is processed again, its old counts are subtracted
+first.
 """
 
 from __future__ import annotations
@@ -35,26 +37,27 @@ THRESHOLDS = b"tokenmill.thresholds"
 
 
 def thresholds(steps: Sequence[LoadedStage]) -> dict[bytes, bytes]:
-    """The `decision` fields of a chain, as metadata of the part it writes."""
+    """Returns the `decision` fields of a chain, as Parquet metadata for the file that the pass writes."""
     decisions = [{field: value for field, value in step.stage.config.model_dump(mode="json").items()
                   if role_of(type(step.stage.config), field) == "decision"} for step in steps]
     return {THRESHOLDS: json.dumps(decisions, sort_keys=True).encode()}
 
 
 def replay_arg(record: PartRecord) -> dict[str, Any]:
-    """The earlier task as an argument of the new task. The argument never enters the key of the new task."""
+    """Describes an earlier task, as the argument `replay` of the new task. It never enters the key of the new task."""
     return {"files": {name: info.ref() for name, info in record.files.items()}, "counters": record.counters,
             "cpu_s": record.cpu_s}
 
 
 class NotReproduced(Exception):
-    """The earlier parts cannot be read, or the earlier chain gives other verdicts than it recorded. The pass then runs
-    without them."""
+    """Raised when the files of the earlier pass cannot be read, or when its chain, run again, gives other verdicts than
+    those it recorded. The pass then starts again without replay."""
 
 
 @contextlib.contextmanager
 def _sound() -> Iterator[None]:
-    """Turns decoding errors (Arrow raises those without errno) into NotReproduced."""
+    """Turns errors of decoding into NotReproduced. Arrow raises them as ValueError, or as OSError without errno; an
+    OSError with errno is a fault of the machine and is raised unchanged."""
     try:
         yield
     except (ValueError, OSError) as e:
@@ -64,19 +67,23 @@ def _sound() -> Iterator[None]:
 
 
 class Replay:
-    """Settles the documents whose verdict in an earlier pass with the same replay key still holds, in input order.
+    """Copies documents from an earlier run of this pass if their verdicts still hold, in input order.
 
-    `steps` is the chain of this pass. The earlier chain is the same stages under the earlier thresholds; both share
-    models.
+    `steps` is the chain of this pass. The earlier chain has the same stages under the earlier thresholds; the two share
+    their models.
     """
 
     @classmethod
     def of(cls, inputs: Inputs, steps: Sequence[LoadedStage], sides: Sequence[str], chain: Chain,
            quarantined: Iterable[str]) -> Replay | None:
-        """The replay that the arguments ask for. Returns None where the pass runs from scratch. It does so when the
-        earlier parts are missing, damaged or made by other code, when they count a document that was `quarantined`
-        since, and in an attempt that follows a crash. Replay takes a document through a stage twice, so its memory or
-        time may have caused the crash. An attempt after a crash must therefore need no more than a plain pass."""
+        """Returns the replay that the task's arguments ask for, or None if the pass must run from scratch. It must do
+        so in three cases:
+
+        * The earlier files are missing, damaged or made by other code.
+        * The earlier pass counts a document that was quarantined since (`quarantined`).
+        * The attempt follows a crash. Replay takes a document through a stage twice, so its memory or time may have
+          caused the crash; an attempt after a crash must need no more than a plain pass.
+        """
         arg = inputs.args.get("$volatile", {}).get("replay")
         if arg is None or inputs.skip or inputs.only is not None or inputs.batch_rows is not None:
             return None
@@ -109,7 +116,7 @@ class Replay:
         self._drops = dict(zip(facts["id"], zip(facts["stage"], facts["reason"])))
         self._dropped = read_documents(files["dropped.parquet"])
         lost = read_table(files["quarantine.parquet"], columns=["id", "reason"]).to_pydict()
-        #: documents that no stage saw, because they were quarantined
+        #: documents that no stage saw, because they were in quarantine for having killed or hung a process
         self._skipped = {id for id, reason in zip(lost["id"], lost["reason"]) if not reason.startswith("error:")}
         self._failed = set(lost["id"]) - self._skipped
 
@@ -120,8 +127,8 @@ class Replay:
         counters["replayed"] = {"docs": 0, "cpu_s": cpu_s + earlier.get("replayed", {}).get("cpu_s", 0.0)}
 
     def settled(self, batches: Iterable[Items]) -> Iterator[Items]:
-        """Yields the batches, with rows of the earlier pass in place of the documents whose verdict is unchanged.
-        Raises NotReproduced."""
+        """Yields the batches. A document whose verdict is unchanged is replaced by its row of the earlier pass
+        (`Settled`). Raises NotReproduced."""
         counters = self._chain.counters
         for batch in batches:
             with _sound():
@@ -142,8 +149,8 @@ class Replay:
         return id in self._rows or id in self._drops or id in self._failed
 
     def _verdict(self, doc: Document) -> Settled | None:
-        """The row of the document in the earlier parts, when the changed thresholds leave its verdict the same; None
-        when the document has to go through the chain again. Must be called in the order of the input."""
+        """Returns the document's row in the earlier output if the changed thresholds leave its verdict the same.
+        Returns None if the document has to go through the chain again. Must be called in the order of the input."""
         row, drop = self._rows.get(doc.id), self._drops.get(doc.id)
         if row is not None:
             kept = next((d for n, d in self._kept if n == row), None)
@@ -161,9 +168,10 @@ class Replay:
         return Settled(dropped, drop)
 
     def _check_reproduced(self, batch: Batch, verdicts: Verdicts, failures: Failures) -> None:
-        """Raise NotReproduced unless the earlier chain, run again, gives the documents the outcomes it recorded. It
-        cannot do so if a user's stage depends on more than the document, or if it computes something from its
-        thresholds in `setup`, since both chains share that result."""
+        """Check that the earlier chain, run again, gives these documents the outcomes that it recorded; raise
+        NotReproduced if not. This fails for a user's stage whose verdict depends on more than the document. It also
+        fails for a stage that computes something from its thresholds in `setup`, because the two chains share the
+        result of `setup`."""
         for row, doc in batch:
             if row in verdicts:
                 place, reason = verdicts[row]
@@ -175,8 +183,8 @@ class Replay:
 
     def _same(self, stored: Document, end: int, reason: str | None) -> bool:
         """Whether the changed stages give the same verdict on a stored document under both thresholds. The stage at
-        place `end` dropped it for `reason`. Later stages have seen it only with `signals: all`, and may have changed
-        its text."""
+        place `end` of the chain dropped the document for `reason` (for a kept document, `end` is the length of the
+        chain). Stages after `end` have seen the document only with `signals: all`, and may have changed its text."""
         for place in self._changed:
             if place > end and self._chain.until_drop:
                 break
@@ -197,7 +205,7 @@ class Replay:
 
 
 def _drop_zeros(counters: Counters) -> None:
-    """Remove counters that dropped to zero, since a pass from scratch would not have them."""
+    """Remove counters that dropped to zero, because a pass from scratch would not have them."""
     sources: set[str] = set()
     for stats in counters["stages"].values():
         stats["dropped"] = without_zeros(stats["dropped"])
@@ -213,7 +221,7 @@ def without_zeros(counters: Mapping[str, Any]) -> Counters:
 
 
 class _SideRows:
-    """The rows of a side table, to be read in ascending order. The table has at most one row per kept document."""
+    """Reads the rows of a side table in ascending order. The table has at most one row for each kept document."""
 
     def __init__(self, path: str) -> None:
         self._rows = self._read(path)
@@ -241,8 +249,8 @@ def _under(step: LoadedStage, thresholds: Mapping[str, Any]) -> LoadedStage:
 
 
 def _ambiguous(steps: Sequence[LoadedStage], changed: Sequence[int]) -> bool:
-    """Whether a later stage may overwrite a signal that a changed stage decides by. The stored value is then not the
-    one that the changed stage saw."""
+    """Whether a later stage may overwrite a signal on which the verdict of a changed stage depends. The stored value is
+    then not the one that the changed stage saw."""
     for place in changed:
         stage = steps[place].stage
         used = {*stage.signals, *stage.reads()}

@@ -1,4 +1,5 @@
-"""Reads parts for the tasks that make tokens: the rows that a stream takes, in bounded batches."""
+"""Reads parts (Parquet files of documents) for the tasks that make tokens: the rows that a stream takes, in batches of
+bounded size."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ BATCH, BATCH_BYTES = 256, 8 << 20
 
 
 class Taken:
-    """Decides which documents a stream or a dataset takes: `where` of the recipe, {source: [names], language:
-    [codes]}."""
+    """Decides which documents a stream or a dataset takes, by the setting `where` of the recipe: {source: [names],
+    language: [codes]}. None takes all."""
 
     def __init__(self, where: Mapping[str, Any] | None) -> None:
         self.config = Where.Config(**where) if where else None
@@ -30,7 +31,7 @@ class Taken:
         return self.config is None or not self.config.refuses(doc.source, doc.language, doc.signals.get("script"))
 
     def mask(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Which rows of a batch are taken, bool (rows,)."""
+        """Returns bool (rows,): which rows of a batch are taken."""
         if self.config is None:
             return np.ones(len(batch), bool)
         rows = list(zip(*(_column(batch, name) for name in ("source", "language")), _scripts(batch)))
@@ -70,8 +71,9 @@ class Rows:
 
 
 def rows_of(path: str, wanted: Taken, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
-    """Yields the wanted rows of a part, at most `batch` rows and BATCH_BYTES of text (or one longer document) at a
-    time. The column `bytes` is available without reading the texts. Memory: one row group of the columns read."""
+    """Yields the rows of a part that `wanted` takes, at most `batch` rows and BATCH_BYTES of text at a time; a longer
+    document is a batch of its own. The column `bytes`, the UTF-8 length of the text, is available without reading the
+    texts. Memory: one row group of the columns read."""
     need = {"id", *columns, *wanted.columns} - {"bytes"}
     if "bytes" in columns:
         need |= {"signals.bytes"}
@@ -90,7 +92,8 @@ def rows_of(path: str, wanted: Taken, columns: Sequence[str], batch: int = BATCH
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yields the batch in runs of rows with at most BATCH_BYTES of text, or of one row."""
+    """Yields a batch in pieces of consecutive rows. A piece has at most BATCH_BYTES of text, or is a single longer
+    row."""
     if "text" not in batch.schema.names:
         yield batch
         return

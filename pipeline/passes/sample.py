@@ -1,4 +1,4 @@
-"""Draw a sample of the records of an input file, for a cost forecast (`pipeline.forecast.sample`)."""
+"""Draws a sample of the records of input files, for a cost forecast (`pipeline.forecast.sample`)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ GROUP_BYTES = 8 << 20
 
 
 class DrawSample:
-    """Draws a sample of one source. args: source, reader {name, key, config}, files [$file], seed, share (of all
-    records, 0 … 1), least (minimum number of records drawn), most (maximum bytes drawn), read_most (maximum bytes of
-    records read).
+    """Draws a sample of the records of one source. args: source, reader {name, key, config}, files [$file], seed, share
+    (of all records, 0 … 1), least (minimum number of records drawn), most (maximum bytes drawn), read_most (the task
+    stops after it has read so many bytes).
 
-    Draws the records with the lowest PRF(seed, id): those below `share`, and at least `least`. Writes drawn.parquet
-    (stages.read.sample.SCHEMA, in the order of the files). Counters: records and bytes read, `covered` (bytes of the
-    stored files that were read), and `complete` {"below": r}: every record read whose rank is below r was drawn.
+    Each record has a rank, PRF(seed, id), which is a pseudo-random number. The sample consists of the records with the
+    lowest ranks: the given share of all records, and at least `least` records. Writes drawn.parquet
+    (stages.read.sample.SCHEMA, in the order of the files). Counters: records and bytes read; `covered`, the bytes of
+    the stored files that were read; and `complete` {"below": r}, which means that every record read with a rank below r
+    was drawn.
     """
 
     name = "draw_sample"
@@ -63,8 +65,8 @@ class DrawSample:
 
 
 class Draw:
-    """Keeps the records with the lowest ranks, as rows: all below `limit`, at least `least`, and at most `most`
-    bytes."""
+    """Keeps the records with the lowest ranks while records are read. It keeps all records with a rank below `limit`,
+    and at least `least` records, but drops those with the highest ranks when the kept ones exceed `most` bytes."""
 
     def __init__(self, limit: int, least: int, most: int) -> None:
         self.limit, self.least, self.most = limit, least, most

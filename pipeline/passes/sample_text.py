@@ -1,10 +1,13 @@
-"""The text sample that a tokenizer is trained on, drawn by many tasks from a dataset too large for one task.
+"""Draws the text sample for the training of a tokenizer, in many tasks, from a dataset too large for one task.
 
-Three waves run before the training. First, each group of parts ranks its documents by PRF(seed, id) and notes their
-sizes (`RankTexts`). Then one task walks up the ranks of all groups until the next document would make the sample too
-large (`CutSample`). It reads little more than the ranks of the sample. Last, each group copies its texts up to that
-rank (`PickTexts`). The sample equals the one that a single `fit_tokenizer.FitTokenizer` task draws. It is the longest
-run of documents by rising PRF that has at most `sample` bytes (at least one document), in plan order.
+Three waves of tasks run before the training. (The tasks of a wave may run at the same time.) First, each `RankTexts`
+task takes a group of parts, ranks their documents by PRF(seed, id), a pseudo-random number, and notes their sizes. Then
+the single `CutSample` task merges these lists by rising rank, up to the first document that would make the sample too
+large; it reads little beyond that document. Last, each `PickTexts` task copies the texts of a group up to that rank.
+
+By rising rank, the sample consists of the first documents that together have at most `sample` bytes, and of at least
+one document. It is written in plan order. A single `fit_tokenizer.FitTokenizer` task draws the same sample from a
+smaller dataset.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ GROUP_BYTES = 16 << 20
 
 
 def rank_of(seed: int, id: str) -> int:
-    """The document's place in the order in which samples are drawn, in [0, 2**64)."""
+    """Returns the rank of a document, a pseudo-random number in [0, 2**64). Samples are drawn in the order of rising
+    rank."""
     return prf(seed, "tokenizer", id)
 
 
@@ -42,8 +46,8 @@ class RankTexts:
     """Ranks the documents of a group of parts. args: parts [$ref of kept.parquet], where (see
     `pipeline.passes.rows.Taken`), sample (bytes), seed.
 
-    Writes segments `ranks.seg` (RANK, by range of ranks, sorted): the documents of the group that can be in a sample of
-    that size. Memory: 100 bytes per document of the group.
+    Writes the exchange file `ranks.seg` (RANK, one bucket per range of ranks, sorted) with the documents of the group
+    that can be in a sample of `sample` bytes. Memory: 100 bytes per document of the group.
     """
 
     name = "rank_texts"
@@ -69,7 +73,7 @@ class RankTexts:
 
 class CutSample:
     """Finds where the sample ends, and counts its documents and bytes. args: ranks [$ref of ranks.seg], sample (maximum
-    bytes). `max_rank` is the rank of the last document of the sample, -1 when it is empty."""
+    bytes). The counter `max_rank` is the rank of the last document of the sample, or -1 if the sample is empty."""
 
     name = "cut_sample"
     version = 1
@@ -93,8 +97,8 @@ class CutSample:
 
 
 class PickTexts:
-    """Copies the texts of a group that are in the sample. args: parts, where, seed (as RankTexts), last (rank of the
-    last document of the sample). Writes picked.parquet (PICKED), in the order of the parts."""
+    """Copies those texts of a group of parts that are in the sample. args: parts, where, seed (as for RankTexts), last
+    (rank of the last document of the sample). Writes picked.parquet (PICKED), in the order of the parts."""
 
     name = "pick_texts"
     version = 2
@@ -155,8 +159,8 @@ def picked_texts(path: str) -> Iterator[tuple[str, str]]:
 # -- for planners ------------------------------------------------------------------------------------------------
 def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int, seed: int,
                  sizes: Sizes = SIZES) -> list[Wave]:
-    """The waves `rank`, `cut` and `pick`. They have no tasks for a dataset of at most `group_bytes`, because the
-    training task can sample it alone."""
+    """Returns the waves of tasks `rank`, `cut` and `pick`. They have no tasks for a dataset of at most
+    `sizes.group_bytes`, because the training task can then draw the sample itself."""
     plan = groups(parts, sizes) if sum(p.bytes for p in parts) > sizes.group_bytes else []
     common = {"where": dict(where), "seed": seed}
 

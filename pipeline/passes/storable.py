@@ -1,8 +1,9 @@
-"""Checks that a document can be stored, and scrubs the rows that people see.
+"""Checks that documents can be stored, and removes personal data from the rows that people see.
 
-A user's stages and readers may write any value. Every column is therefore checked after each of them. A wrong type is
-an error of that document, which names the column, and does not fail the whole part. Rows of dropped and quarantined
-documents are meant to be read by people, so every field that may hold text of the page passes the scrubber.
+A stage or reader of a user may write any value. All columns are therefore checked after each of them. A wrong type is
+an error of that one document, with a message that names the column; it does not fail the whole part. Rows of dropped
+and quarantined documents are meant to be read by people. Every field of them that may hold text of the page therefore
+passes the scrubber, which removes personal data.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from stages.document import BadRecord, Document
 from stages.read.reader import Reader
 from stages.scrub.pii import scrub_text, scrub_value
 
-#: the form of a language as a key of counters, which people read and which are merged over all parts
+#: the form of a language that may be a key of counters: short and plain, because people read counters and because
+#: counters are merged over all parts
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,16}", re.ASCII)
 OTHER = "other"
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -39,21 +41,20 @@ def scrub_row(doc: Document) -> None:
     doc.locator, doc.meta = scrub_value(doc.locator), scrub_value(doc.meta, keys=True)
 
 
-#: fields that stages replace and never change in place, so that `state_of` need not copy them: the other stored fields,
-#: and those that an extractor reads
+#: fields of a document that stages replace and never change in place, so that `state_of` need not copy their values
 _FIELDS = ("id", "source", "url", "language", "date", "raw", "mime", "charset")
 State = tuple[Any, ...]
 
 
 def state_of(doc: Document) -> State:
-    """The state with which `restore` undoes all changes of a stage to a document."""
+    """Returns the state of a document, with which `restore` can undo all later changes to it."""
     meta = dict(doc.meta) if _flat(doc.meta) else copy.deepcopy(doc.meta)
     return (doc.text, dict(doc.locator), meta, dict(doc.signals), dict(doc.side),
             *(getattr(doc, name) for name in _FIELDS), copy.deepcopy(doc.loss_spans))
 
 
 def _flat(meta: dict[str, Any]) -> bool:
-    """Whether all values are immutable and JSON stores them unchanged."""
+    """Whether all keys are strings, and all values are immutable and stored unchanged by JSON."""
     return all(type(k) is str and isinstance(v, (str, int, float, type(None))) for k, v in meta.items())
 
 
@@ -64,7 +65,8 @@ def restore(doc: Document, state: State) -> None:
 
 
 def checked(reader: Reader, records: Iterator[Any]) -> Iterator[Document | BadRecord]:
-    """Yields the records of a reader. A record of a user's reader that cannot be stored becomes a bad record."""
+    """Yields the records of a reader. If the reader is a user's, a record that cannot be stored becomes a bad
+    record."""
     if type(reader).__module__.partition(".")[0] == "stages":
         yield from records
         return
@@ -102,8 +104,9 @@ def _check_read(doc: Any, signals: tuple[str, ...]) -> None:
 
 
 def check(doc: Document, reason: Any, before: State) -> None:
-    """Raise TypeError or ValueError when a document as a stage left it, or its verdict, cannot be stored. Signals are
-    converted to floats, and metadata to its JSON round trip: keys become strings, and are sorted as such."""
+    """Raise TypeError or ValueError if a document cannot be stored as a stage left it, or if the stage's verdict
+    `reason` cannot. `before` is the document's state before the stage (`state_of`). Signals are converted to floats,
+    and metadata to its JSON round trip, in which keys are strings and sorted."""
     if reason is not None and not (isinstance(reason, str) and 0 < len(reason) <= LONGEST_REASON):
         raise TypeError(f"the stage returned {_shown(reason)}: None keeps a document, a reason (a string of at most "
                         f"{LONGEST_REASON} characters) drops it")
@@ -133,7 +136,8 @@ def _check_columns(doc: Document, who: str) -> None:
 
 
 def _check_places(doc: Document, who: str) -> None:
-    """Check locator ({file, sub: string, offset, record: 64-bit integer}, all optional) and spans ([{start, end}])."""
+    """Check the locator ({file: string, sub: string, offset: 64-bit integer, record: 64-bit integer}, all optional) and
+    `loss_spans` (None or a list of {start, end})."""
     if type(doc.locator) is not dict:
         raise TypeError(f"the {who} set locator to {_shown(doc.locator)}, it must be a dict")
     for name, kind in (("file", str), ("sub", str), ("offset", int), ("record", int)):
@@ -148,13 +152,15 @@ def _check_places(doc: Document, who: str) -> None:
 
 
 def check_spans(doc: Document, text: str, spans: list[dict[str, int]] | None) -> None:
-    """Raise ValueError when a stage changed `text` but not `spans`. Only the spans count for the loss, so the wrong
-    text would count."""
+    """Raise ValueError if a stage changed the text of a document but not its `loss_spans`. `text` and `spans` are the
+    values before the stage. Only text inside the spans counts for the loss, so old spans would make wrong text
+    count."""
     if spans and doc.text != text and doc.loss_spans == spans:
         raise ValueError("the stage changed a text of which only spans count for the loss, and left the spans where "
                          "they were: set doc.loss_spans, or use the stage before the text is rendered")
 
 
 def _shown(value: Any) -> str:
-    """A wrong value as shown in an error message: only its type where the value may hold text of the document."""
+    """Returns a wrong value as an error message shows it. If the value may hold text of the document, only its type is
+    shown."""
     return f"{value!r}" if isinstance(value, (bool, int, float)) or value is None else f"a {type(value).__name__}"

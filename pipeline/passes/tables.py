@@ -1,4 +1,4 @@
-"""Defines small tables beside the documents: the rows of a quarantine folder, and a writer of rows into Parquet."""
+"""Defines the rows of quarantine files, and a writer of rows into Parquet."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pipeline.base.redact import redact
 from stages.read.jsonl import clean
 from stages.scrub.pii import scrub_text
 
-#: a row of `quarantine/NAME/`: the document and its source, the place of the record in the source, the stage, the
-#: reason, and the error's message if there is one, scrubbed and without secrets of the node. `bytes`: for a record that
-#: stands for the rest of a file, how many bytes of the stored file were not read
+#: a row of `quarantine/NAME/`: id and source of the document, file and number of the record, the stage that failed, the
+#: reason, and as `detail` the message of the error, if there is one, without personal data and without secrets of the
+#: node. `bytes`: for a record that stands for the lost rest of a file, how many bytes of the stored file were not read
 QUARANTINE_SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("file", pa.string()),
                                ("record", pa.int64()), ("stage", pa.string()), ("reason", pa.string()),
                                ("detail", pa.string()), ("bytes", pa.int64())])
@@ -32,9 +32,10 @@ def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str,
 
 
 def to_blame(error: Exception) -> bool:
-    """Whether the document may have caused an error that a stage raised on it. It does not cause a lack of memory, a
-    missing library or a full disk. If a process that the stage started was killed, the supervisor finds the cause.
-    Confinement errors count as caused by the document: a parser tried something forbidden on it."""
+    """Whether the document may have caused an error that a stage raised on it. False for a lack of memory, a missing
+    library and an error of the operating system such as a full disk. False, too, if a process that the stage started
+    was killed; the supervisor then finds the cause. True for an operation that the confinement of the process forbids,
+    because a parser tried it on this document."""
     if isinstance(error, PermissionError) and confinement.sealed():
         return True
     return not (isinstance(error, (MemoryError, ImportError, ProcessDied)) or (isinstance(error, OSError)
@@ -42,7 +43,7 @@ def to_blame(error: Exception) -> bool:
 
 
 class RowWriter:
-    """Writes rows into Parquet (side tables, quarantine) and flushes every 8 k of them."""
+    """Writes rows into a Parquet file (side tables, quarantine), and flushes after every 8,192 rows."""
 
     FLUSH = 1 << 13
 

@@ -1,15 +1,17 @@
-"""Counts a document pass for the report, which then need not read the documents.
+"""Counts the documents of a pass for the report, which then need not read the documents.
 
-Every count is taken from a row when it is written, so that a replayed verdict counts like a new one.
-Counters (all mergeable, `engine.task.merge_counters`)::
+Every count is taken from a row when it is written. So a document whose verdict was copied from an earlier run
+(`replay`) counts like a new one. The counters of all tasks can be added up (`pipeline.store.records.merge_counters`)::
 
     "kept", "languages", "lengths"      kept documents by source, as in docs/architecture.md
-    "dropped_languages": {stage: {language: docs}}      dropped ones, by the language they had when they were dropped
-    "pii": {signal: n}                  sums of the signals called pii_* over kept documents, of this pass or before, as
-                                        whole numbers: a sum of floats depends on their order, and one NaN spoils it
-    "scores": {signal: {bin: docs}}     of the signals stages show (`Stage.scored`), over all documents they have seen
-    "similarity": {barrier: {bin: docs}}    documents the barrier removed, by similarity to the kept one
-    "tallies": {stage: …}               counts of the stages themselves (`Stage.counts`), over all they have seen
+    "dropped_languages": {stage: {language: docs}}      dropped documents, by their language when they were dropped
+    "pii": {signal: n}                  sums of the signals pii_* over kept documents, whether this pass or an earlier
+                                        one computed them; whole numbers, because a sum of floats depends on their
+                                        order, and one NaN spoils it
+    "scores": {signal: {bin: docs}}     of the signals that stages show (`Stage.scored`), over all documents that the
+                                        stage has seen
+    "similarity": {barrier: {bin: docs}}    documents that the barrier removed, by similarity to the kept document
+    "tallies": {stage: …}               what the stages count themselves (`Stage.counts`), over all documents seen
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ from stages.stage import Stage
 MOST_PII = 2.0 ** 53
 #: bins of the similarity of removed documents, over [0, 1]
 SIMILARITY_BINS = 20
-#: number of bins per octave (factor of two) of a score; scores below 2**LOWEST count as 0, those from 2**HIGHEST on
-#: fall into the last bin
+#: The histogram of a score has BINS bins for each factor of two. A score below 2**LOWEST counts as 0, and a score of
+#: 2**HIGHEST or more falls into the last bin
 BINS, LOWEST, HIGHEST = 16, -13, 40
 
 
 def score_bin(score: float) -> int | None:
-    """The number of a score's bin: 16 equally wide bins from each power of two to the next; 0 for scores near 0,
-    negative for negative scores. Bins have the order of the scores. None for a score that is not finite. The arithmetic
-    is exact."""
+    """Returns the number of the histogram bin that a score falls into; None for a score that is not finite. Between
+    each power of two and the next there are 16 bins of equal width. Scores near 0 have bin 0 and negative scores have
+    negative numbers, so that bins are in the order of the scores. The arithmetic is exact."""
     if not math.isfinite(score):
         return None
     part, power = math.frexp(abs(score))                 # part · 2**power, 0.5 <= part < 1
@@ -48,7 +50,7 @@ def score_bin(score: float) -> int | None:
 
 
 def bin_edges(number: int) -> tuple[float, float]:
-    """Returns (from, to) of a bin, by magnitude: scores s with from <= |s| < to."""
+    """Returns (from, to) of a bin: it holds the scores s with from <= |s| < to."""
     if not number:
         return 0.0, 2.0 ** LOWEST
     octave, place = divmod(abs(number) - 1, BINS)
@@ -57,8 +59,8 @@ def bin_edges(number: int) -> tuple[float, float]:
 
 
 class Tally:
-    """Counts the documents of a pass as they are written. `steps`: the chain; `signals`: all signals of the schema;
-    `until_drop` says that a document goes no further than the stage that drops it."""
+    """Counts the documents of a pass as they are written. `steps`: the chain of stages. `signals`: the names of all
+    signal columns. With `until_drop`, a document goes no further than the stage that drops it."""
 
     def __init__(self, steps: Sequence[LoadedStage], signals: Iterable[str], until_drop: bool) -> None:
         self._places = {step.name: place for place, step in enumerate(steps)}
@@ -110,7 +112,8 @@ class Tally:
         self._lost[kind] = self._lost.get(kind, 0) + 1
 
     def _seen(self, doc: Document, last: int) -> None:
-        """Count the scores and tallies of the stages up to place `last`."""
+        """Count the scores of a document, and what the stages count themselves, for the stages up to place `last` of
+        the chain."""
         for place, name in self._scores:
             score = doc.signals.get(name) if place <= last else None
             number = None if score is None else score_bin(score)
