@@ -1,14 +1,20 @@
-"""The messages between driver, supervisors and children, and the one codec that carries them across process boundaries.
+"""Defines the messages between the driver, the supervisors and the children, and the one codec that carries them across
+process boundaries.
 
-* An `Assignment` goes from the scheduler to a backend. Events come back: `Done`, `Failed`, `Hindered`, `Lost`,
-  `Returned`, `Hanging`, `Quarantined`, `StatusReport`, and `Ready` as a supervisor's first.
+The driver schedules the tasks of a run and commits their results. A supervisor runs on a worker machine, and starts and
+watches the children, which are the confined processes that run tasks.
+
+* An `Assignment` goes from the driver's scheduler to a backend. Events come back: `Done`, `Failed`, `Hindered`, `Lost`,
+  `Returned`, `Hanging`, `Quarantined`, `StatusReport`, and `Ready`, which is the first event of each supervisor.
 * A `Work` order goes from a supervisor to a child, which answers with `Finished`, `Raised` or `NeedsFreshProcess`.
 
-Inside a process the objects themselves are passed. Across a boundary, which is a child's pipe or a call of a Ray actor,
-`encode` turns a message into JSON and the `Channel` of that direction restores it. So a spec is serialised at most
-twice: on its way to another node, and on its way into a child. A child parses hostile documents and may have been taken
-over by one. Its answers are never unpickled: they are read as JSON, only as one of the expected messages, and with
-fields of the declared types. A wrong message therefore ends that child and not the run.
+Inside a process the objects themselves are passed. At a process boundary, which is a child's pipe or a call of a Ray
+actor, `encode` turns a message into JSON, and the `Channel` of that direction turns it back into an object. A task's
+spec is thus serialised at most twice: on its way to another node, and on its way into a child.
+
+A child parses hostile documents and may have been taken over by one. Its answers are therefore never unpickled. They
+are read as JSON, only as one of the expected messages, and with fields of the declared types. A wrong message ends the
+child and not the run.
 """
 
 from __future__ import annotations
@@ -27,9 +33,9 @@ M = TypeVar("M")
 _LENGTH = struct.Struct(">I")
 MAX_BYTES = 64 << 20         # bytes of the longest message; a record is about 1 kB
 
-#: what caused a failure. `exception`: the task itself; it is repeated a few times. `permanent`: an error that every
-#: other attempt would meet. `environment`: the machine or the storage. `lost`: the node. `damaged`: a file of the store
-#: is not what its record says
+#: what caused a failure. `exception`: the task's own code; the task is repeated a few times. `permanent`: an error that
+#: every other attempt would meet. `environment`: the machine or the storage. `lost`: the death of the node. `damaged`:
+#: a file of the store differs from its record
 FailureKind = Literal["exception", "permanent", "environment", "lost", "damaged"]
 
 
@@ -39,8 +45,9 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt failed. `row`: the row at which the task itself raised; None when a repetition may well succeed.
-    `path`: the damaged file."""
+    """Why an attempt at a task failed. `row`: the row at which the task's own code raised an exception. The same
+    message at the same row in the next attempt ends the run. It is None if that rule must not apply, for instance
+    because the error may be temporary. `path`: the damaged file of the store, for the kind `damaged`."""
 
     kind: FailureKind
     message: str
@@ -50,9 +57,9 @@ class Failure:
 
 
 class TaskStatus(NamedTuple):
-    """The state of a running attempt. `row` and `stage` are those of its cursor (-1: outside any document). It has been
-    at work for `seconds`, and its cursor has not moved for `still` seconds. `does` is the state of its process
-    (`worker.limits.doing`)."""
+    """The state of a running attempt at a task. `row` and `stage` are those of its crash cursor, which says which
+    document is being processed (-1: outside any document). The attempt has run for `seconds`, and its cursor has not
+    moved for `still` seconds. `does` is the state of its process (`worker.limits.doing`)."""
 
     id: int
     row: int
@@ -67,8 +74,8 @@ class TaskStatus(NamedTuple):
 # -- scheduler to backend ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Assignment:
-    """One attempt at a task. `id` is unique within a driver, `attempt` names the attempt's files, and `skip` lists the
-    rows that killed earlier attempts."""
+    """One attempt at a task. `id` is unique within a driver, `attempt` is the prefix of the names of the attempt's
+    files, and `skip` lists the rows that killed earlier attempts."""
 
     id: int
     spec: TaskSpec
@@ -80,7 +87,7 @@ class Assignment:
 @dataclass(frozen=True)
 class Ready:
     """A supervisor has started. `confinement`: what its node supports for confining children. `sees_store`: whether it
-    found the file that the driver wrote into the store; None when it was not asked to look."""
+    found the test file that the driver had written into the store; None if it was not asked to look for one."""
 
     fingerprint: Fingerprint
     confinement: dict[str, Any]
@@ -113,8 +120,8 @@ class Hindered:
 
 @dataclass(frozen=True)
 class Lost:
-    """The node died under these attempts; no document is to blame. `host`: the node's id, so that the losses of its
-    several supervisors count as one death; "" if it is not known."""
+    """The node died under these attempts; no document is to blame. `host`: the node's id, or "" if it is not known. A
+    node may have several supervisors, and their losses count as one death."""
 
     ids: tuple[int, ...]
     message: str
@@ -123,7 +130,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Returned:
-    """These attempts never started, or their node was drained. They do not count as failures."""
+    """These attempts never started, or their node was drained (announced its end). They do not count as failures."""
 
     ids: tuple[int, ...]
     message: str
@@ -131,15 +138,15 @@ class Returned:
 
 @dataclass(frozen=True)
 class Hanging:
-    """The cursor of an attempt has not moved for a long time."""
+    """The crash cursor of an attempt, which marks the document being processed, has not moved for a long time."""
 
     status: TaskStatus
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A document, or the rest of an input file from one of its records on, was proved to kill its process. Later
-    attempts skip it."""
+    """Proof that a document kills its process, or that an input file does so from one of its records on. Later attempts
+    skip that document, or the rest of that file."""
 
     id: int
     row: int
@@ -161,8 +168,9 @@ Event = Ready | Done | Failed | Hindered | Lost | Returned | Hanging | Quarantin
 # -- supervisor to child -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Work:
-    """Run `spec` for the store at `store`, with the folder `scratch`. `rows` and `file` limit a crash investigation to
-    some rows or one input file; its output is discarded."""
+    """An order to run the task `spec` on the store at `store`, with the folder `scratch` for temporary files. `rows` or
+    `file` limits the run to some rows or to one input file, in order to investigate a crash; its output is then
+    discarded."""
 
     spec: TaskSpec
     attempt: str
@@ -187,7 +195,8 @@ class Raised:
 
 @dataclass(frozen=True)
 class NeedsFreshProcess:
-    """This child was sealed for other stages, so the task needs a process of its own."""
+    """This child cannot run the task, because it was sealed (has given up its rights) for other stages. The task needs
+    a new process."""
 
 
 Answer = Finished | Raised | NeedsFreshProcess
@@ -254,7 +263,8 @@ def pack(message: Any) -> bytes:
 
 
 class Channel(Generic[M]):
-    """One direction across a process boundary. It reads the messages that may come that way, and no others."""
+    """Decodes the messages that cross a process boundary in one direction. It accepts only messages of the given
+    classes."""
 
     def __init__(self, *kinds: type[Any]) -> None:
         self._kinds = {kind.__name__: kind for kind in kinds}
@@ -270,9 +280,8 @@ class Channel(Generic[M]):
         return message
 
     def unpack(self, buffer: bytearray) -> M | None:
-        """Take the first whole message off `buffer`; None until there is one. Raises ProtocolError for anything
-        unexpected.
-        """
+        """Remove the first complete message from `buffer` and return it; None if no message is complete yet. Raises
+        ProtocolError for anything else than an expected message."""
         if len(buffer) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(buffer)
@@ -296,5 +305,5 @@ ANSWERS: Channel[Answer] = Channel(Finished, Raised, NeedsFreshProcess)
 
 
 def skips(rows: Mapping[int, tuple[int, str]]) -> tuple[Skip, ...]:
-    """The entries of `rows` {row: (stage, reason)} as a message carries them, in order."""
+    """Returns the entries of `rows` {row: (stage, reason)} as `Skip` objects, in order of the rows."""
     return tuple(Skip(row, stage, reason) for row, (stage, reason) in sorted(rows.items()))

@@ -1,7 +1,7 @@
-"""The one thing the engine runs: `task.run(inputs, cursor, out) -> counters`.
+"""Defines tasks, which are all that the engine runs: `task.run(inputs, cursor, out) -> counters`.
 
-A task is a class with a `name`, a `version` and a static `run`. It reads what its JSON arguments name, writes named
-files, and returns mergeable counters. It never sees Ray, the log or other tasks::
+A task is a class with a `name`, a `version` and a static `run`. It reads the files that its JSON arguments name, writes
+named files, and returns counters that can be added up over tasks. It never sees Ray, the commit log or other tasks::
 
     class CountLines:
         name = "count_lines"
@@ -14,8 +14,8 @@ files, and returns mergeable counters. It never sees Ray, the log or other tasks
             Path(out.path("lines.txt")).write_text(str(n))
             return {"lines": n}
 
-Workers find it by its import path 'module:Class'. Its key holds the name and the version instead, so that a class may
-move to another module without making its results stale.
+Workers find a task by its import path 'module:Class'. The key of its results holds the task's name and version instead,
+so that the class may move to another module without making its results stale.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class ResourceRequest(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """A row to quarantine instead of processing it, because it killed its process at `stage` for `reason`. With a stage
-    of `Cursor.reading` the row is a record that could not be read, and its file is not read from there on."""
+    """A row to quarantine instead of processing it, because it killed its process at `stage` for `reason`. If `stage`
+    stands for the reading of an input file (`Cursor.reading`), the row is a record that killed the process while it was
+    read. The file is then not read from this record on."""
 
     row: int
     stage: int
@@ -104,8 +105,9 @@ def _changed(ref: Mapping[str, Any]) -> ChangedInput:
 
 
 def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
-    """Whether a local file is the planned version: by size and time, or by its hash if the plan has one. A file that is
-    still in the state in which the driver hashed it is not hashed again: it may be large, and many tasks read it."""
+    """Whether a local file is still the version that the run was planned with. Compares size and modification time, or
+    the hash if the plan has one. A file is not hashed again while it is in the state in which the driver hashed it,
+    because it may be large and many tasks read it."""
     try:
         info = os.stat(path)
     except FileNotFoundError:
@@ -121,10 +123,10 @@ def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
 class Cursor:
     """The crash cursor: (first row, last row, stage) of the work in progress, as three aligned int64.
 
-    In a shared-memory mapping it survives the death of the process, so the supervisor can tell which document killed
-    its child. In a bytearray (inline backend) it only tells messages where the task is. Row -1 means outside any
-    document; a death there is never charged to a document. Stage -1 means before the first stage. `reading` stores the
-    number of the input file that a row is read from, so that this file can be blamed.
+    It lies in shared memory and so survives the death of its process. The supervisor then reads from it which document
+    killed the child. The inline backend has no child; its cursor is a bytearray that only serves error messages. Row -1
+    means outside any document; a death there is never charged to a document. Stage -1 means before the first stage.
+    `reading` stores the number of the input file that a row is read from, so that this file can be blamed.
     """
 
     SIZE = 24
@@ -140,12 +142,13 @@ class Cursor:
         self.set(-1, -1, -1)
 
     def reading(self, row: int, file: int) -> None:
-        """Row `row` is being read from input file number `file` of the task."""
+        """Note that row `row` is being read from input file number `file` of the task."""
         self.set(row, row, READING - file)
 
     def read(self) -> tuple[int, int, int]:
-        """(first row, last row, stage). A writer preempted between its three stores leaves a new first row and an older
-        last row. The last row is then raised to the first, since an empty range would have a CPU limit of 0."""
+        """Returns (first row, last row, stage). If the writer is interrupted between its three stores, a new first row
+        stands beside an older last row. The last row is then raised to the first, because an empty range of rows would
+        have a CPU limit of 0."""
         first, last, stage = struct.unpack_from("<qqq", self._buffer, 0)
         return first, max(first, last), stage
 
@@ -168,18 +171,19 @@ class Inputs:
         self.batch_rows = batch_rows
         #: in crash triage, the number of the only input file to read (as `Cursor.reading` counts), else None
         self.file = file
-        #: confines this process; called with the programs that stages start, after stages are set up and before input
-        #: is parsed
+        #: confines this process, which then has no rights that a parser must not have. A task calls it with the
+        #: programs that its stages start, after it has set up the stages and before it parses input
         self.confine = confine
         self._by_range: dict[str, Mapping[str, Any]] = {}      # files of the store read by range
         self._read: dict[str, Mapping[str, Any]] = {}          # input files on this disk that were handed out
 
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
-        """Return the path on local disk of a `$ref` or `$file`, which must not be written to. A remote file is
-        downloaded through this machine's cache; of a remote `$file` only the ranges that `needs` asks for.
+        """Return the local path of a file that an argument names: `$ref`, a file of the store, or `$file`, an input
+        file. The file must not be changed. A remote file is downloaded through this machine's cache; of a remote
+        `$file`, only the ranges that `needs` asks for.
 
-        Raises ChangedInput when an input file is not the planned version, since its results must not be stored under
-        this key. Raises DamagedFile when a file of the store is not what its record says.
+        Raises ChangedInput if an input file is not the planned version, because results made from it must not be stored
+        under this task's key. Raises DamagedFile if a file of the store differs from its record.
         """
         if "$ref" in ref:
             return self.store.checked(ref["$ref"], ref["sha256"], self.scratch, size=ref.get("bytes"))
@@ -202,8 +206,9 @@ class Inputs:
                 raise _changed(ref)
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """Open a file of the store to seek and read in. The file is not checked; the caller compares its bytes with its
-        own checksums and raises `damaged`. Raises DamagedFile when the file is missing."""
+        """Open a file of the store for reading at any position. The file is not checked. The caller compares the bytes
+        it reads with checksums of its own, and raises `damaged` if they differ. Raises DamagedFile when the file is
+        missing."""
         self._by_range[ref["$ref"]] = ref
         try:
             return self.store.open(ref["$ref"])
@@ -211,7 +216,8 @@ class Inputs:
             raise self.damaged(ref, GONE) from e
 
     def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file of the store, or fewer where it was truncated; otherwise like `open`."""
+        """Returns bytes [start, stop) of a file of the store, or fewer if the file was cut short. They are not checked
+        (see `open`). Raises DamagedFile when the file is missing."""
         self._by_range[ref["$ref"]] = ref
         try:
             return self.store.read_range(ref["$ref"], start, stop)
@@ -219,7 +225,8 @@ class Inputs:
             raise self.damaged(ref, GONE) from e
 
     def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its bytes do not have their sum") -> DamagedFile:
-        """The error to raise when a file that the task reads by range does not hold what was written."""
+        """Returns the error that a task must raise when a file that it reads by range does not hold what was
+        written."""
         return DamagedFile(ref["$ref"], why)
 
     def find_damage(self, named: str = "") -> DamagedFile | None:
@@ -235,7 +242,8 @@ class Inputs:
         return None
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
-        """Records of one bucket of an exchange file (`Out.segments`), read-only. No other records are read."""
+        """Returns the records of one bucket of an exchange file, read-only. Exchange files carry records from task to
+        task (`Out.segments`). No other records of the file are read."""
         from pipeline.engine.shuffle.exchange import read_segment
 
         self._by_range[ref["$ref"]] = ref
@@ -243,7 +251,8 @@ class Inputs:
 
     def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
                  numbered: bool = False) -> Iterator[np.ndarray]:
-        """Records of one bucket of many exchange files, merged by their key, in blocks (`exchange.merge_segments`)."""
+        """Yields the records of one bucket of many exchange files in blocks, merged by their key
+        (`exchange.merge_segments`). Exchange files carry records from task to task (`Out.segments`)."""
         from pipeline.engine.shuffle.exchange import merge_segments
 
         self._by_range |= {ref["$ref"]: ref for ref in refs}
@@ -256,7 +265,8 @@ class Out:
 
     def __init__(self, scratch: str, covers: Sequence[str] = ()) -> None:
         self.scratch = scratch
-        #: contents of the parts this task reads (`ref_contents`): the `covers` of its exchange files
+        #: content hashes of the parts that this task reads (`ref_contents`); each exchange file that it writes lists
+        #: them as its `covers`
         self.covers = tuple(covers)
         self.names: dict[str, dict[str, Any]] = {}
         self.quarantined: list[dict[str, Any]] = []
@@ -273,10 +283,11 @@ class Out:
     @contextlib.contextmanager
     def segments(self, name: str, dtype: Any, buckets: int, *,
                  key: Sequence[str] | None = (), memory: int = 64 << 20) -> Iterator[SegmentWriter]:
-        """Write the exchange file `name`: `with out.segments(…) as to: to.write(bucket of each record, records)`.
+        """Write the exchange file `name`, whose records other tasks read bucket by bucket: `with out.segments(…) as to:
+        to.write(bucket of each record, records)`.
 
-        Inside a bucket records are sorted by the fields `key` (None: by all), or stay in the order of writing (()).
-        `memory`: bytes of records held before they are spilled to scratch.
+        Inside a bucket, records are sorted by the fields `key` (None: by all fields). With `key` () they stay in the
+        order of writing. `memory`: bytes of records held before they are spilled to scratch.
         """
         from pipeline.engine.shuffle.exchange import SegmentWriter
 
@@ -286,15 +297,16 @@ class Out:
 
     def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str,
                    file: Mapping[str, Any] | None = None) -> None:
-        """Record a quarantined document (a crash, a hang, memory), or the rest of an input `file` from one of its
-        records on. The entry goes into the commit record and the log."""
+        """Note that a document is quarantined because it crashed or hung its process, or used too much memory. With
+        `file`, the rest of this input file is quarantined, from one of its records on. The entry goes into the task's
+        record and into the commit log."""
         self.quarantined.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason,
                                **({} if file is None else {"file": dict(file)})})
 
 
 class Task(Protocol):
-    """`name` is unique among tasks. A task with `sets_up = True` sets up stages and then calls `inputs.confine`; others
-    are confined before they begin."""
+    """The interface of a task. `name` is unique among tasks. A task with `sets_up = True` first sets up stages and then
+    calls `inputs.confine`, which takes rights from its process; other tasks are confined before they begin."""
 
     name: str
     version: int

@@ -1,4 +1,5 @@
-"""Input files that could not be read, whole or in part, and how many of them a run may have (`run.max_bad_files`)."""
+"""Counts the input files that could not be read, whole or in part, and ends a run that has more of them than
+`run.max_bad_files` allows."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class BadFiles:
         self.allowed = allowed if isinstance(allowed, int) else max(ALWAYS, int(allowed * files))
         #: source → file → reason → bytes not read
         self.found: dict[str, dict[str, dict[str, int]]] = {}
-        #: (task's key, number of its file that killed children), until the task has a record → its label and the reason
+        #: files that killed children, until their task has a record: (task's key, number of the file) → the task's
+        #: label and the reason
         self._dying: dict[tuple[str, int], str] = {}
 
     def done(self, record: PartRecord) -> None:
@@ -48,7 +50,8 @@ class BadFiles:
                 known[file] = dict(reasons)                  # two datasets may read the same source
 
     def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
-        """Count a file that killed its reader, as a supervisor has just reported."""
+        """Count a file that killed the processes that read it, as a supervisor has just reported. Does nothing if the
+        report is about a document."""
         if stage <= READING:
             self._dying[spec.key, READING - stage] = f"{spec.label} ({reason})"
 
@@ -82,8 +85,8 @@ class BadFiles:
         yield from lines.values()
 
     def check_source(self, source: str, files: int, detail: str = "") -> None:
-        """Raise TooManyBadFiles for a source whose reader failed in every file: its settings or its code are wrong.
-        Called for a source that gave no document; `detail` is what its reader said about the first file."""
+        """Raise TooManyBadFiles for a source whose reader failed in every file, because its settings or its code must
+        be wrong. Called for a source that gave no document; `detail` is the reader's message about the first file."""
         failed = [file for file, reasons in self.found.get(source, {}).items() if any(map(_of_the_reader, reasons))]
         if files and len(failed) >= files:
             named = ", ".join(_first(list(self.listed(source)))) + (f": {detail.rstrip('.')}" if detail else "")
@@ -96,6 +99,7 @@ def _first(names: list[str]) -> list[str]:
 
 
 def _of_the_reader(reason: str) -> bool:
-    """Whether the reader raised, died or could not begin. False when the reader itself reported the file as damaged."""
+    """Whether a reason means that the reader raised an exception, died or could not begin. False if the reader itself
+    reported the file as damaged."""
     return reason.startswith(("error:", "crash:")) or reason in (
         "memory", "cpu_limit", "wrong_schema", "no_permission")

@@ -13,8 +13,8 @@ from pipeline.store.errors import StoreError, remedy_of
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM stopped the run. Everything committed is kept, and another run goes on from there. Not an
-    Exception, so that no stage's error handling mistakes it for a bad document."""
+    """SIGINT or SIGTERM stopped the run. Everything committed is kept, and another run goes on from there. It is not
+    derived from Exception, so that no error handling of a stage takes it for an error of a document."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}; what was committed is kept, run again to go on")
@@ -22,9 +22,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class TaskFailed(TokenmillError):
-    """A task failed for good. `reasons` lists the message of every failed attempt, in order; `verdict` says why there
-    is no further attempt, where `reasons` do not. The worker's output about the failure (a traceback, its last lines)
-    is a note of the exception."""
+    """A task failed for good. `reasons` lists the message of every failed attempt, in order. `verdict` says why there
+    is no further attempt, if `reasons` do not show it. The worker's output about the failure (a traceback, its last
+    lines) is a note of the exception."""
 
     def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = (), verdict: str = "") -> None:
         self.spec, self.reasons = spec, reasons

@@ -1,24 +1,26 @@
-"""Judges the losses of a task by cause: does it take its nodes down, or is it lost as often as other tasks on such
+"""Judges the lost attempts at a task: does the task take its nodes down, or is it lost as often as other tasks on such
 nodes?
 
-An attempt ends without a fault of its task when its node dies (`lost`) or when the machine keeps it from its work
-(`environment`: memory pressure, a killed child, a full disk). Where nodes are preempted unannounced, a fixed number of
-such losses would end every long run: of 10⁶ tasks that are lost in 30 % of their attempts, 66 are lost eight times in a
-row. Without any limit, a task that takes its nodes down would do so for as long as the run lasts.
+An attempt is *lost* if it ends without a fault of its task: its node dies (cause `lost`), or the machine keeps it from
+its work (cause `environment`: memory pressure, a killed child, a full disk). A fixed limit on the losses of a task
+would end every long run on nodes that are preempted unannounced: of 10⁶ tasks that are lost in 30 % of their attempts,
+66 are lost eight times in a row. Without any limit, a task that takes its nodes down would do so for as long as the run
+lasts.
 
 So the losses of a task are compared with those of other attempts on the same class of nodes, in the time since the
 task's first loss. A node's death counts as one event, however many attempts it ends and however many supervisors of the
-node report it. The seconds that the other attempts ran are divided by the number of attempts that such an event ends on
-average. That gives two rates of events per time. If they were equal, the probability that an event is the task's would
-be the task's share of the time (the conditional test of two Poisson rates, Przyborowski and Wilenski, Biometrika 1940).
-Chernoff's bound limits the probability that as many events or more are the task's. So a task that runs for hours may be
-lost more often than one that runs for seconds. Attempts that were lost together with the task count neither as events
-nor as time of others, because the task may have caused their loss.
+node report it. The seconds that the other attempts ran are divided by the average number of attempts that such an event
+ends. The result is two rates of events per second: that of the task and that of the others. If the two rates were
+equal, each event would hit the task with a probability equal to its share of the time (the conditional test of two
+Poisson rates, Przyborowski and Wilenski, Biometrika 1940). Chernoff's bound limits the probability that as many events
+or more hit the task by chance. So a task that runs for hours may be lost more often than one that runs for seconds.
+Attempts that were lost together with the task count neither as events nor as time of others, because the task may have
+caused their loss.
 
 On a cluster of few nodes, other tasks have hardly run without this one. So after a few losses the task is *held back*
 while other tasks wait for its slot, until they have run EVIDENCE times as long as it did. Two tasks that were always
-lost together cannot be told apart. So a task becomes a *suspect* well before its limit, and the scheduler runs one
-suspect at a time. An innocent suspect then finishes without the guilty one.
+lost together cannot be told apart. A task therefore becomes a *suspect* well before its limit, and the scheduler runs
+only one suspect at a time. An innocent suspect then finishes without the guilty task beside it.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ EVIDENCE = 20            # times the task's own seconds: if others ran so long w
 
 @dataclass
 class BaseRate:
-    """All attempts at tasks of one class of nodes: for how long they ran, how many were lost to each cause, and in how
-    many events."""
+    """Statistics of all attempts at tasks on one class of nodes: for how long they ran, how many were lost to each
+    cause, and in how many events (a node's death is one event)."""
 
     lost: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
@@ -76,7 +78,8 @@ class BaseRate:
 
 
 class Losses:
-    """The losses of one task. The object is made at the first loss, which `base` already counts."""
+    """The losses of one task. `base` is the statistics of its class of nodes. The object is made at the task's first
+    loss, which `base` already counts."""
 
     def __init__(self, base: BaseRate, now: float) -> None:
         self.count: Counter[str] = Counter()
@@ -102,9 +105,10 @@ class Losses:
         self._finished = finished
 
     def others(self, cause: str, now: float) -> tuple[int, float]:
-        """(number of events that did not end this task, seconds that attempts ran which such events could have ended).
-        The seconds are divided by the number of attempts that an event ends on average. Both count from the first loss,
-        or from the beginning of the run when the time since the first loss is too short to compare with."""
+        """Returns (events that did not end this task, seconds that other attempts ran). Such an event is, for example,
+        the death of another node. The seconds are divided by the number of attempts that an event ends on average. Both
+        numbers count from this task's first loss. If the others have run for less time since then than this task, which
+        is too short for a comparison, both count from the beginning of the run."""
         size = max(1.0, self._base.lost[cause] / max(1, self._base.events[cause]))
         all_s = self._base.seconds(now) - self._beside_s
         events = self._base.events[cause] - self._after_first[cause]
@@ -115,7 +119,7 @@ class Losses:
         return max(0, events - first), max(0.0, (all_s - self._beside_first_s) / size)
 
     def comparable(self, cause: str, now: float) -> bool:
-        """Whether other tasks have run for so long that the next loss is evidence."""
+        """Whether other tasks have run for so long that the next loss of this task would be evidence against it."""
         return self.others(cause, now)[1] >= EVIDENCE * self._seconds
 
     def held_back(self, now: float) -> bool:
@@ -123,7 +127,8 @@ class Losses:
         return any(n >= SUSPECT and not self.comparable(cause, now) for cause, n in self.count.items())
 
     def judge(self, cause: str, now: float, max_lost: int = MAX_LOST) -> str:
-        """Return why the run must end, or "" when it goes on. Also decides whether the task is a suspect."""
+        """Return why the losses of this task must end the run, or "" if the run goes on. Also decides whether the task
+        is a suspect."""
         count, (events, seconds) = self.count[cause], self.others(cause, now)
         share = self._seconds / (self._seconds + seconds) if seconds else 0.0
         self.suspect = count >= SUSPECT and improbable(count - 1, events, share, SUSPICION)
@@ -163,8 +168,8 @@ class History:
 
 
 def improbable(count: int, others: int, share: float, least: float) -> bool:
-    """Whether it is improbable that `count` or more of the `count + others` events are this task's, if each is this
-    task's with probability `share`. Improbable means that Chernoff's bound is below exp(-least)."""
+    """Whether it is improbable that `count` or more of `count + others` events hit this task, if each of them does so
+    with probability `share`. Improbable means that Chernoff's bound is below exp(-least)."""
     if share <= 0.0:
         return True
     part = count / (count + others)

@@ -1,9 +1,10 @@
-"""Progress of a run as Prometheus metrics: their names, their meaning, and how they are derived from a snapshot.
+"""Defines the progress of a run as Prometheus metrics: their names, their meaning, and how they follow from a snapshot.
 
-`samples` maps the snapshot of `Progress` (the content of `runs/RUN/progress.json`) to values; the backend exports them
-(`RayBackend.emit`: on the metrics port of the driver's node). All metrics come from the driver. They form few series,
-because they are labelled by run and *kind* of node, never by partition, file or worker. They serve monitoring only:
-counters begin at zero with every driver and vanish with it. The lasting facts of a run are in the store.
+`samples` maps the snapshot of `Progress` (the content of `runs/RUN/progress.json`) to values. The backend exports them
+(`RayBackend.emit`: on the metrics port of the driver's machine). All metrics come from the driver. They form few time
+series, because they are labelled by run and by *kind* of plan node (pass, barrier, …), never by partition, file or
+worker. They serve monitoring only: counters begin at zero with every driver and vanish with it. The lasting facts of a
+run are in the store.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Sample = tuple[Metric, dict[str, str], float]
 
 
 def kind_of(node: str) -> str:
-    """The kind of a node, from its name as `pipeline.plan` makes it."""
+    """Returns the kind of a plan node, derived from its name as `pipeline.plan` makes it."""
     head, colon, _ = node.partition(":")
     if colon and head in ("index", "tokenizer", "shards"):
         return head
@@ -67,8 +68,8 @@ def kind_of(node: str) -> str:
 
 
 def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
-    """Documents of one task by outcome, from the counters of a pass or of an encoding task (docs/architecture.md);
-    zeros for other tasks.
+    """Returns the number of documents of one task by outcome, from the counters of a pass or of an encoding task
+    (docs/architecture.md). All numbers are zero for other tasks.
 
     Records that a reader could not read count as `quarantined` though they never became documents, so the outcomes may
     add up to more than `in`.

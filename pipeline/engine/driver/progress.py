@@ -1,7 +1,7 @@
-"""Progress of a run: for people (rich), for programs (JSON lines), and as a snapshot for the store.
+"""Shows the progress of a run: to people (rich), to programs (JSON lines), and as a snapshot in the store.
 
 Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`). It survives the driver.
-Clocks here are for display alone: nothing depends on them. The ETA comes from bytes, not from parts.
+The times measured here are only shown; nothing depends on them. The ETA comes from bytes, not from parts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LONGEST = 1000          # characters of a message in a snapshot
 
 @dataclass
 class _Node:
-    """The counts of one node. `weight` counts bytes to read."""
+    """The counts of one node of the plan (a pass, a barrier, …). `weight` counts bytes to read."""
 
     parts: int = 0
     done: int = 0
@@ -87,9 +87,9 @@ class _Node:
 class Progress:
     """Collects the scheduler's reports and shows them.
 
-    `mode`: "rich" (bars on a terminal, a line now and then elsewhere), "quiet", or "json" (one event a line on stdout).
-    `snapshot` is called with a JSON-able dict every few seconds and at the end.
-    `facts` stand in every snapshot. All output is redacted of secrets (`pipeline.base.redact`).
+    `mode`: "rich" (bars on a terminal, otherwise a line now and then), "quiet", or "json" (one event a line on stdout).
+    `snapshot` is a function that is called with a JSON-able dict every few seconds and at the end. `facts` are part of
+    every snapshot. Secrets are removed from all output (`pipeline.base.redact`).
     """
 
     def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
@@ -146,7 +146,7 @@ class Progress:
         self._tick()                 # reading a million finished tasks takes minutes, so show progress
 
     def reused(self, sums: BatchSums) -> None:
-        """Count tasks of a node that is fresh as a whole (`pipeline.plan.fresh`)."""
+        """Count the tasks of a node whose results are all in the store already (`pipeline.plan.fresh`)."""
         node = self.nodes.setdefault(sums.node, _Node())
         node.parts += sums.tasks
         node.done += sums.tasks
@@ -205,7 +205,7 @@ class Progress:
         self.nodes[spec.node].retried += 1
 
     def doubled(self, spec: TaskSpec) -> None:
-        """Count a second attempt that a straggler got beside the first."""
+        """Count a second attempt beside the first at a straggler, a task that runs much longer than others."""
         self.nodes[spec.node].doubled += 1
         self._event("doubled", node=spec.node, key=spec.key, label=spec.label)
 
@@ -214,8 +214,8 @@ class Progress:
         self._say(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
 
     def hanging(self, task: Running) -> None:
-        """Report a task whose cursor has not moved for a long time. The task may only be slow. It is just shown here;
-        limits and second attempts act on it."""
+        """Report a task whose crash cursor (the document that it works on) has not moved for a long time. The task may
+        only be slow, so it is just shown here; limits and second attempts act on it."""
         spec = task.spec
         self._hung[spec.key] = task.row, task.stage
         self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=task.row,
@@ -224,8 +224,8 @@ class Progress:
         self._say(f"{spec.node}: {spec.label or spec.key}: {hang_of(task)}")
 
     def running(self, slots: int, tasks: list[Running]) -> None:
-        """Take the list of running tasks. A hanging task is shown first, with its position and a remedy, until it goes
-        on."""
+        """Note which tasks run. A hanging task is shown first, with its position and a remedy, until its cursor moves
+        again."""
         self.slots = slots
         for t in tasks:
             if t.spec.key in self._hung and self._hung[t.spec.key] != (t.row, t.stage):        # it moves again
@@ -329,7 +329,8 @@ class Progress:
             console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
     def _say_once(self, message: str, line: str) -> None:
-        """Print `line`, unless the gist of its message was printed recently. All workers may meet the same failure."""
+        """Print `line`, unless a message that differs only in its paths was printed in the last AGAIN_S seconds. All
+        workers may meet the same failure."""
         now, key = self._clock.now(), gist(message)
         if now - self._told.get(key, -AGAIN_S) >= AGAIN_S:
             self._told[key] = now

@@ -1,5 +1,5 @@
-"""The interfaces of the scheduler: a backend that runs tasks, a log that commits records, a listener that shows
-them."""
+"""Defines the interfaces that the scheduler uses: a backend that runs tasks, a log that commits their records, and a
+listener that shows the progress."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class Backend(Protocol):
         that can never run here, and why."""
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        """Number of assignments of this kind that would start at once. A value of 0 or -n means that none would start
-        and n are already prefetched. At -slots or below the backend takes no more."""
+        """Number of assignments of this kind that would start at once. A value of 0 or -n means that none would start,
+        and that n assignments are prefetched (handed out, but waiting for a slot). At -slots or below, the backend
+        takes no more."""
 
     def submit(self, assignment: Assignment) -> None: ...
 
@@ -63,8 +64,9 @@ class CommitLog(Protocol):
 
 @dataclass(frozen=True)
 class Running:
-    """A running task. It has run for `seconds`, is at `row` and `stage` (-1: outside any document), and its cursor has
-    not moved for `still` seconds. `does` is the state of its process `pid` on `host` (`limits.doing`)."""
+    """A running task. It has run for `seconds`. Its crash cursor, which says which document is being processed, is at
+    `row` and `stage` (-1: outside any document) and has not moved for `still` seconds. `does` is the state of its
+    process `pid` on `host` (`limits.doing`)."""
 
     spec: TaskSpec
     seconds: float
@@ -77,7 +79,8 @@ class Running:
 
 
 class Listener(Protocol):
-    """What the scheduler reports to `pipeline.engine.driver.progress.Progress`."""
+    """The reports that the scheduler makes while a run goes on. `pipeline.engine.driver.progress.Progress` receives
+    them."""
 
     def plan_again(self) -> None: ...
 

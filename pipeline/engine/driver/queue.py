@@ -1,8 +1,8 @@
-"""The driver's queue of tasks on disk: their specs, their order, and which of them are done.
+"""Keeps the driver's queue of tasks on disk: their specs, their order, and which of them are done.
 
 A run may have millions of tasks, and a spec is a few kB. They are kept in a temporary SQLite database of this process,
-so that memory holds only tasks in flight. A node asks for tasks with an iterable, which is read as the run goes on. It
-gets their records back as a sequence that is read from the log.
+so that memory holds only tasks in flight. A node of the plan adds its tasks as an iterable, which is read as the run
+goes on. It gets their records back as a sequence that is read from the commit log.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Row = tuple[str, str, int]
 
 
 class TaskRecords(OnDisk[PartRecord]):
-    """Records of the tasks of a batch, in the order of their specs, read from the log on demand.
+    """The records of the tasks of a batch, in the order of the tasks, read from the commit log on demand.
 
-    `rows` gives the tasks at the places [first, stop). `node` is the node or wave that their specs name. `origins` are
-    the `TaskSpec.origin` of the same tasks.
+    `rows(first, stop)` returns the tasks at the places [first, stop) of the batch. `node` is the node or wave that the
+    tasks' specs name. `origins` are the `TaskSpec.origin` of the tasks.
     """
 
     def __init__(self, rows: Callable[[int, int], Sequence[Row]], size: int, get: Get, node: str = "") -> None:
@@ -68,7 +68,7 @@ class TaskRecords(OnDisk[PartRecord]):
 
 
 class TaskTable:
-    """The tasks of batches, on disk."""
+    """Keeps the tasks of all batches on disk."""
 
     def __init__(self) -> None:
         self._db = scratch_database()
@@ -90,8 +90,8 @@ class TaskTable:
 
 
 class TaskBatch:
-    """The tasks that one node asked for together. It is complete when its iterable is exhausted and all of them are
-    done."""
+    """The tasks that one plan node asked for together. The batch is complete when its iterable is exhausted and all of
+    its tasks are done."""
 
     def __init__(self, number: int, specs: Iterable[TaskSpec]) -> None:
         self.number = number
@@ -105,7 +105,8 @@ class TaskBatch:
 
 
 class TaskQueue:
-    """Batches of tasks. Tasks that still have to run go largest first, or shuffled by `seed`."""
+    """Holds batches of tasks. The tasks that still have to run are ordered from the largest to the smallest, or
+    shuffled by `seed`."""
 
     def __init__(self, get: Get, seed: int | None = None) -> None:
         self._get, self._seed = get, seed
@@ -148,7 +149,8 @@ class TaskQueue:
             yield [s for s in specs if s.key in fresh or s.key in new], fresh
 
     def _enter(self, batch: TaskBatch, specs: list[TaskSpec], fresh: Mapping[str, PartRecord]) -> set[str]:
-        """Enter tasks of a batch. Returns the keys that wait to be dispatched now and did not before."""
+        """Add tasks to a batch, and those that are not done to the queue. Returns the keys of tasks that wait to be
+        dispatched now and did not before."""
         self._tasks.add(batch.number, batch.size, specs)
         batch.size += len(specs)
         batch.node = batch.node or next((s.node for s in specs), "")
@@ -180,7 +182,8 @@ class TaskQueue:
             self.waiting[kind] = self.waiting.get(kind, 0) + number
 
     def kinds(self) -> list[ResourceRequest]:
-        """Kinds of the waiting tasks, in the order of their first tasks."""
+        """Returns the kinds of the waiting tasks, in the order of their first tasks. Tasks that declare the same
+        resources are of one kind."""
         heads = []
         for kind in self.waiting:
             found = self._db.execute("SELECT rank, key FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? "
@@ -200,7 +203,7 @@ class TaskQueue:
         return TaskSpec.from_json(loads(spec))
 
     def done(self, key: str) -> None:
-        """Note that a task has its record."""
+        """Note that a task is done: the batches that contain it no longer wait for it."""
         for number, in self._db.execute("SELECT batch FROM waiter WHERE key = ?", (key,)).fetchall():
             self._batches[number].left -= 1
         self._db.execute("DELETE FROM waiter WHERE key = ?", (key,))

@@ -1,19 +1,22 @@
 """The scheduler: hands tasks to a backend, commits their records, and retries failed attempts.
 
-It runs in the driver and knows neither Ray nor processes: a backend takes an `Assignment` and returns events
-(`pipeline.engine.messages`). Only O(slots) assignments exist at a time, however many tasks there are.
+It runs in the driver and uses neither Ray nor child processes itself: a backend takes an `Assignment` (one attempt at a
+task) and returns events (`pipeline.engine.messages`). Only O(slots) assignments exist at a time, however many tasks
+there are.
 
 The consequence of a failed attempt depends on the kind of failure:
 
-* `exception`: raised by the task's own code; counts against `max_attempts`. The same message at the same row in two
-  successive attempts is taken as deterministic and ends the run.
-* `permanent`: a setting that cannot work; ends the run at once.
-* `environment` (a killed child, memory pressure) and `lost` (its node died): each counted by itself, and compared with
-  the losses of other tasks (`losses`). A task that takes down its nodes ends the run after `max_lost` losses. Losses
-  that strike all tasks alike, as on preempted nodes, do not end it as long as tasks finish.
-* `damaged`: a file of the store is not what its record says. Tasks that do not need the file are finished first, then
-  DamageFound ends this plan; the next plan makes the file anew.
-* `Returned` attempts (never begun, or their node's end was announced) do not count.
+* `exception`: raised by the task's own code. It counts against `max_attempts`. If two successive attempts raise the
+  same message at the same row, the error is taken as deterministic and ends the run.
+* `permanent`: a setting that cannot work. It ends the run at once.
+* `environment` (a killed child, memory pressure) and `lost` (the node died): the attempt is lost. The losses of a task
+  are counted by kind and compared with those of other tasks (`losses`). A task that takes down its nodes ends the run
+  after `max_lost` losses. Losses that strike all tasks alike, as on preempted nodes, do not end the run as long as
+  tasks finish.
+* `damaged`: a file of the store differs from its record. The tasks that do not need the file are finished first. Then
+  DamageFound ends this plan, and the next plan makes the file anew.
+
+`Returned` attempts do not count. They never began, or the end of their node was announced.
 
 A quarantined row is committed at once, so that later attempts at its task skip it even if this driver dies. A task that
 fails for good releases its rows, because the task and not its documents may have been at fault.
@@ -80,8 +83,8 @@ class Scheduler:
         self.executed = self.reused = 0              # tasks that ran here, tasks whose records were in the log
         self._dispatch_seed, self._clock = dispatch_seed, clock
         self._awaited: set[str] = set()              # nodes that other nodes wait for
-        self._hindered = 0                           # environment failures since the last finished task: as many as
-                                                     # `max_lost` per slot end the run, because a disk stays full
+        self._hindered = 0                           # environment failures since the last finished task; `max_lost` per
+                                                     # slot end the run, because a full disk does not empty itself
         self._flights: dict[int, Flight] = {}        # by id of the attempt; ids follow the order of starts
         self._attempts: dict[str, list[int]] = {}    # ids of a task's attempts, by its key
         self._base_rates: dict[tuple[float, str], BaseRate] = defaultdict(BaseRate)    # by devices and kind of CPU
@@ -146,7 +149,7 @@ class Scheduler:
         return self._queue.add(noted() if awaited else specs)
 
     def reuse(self, sums: NodeSums) -> None:
-        """Count the tasks of a node that is fresh as a whole: they are not added."""
+        """Count the tasks of a node whose results are all in the store already. They are not added to the queue."""
         self.reused += sums.tasks
         for batch in sums.batches if self.progress else ():
             if batch.tasks:                                   # a batch without tasks has no node
@@ -160,8 +163,8 @@ class Scheduler:
         return self._queue.finished()
 
     def step(self) -> None:
-        """Read a few more tasks, dispatch as many as there is room for, and commit what comes back. Waits half a second
-        at most.
+        """Read a few more tasks, dispatch as many as there is room for, and commit the records that come back. Waits
+        half a second at most.
 
         Raises TaskFailed, Interrupted, DamageFound (once nothing else is left to do), and the errors of the log (Fenced
         when another driver took over).
@@ -224,7 +227,8 @@ class Scheduler:
                 self.progress.running(self.backend.slots, [self._running(s) for s in running if s.id in self._flights])
 
     def _landed(self, ids: Iterable[int]) -> list[Flight]:
-        """Remove those of these attempts that are still in flight, and return them."""
+        """Remove these attempts from the attempts in flight, and return them. Ids of attempts that are not in flight
+        are ignored."""
         landed, now = [], self._clock.now()
         for id in ids:
             if (flight := self._flights.pop(id, None)) is not None:
@@ -237,7 +241,8 @@ class Scheduler:
         return landed
 
     def _base_rate(self, spec: TaskSpec) -> BaseRate:
-        """The base rate of losses of the tasks that run on the same class of nodes."""
+        """Returns how often tasks are lost on the class of nodes that this task runs on (same share of GPUs, same kind
+        of CPU)."""
         return self._base_rates[spec.gpus, spec.cpu]
 
     def _running(self, status: TaskStatus) -> Running:
@@ -337,7 +342,8 @@ class Scheduler:
 
     # -- failure -------------------------------------------------------------------------------------------------
     def _quarantine(self, spec: TaskSpec, row: int, stage: int, reason: str) -> None:
-        """Record the verdict for every later attempt at this key, including those of other drivers."""
+        """Record in the log that a row of a task is quarantined, for every later attempt at the task, including those
+        of other drivers."""
         self.log.quarantine(spec.key, row, stage, reason)
         if self.bad_files:
             self.bad_files.quarantined(spec, stage, reason)
@@ -393,9 +399,8 @@ class Scheduler:
     # -- stop ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """While tasks run, SIGINT and SIGTERM ask for a clean stop. A second signal gets the previous handler, which
-        kills.
-        """
+        """While tasks run, SIGINT and SIGTERM ask for a clean stop. A second signal goes to the previous handlers,
+        which end the process at once."""
         if threading.current_thread() is not threading.main_thread():
             yield                     # only the main thread may install handlers; another thread's owner calls `stop`
             return

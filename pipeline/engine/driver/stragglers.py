@@ -1,11 +1,12 @@
-"""Stragglers: which tasks get a second attempt beside the first. Pure functions; `Scheduler._double_stragglers` starts
-the attempts.
+"""Decides which stragglers (tasks that run much longer than others) get a second attempt beside the first. The
+functions are pure; `Scheduler._double_stragglers` starts the attempts.
 
 The attempt that commits first counts, so a wrong guess only costs a slot for a while. On an idle slot a second attempt
-is free. If other tasks wait for the slot, the attempt must be worth its cost: the straggler's node has handed out all
-its tasks, later nodes cannot begin before that node ends, and the straggler runs far longer than other tasks of the
-node. At most a tenth of the slots, but at least one, hold such attempts. MapReduce bounds its backup tasks similarly,
-and starts them when an operation is nearly complete (Dean and Ghemawat, OSDI 2004, §3.6).
+is free. If other tasks wait for the slot, the attempt must be worth its cost. Three conditions must then hold: all
+other tasks of the straggler's plan node have been handed out, later nodes cannot begin before this node ends, and the
+straggler runs far longer than other tasks of the node. At most a tenth of the slots, but at least one, hold such
+attempts. MapReduce bounds its backup tasks similarly, and starts them when an operation is nearly complete (Dean and
+Ghemawat, OSDI 2004, §3.6).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class Flight:
 def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], now: float, *, idle: bool,
               unfinished: Container[str] = (), awaited: Container[str] = (), slots: int = 1,
               least_s: float = 0.0) -> list[TaskSpec]:
-    """The tasks to start a second time, longest-running first.
+    """Returns the tasks that should get a second attempt, longest-running first.
 
-    `times`: seconds that finished tasks of each node took. `idle`: no task waits for a slot. `unfinished`: nodes with
-    tasks still to be dispatched; `awaited`: nodes that other nodes wait for. A task that has run for less than
-    `least_s` is never doubled.
+    `times`: seconds that finished tasks of each plan node took. `idle`: no task waits for a slot. `unfinished`: nodes
+    with tasks that have not been dispatched yet. `awaited`: nodes that must end before other nodes can begin. A task
+    that has run for less than `least_s` gets no second attempt.
     """
     limits: dict[str, float] = {}                    # by node; sorted once, not for every attempt
     flown: set[str] = set()
@@ -60,8 +61,8 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
 
 
 def _limit(times: Sequence[float], idle: bool, blocks: bool) -> float:
-    """Seconds after which a task of a node gets a second attempt. `blocks`: other nodes wait for the last tasks of this
-    one."""
+    """Returns the seconds after which a task of a node gets a second attempt, given the `times` of finished tasks of
+    the node. `blocks`: other nodes of the plan wait only for the running tasks of this one."""
     if len(times) < KNOWN or not (idle or blocks):
         return float("inf")
     known = sorted(times)

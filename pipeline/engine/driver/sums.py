@@ -1,8 +1,9 @@
-"""Adds up the records of a node's tasks, so that nobody has to read a million records for a few figures.
+"""Adds up the records of the tasks of a plan node, so that a few figures do not require reading a million records.
 
-The error rate of a pass, the warnings about its sources, the progress of a resumed run and the report need sums over
-the records of a node, and never a single record. `Summing` adds a node's records up once, in plan order, when the node
-ends. `pipeline.plan.fresh` keeps the sums in the store with the hash of what they were made from.
+A node of the plan is, for example, a pass or a barrier. The error rate of a pass, the warnings about its sources, the
+progress of a resumed run and the report need sums over the records of a node, and never a single record. `Summing` adds
+up the records of a node once, in plan order, when the node ends. `pipeline.plan.fresh` keeps the sums in the store,
+with the hash of what they were made from.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pipeline.store.temp import scratch_database
 
 @dataclass
 class BatchSums:
-    """Sums over the tasks that a node asked for together, as progress shows them. `node` is the node or wave that their
-    specs name, `weight` the bytes they read."""
+    """Sums over the tasks that a plan node asked for at the same time, as progress shows them. `node` is the node or
+    wave that the tasks' specs name, `weight` the bytes that the tasks read."""
 
     node: str
     tasks: int = 0
@@ -30,11 +31,17 @@ class BatchSums:
 
 @dataclass
 class NodeSums:
-    """Sums over all tasks of a node. `counters` are the merged counters of a pass. For any other node they are merged
-    by wave, since each wave counts different things. `lost` counts documents lost to errors by reason, without
-    unreadable records. `writes` are the names of the files that the tasks wrote. `content` is the hash of the sorted
-    contents of the kept parts or row sets, or, for a node that is no pass, of all its files. `results` is a hash over
-    the tasks and the attempts that made their records, in plan order: it differs when any record does."""
+    """Sums over all tasks of a plan node.
+
+    * `counters`: for a pass, its merged counters. For any other node they are merged by wave (a group of tasks that may
+      run at the same time), because each wave counts different things.
+    * `lost`: documents lost to errors, by reason, without unreadable records.
+    * `writes`: names of the files that the tasks wrote.
+    * `content`: for a pass, the hash of the sorted contents of its kept parts or row sets; for another node, of all
+      files.
+    * `results`: a hash over the tasks and the attempts that made their records, in plan order. It changes whenever a
+      record does.
+    """
 
     batches: list[BatchSums] = field(default_factory=list)
     tasks: int = 0
@@ -58,7 +65,7 @@ class NodeSums:
 
 
 class Summing:
-    """Adds up the records of a node. Only the sums take memory, because the content hashes are sorted on disk."""
+    """Adds up the records of a plan node. Only the sums take memory, because the content hashes are sorted on disk."""
 
     def __init__(self, node: str, kind: str) -> None:
         self._node, self._pass = node, kind == "pass"
@@ -74,8 +81,8 @@ class Summing:
         self._results.update(b"batch\n")
 
     def add(self, record: PartRecord, weight: int = 0, origin: str = "") -> None:
-        """Add the next record. Its spec says how many bytes the task reads (`weight`), and from which source or dataset
-        (`origin`)."""
+        """Add the next record. `weight` and `origin` come from the spec of its task: the bytes that the task reads, and
+        the source or dataset that it reads them from."""
         sums, batch, counters = self.sums, self.sums.batches[-1], record.counters
         self._results.update(f"{record.key} {record.attempt} {origin}\n".encode("utf-8", "surrogatepass"))
         batch.tasks += 1
@@ -103,8 +110,8 @@ class Summing:
             self._count_lost(counters)
 
     def _wave(self, node: str) -> str:
-        """The wave that a record belongs to. The record may name the node of another stream or dataset that asked for
-        the same task before."""
+        """Returns the wave that a record belongs to. If several nodes asked for the same task, the record may name
+        another node than this one, and the wave is taken from that name."""
         if node == self._node or "/" not in node:
             return "task"
         return node.removeprefix(f"{self._node}/") if node.startswith(f"{self._node}/") else node.rpartition("/")[2]
@@ -129,7 +136,8 @@ class Summing:
 
 
 def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums:
-    """The sums over records whose specs are not available. They lack weights and origins."""
+    """Returns the sums over the records of a node whose task specs are not available. The sums then lack weights and
+    origins."""
     summing = Summing(node, kind)
     summing.begin(node)
     for record in records:
