@@ -1,7 +1,8 @@
-"""The code and libraries that a node runs, compared before it gets any work (docs/contracts.md: Code on workers).
+"""Compares the code and libraries of a node with those of the driver, before the node gets any work (docs/contracts.md:
+Code on workers).
 
-Keys of results stand for the driver's code and libraries. A node that runs others would commit results under keys that
-do not fit them, so the driver refuses it by name.
+The key of a result covers the code and libraries of the driver. A node that runs other versions would commit results
+under keys that do not fit them. The driver therefore refuses such a node, and names it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
 def declared_libraries() -> list[str]:
-    """Sorted names of the distributions that this project declares for its base and its pipeline, and of those that add
-    steps and readers."""
+    """Returns the sorted names of the distributions that may change results: those that this project declares for its
+    base and its pipeline, and those that add steps and readers."""
     added = {e.dist.name.lower() for group in GROUPS for e in metadata.entry_points(group=group) if e.dist is not None}
     try:
         wanted = metadata.requires("tokenmill") or []
@@ -36,7 +37,7 @@ def declared_libraries() -> list[str]:
 
 
 def roots() -> dict[str, str]:
-    """The folder of each of the four packages ("" when it is missing)."""
+    """Returns the folder of each of our four packages ("" for one that is missing)."""
     result = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -45,7 +46,7 @@ def roots() -> dict[str, str]:
 
 
 def code_hash(places: dict[str, str]) -> str:
-    """Hash of the Python sources of the packages: relative paths and contents."""
+    """Returns a hash of the Python sources of the packages, over relative paths and contents."""
     h = hashlib.sha256()
     for name, root in sorted(places.items()):
         for path in sorted(Path(root).rglob("*.py")) if root else ():
@@ -57,8 +58,8 @@ def code_hash(places: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a process runs. `code` is a hash of the four packages, `roots` are their folders, `libraries` maps names to
-    versions ("": not installed), and `cpu` is the tag of `base.machine.cpu_tag`."""
+    """The code and libraries that a process runs. `code` is a hash of our four packages, `roots` are their folders,
+    `libraries` maps names to versions ("": not installed), and `cpu` is the tag of `base.machine.cpu_tag`."""
 
     node: str
     code: str
@@ -69,8 +70,9 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Fingerprint:
-        """The fingerprint of another node. That node may run another version, whose fingerprint has other fields.
-        Missing fields are left empty, so that the node is refused by name for its code and not taken for broken."""
+        """Returns the fingerprint that another node sent. If that node runs another version of this class, its
+        fingerprint may lack fields. They are left empty, so that the node is refused for its other code and not for an
+        unreadable message."""
         empty: dict[str, Any] = {"roots": {}, "libraries": {}}
         return cls(**{f.name: doc.get(f.name, empty.get(f.name, "")) for f in fields(cls)})
 
@@ -88,8 +90,9 @@ def fingerprint(libraries: list[str]) -> Fingerprint:
 
 
 def differences(ours: Fingerprint, theirs: Fingerprint) -> list[str]:
-    """Differences in `theirs` that would change results, in words; [] when there are none. Folders may differ, and so
-    may the CPU: only numeric tasks depend on it, and they declare that (`TaskSpec.cpu`)."""
+    """Returns the differences in `theirs` that would change results, in words; [] if there are none. Folders may
+    differ, and so may the CPU. Only numeric tasks depend on the CPU, and they declare the kind they need
+    (`TaskSpec.cpu`)."""
     result = []
     if ours.code != theirs.code:
         result.append(f"other code (there: {', '.join(sorted({r or 'missing' for r in theirs.roots.values()}))})")

@@ -1,19 +1,22 @@
-"""Decides which supervisors a cluster should have: where to start one, which to preempt, what to ask an autoscaler for.
+"""Decides which supervisors a cluster should have: where to start one, which to preempt, and what to ask an autoscaler
+for. A supervisor is an actor on a node that runs tasks in child processes.
 
-It only decides, from plain numbers; `ray_backend` carries the decisions out. The rules:
+This module only decides, from plain numbers; `ray_backend` carries the decisions out. The rules:
 
 * A supervisor is started only for waiting tasks that find no room, never ahead of work. It takes the CPUs of its node
   (at most 16) with their part of the memory, or the GPUs (`pools.Available.shape_for`).
-* A task that fits no supervisor but would fit a node preempts the supervisors of one node: they finish what they run,
-  then a supervisor of the right shape takes their place.
+* A task may fit no supervisor although it would fit a node. It then preempts the supervisors of one node: they finish
+  the tasks they run and end, and a supervisor of the right shape takes their place.
 * A task that fits no node at all waits for a node that it fits (an autoscaler may add one). After `fit_s` seconds the
   run ends with an error that names the task.
-* A supervisor that has been idle for `idle_s` ends, so that its node can be given back.
+* A supervisor that has been idle for `idle_s` seconds ends, so that its node can be given back.
 * A node whose supervisors die one after the other, or do not start, gets no supervisor for a while, and each time for
-  longer. An idle worker on a faulty machine would otherwise draw tasks and lose them for as long as the run lasts.
-* A node that is draining (about to be taken away) gets no supervisor. `ray_backend` learns of it from Ray, and tells
-  its supervisors to hand back the tasks they have not begun.
-* The user is warned of waiting tasks: at once when no node is large enough, after WARN_S when others use the nodes.
+  longer. Otherwise a faulty machine, whose worker is always idle, would draw tasks and lose them as long as the run
+  lasts.
+* A node that is draining (about to be taken away) gets no supervisor. `ray_backend` learns from Ray that it is, and
+  tells its supervisors to hand back the tasks they have not begun.
+* The user is warned of waiting tasks: at once if no node is large enough, and after WARN_S seconds if other programs
+  use the nodes.
 """
 
 from __future__ import annotations
@@ -47,10 +50,12 @@ log = logging.getLogger("tokenmill")
 
 @dataclass(frozen=True)
 class Host:
-    """A node: its resources, and those that other programs have reserved (`others`).
+    """A node of the cluster: its resources, and those that other programs have reserved (`others`).
 
-    `largest_mb` is the most memory that a task may declare if it runs alone, on a node where memory is measured and not
-    reserved. It is None where memory is reserved: such a task may then declare `memory_mb` less OWN_MB."""
+    `largest_mb` is the most memory that a task may declare if it runs alone on the node. It is None if memory is
+    reserved for supervisors there, as on a cluster; a task may then declare at most `memory_mb` less OWN_MB. It has a
+    value if memory is only measured.
+    """
 
     id: str
     name: str
@@ -66,9 +71,9 @@ class Host:
         return self.memory_mb - OWN_MB if self.largest_mb is None else self.largest_mb
 
     def clamp(self, kind: ResourceRequest) -> ResourceRequest:
-        """Returns `kind` with its memory lowered to what a supervisor can have here. It is lowered only where memory is
-        not reserved and the kind fits `largest_mb`, because such a task may run alone and exceed the supervisor's
-        memory."""
+        """Returns `kind` with its memory lowered to what a supervisor can have on this node. It is lowered only if
+        memory is measured here, not reserved, and if the kind fits `largest_mb`. A task of this kind may then run alone
+        and use more than the supervisor's memory."""
         if kind.memory_mb > self.largest or self.largest_mb is None:
             return kind
         return kind._replace(memory_mb=max(1, min(kind.memory_mb, self.memory_mb - OWN_MB)))
@@ -107,8 +112,8 @@ class WorkerSlot(Capacity):
 
 @dataclass
 class ScalingPlan:
-    """`start`: supervisors to start, as (node, number, shape). `leave`: supervisors that must finish their tasks and
-    end. `demand`: tasks that no supervisor has room for."""
+    """The decisions for one moment. `start`: supervisors to start, as (node, number, shape). `leave`: supervisors that
+    must finish their tasks and end. `demand`: how many tasks of each kind no supervisor has room for."""
 
     start: list[tuple[Host, int, ResourceShape]] = field(default_factory=list)
     leave: list[WorkerSlot] = field(default_factory=list)
@@ -116,9 +121,9 @@ class ScalingPlan:
 
 
 class Fleet:
-    """The supervisors of a run. `workers` bounds the children without a GPU (None: all CPUs). `fit_s`: seconds for
-    which a task that fits no node waits for a node that it fits. `idle_s`: seconds until an idle supervisor ends (None:
-    never)."""
+    """The supervisors of a run, and the decisions about them. `workers` bounds the number of children without a GPU
+    (None: all CPUs). `fit_s`: seconds for which a task that fits no node waits for a node that it fits. `idle_s`:
+    seconds until an idle supervisor ends (None: never)."""
 
     def __init__(self, workers: int | None = None, *, fit_s: float = FIT_S, idle_s: float | None = IDLE_S) -> None:
         self.workers, self.fit_s, self.idle_s = workers, fit_s, idle_s
@@ -130,7 +135,8 @@ class Fleet:
         self.guard = StarvationGuard()
         self._unfit_since: dict[ResourceRequest, float] = {}         # kinds that no node fits
         self._crashes: dict[str, tuple[int, float]] = {}             # node → deaths in a row, rest until
-        #: node → the kind that its supervisors make room for, and when one of them was last seen leaving
+        #: node on which supervisors were preempted → the kind of task that gets their room, and when one of them was
+        #: last seen leaving
         self._preempted: dict[str, tuple[ResourceRequest, float]] = {}
         self._warned: set[tuple[str, ResourceRequest]] = set()
         self._unplaced_since: dict[ResourceRequest, float] = {}      # kinds that no supervisor takes
@@ -171,8 +177,8 @@ class Fleet:
                 and Available(host.cpus, host.memory_mb, host.gpus).shape_for(host.clamp(kind)) is not None)
 
     def before_poll(self, now: float) -> None:
-        """Discount time in which this driver did not poll, because the machine was suspended or the driver stopped.
-        Nobody received the supervisors' answers in that time, so it makes no supervisor late."""
+        """Discount time in which this driver did not poll, because the machine was suspended or the driver was stopped.
+        Nobody received the supervisors' answers in that time, so it must make no supervisor late."""
         if (blind := now - self._looked) > BLIND_S:
             for slot in self.worker_slots.values():
                 slot.polled = min(now, slot.polled + blind)
@@ -183,8 +189,7 @@ class Fleet:
 
     # -- what to do ----------------------------------------------------------------------------------------------
     def plan(self, hosts: Iterable[Host], now: float) -> ScalingPlan:
-        """Decide, for the existing nodes, which supervisors to start, which to end, and what to ask the autoscaler
-        for."""
+        """Decide which supervisors to start and to end on the existing nodes, and what to ask the autoscaler for."""
         self.hosts = {h.id: h for h in sorted(hosts, key=lambda h: h.id)}
         plan = ScalingPlan()
         plan.leave += [p for p in self.worker_slots.values() if not p.leaving and p.host in self.hosts
@@ -235,8 +240,8 @@ class Fleet:
         return plan
 
     def _preempting_for(self, free: Mapping[str, Available], plan: ScalingPlan, now: float) -> set[ResourceRequest]:
-        """Kinds for which supervisors were preempted. Room that becomes free on their nodes is reserved for these
-        kinds, unless other programs take it first."""
+        """Returns the kinds of tasks for which supervisors were preempted. Room that becomes free on the nodes of those
+        supervisors is reserved for these kinds, unless other programs take it first."""
         for host, (kind, _) in list(self._preempted.items()):
             if any(p.leaving and p.host == host for p in self.worker_slots.values()):
                 self._preempted[host] = kind, now
@@ -246,7 +251,8 @@ class Fleet:
         return {kind for kind, _ in self._preempted.values()}
 
     def _able(self, kind: ResourceRequest, plan: ScalingPlan) -> list[WorkerSlot]:
-        """Supervisors that stay and take this kind, including those that are still starting."""
+        """Returns the supervisors that stay and can take a task of this kind, including those that are still
+        starting."""
         return [p for p in self.worker_slots.values() if not p.leaving and p not in plan.leave and p.takes(kind)]
 
     def greeted(self, slot: WorkerSlot, now: float) -> None:
@@ -260,9 +266,9 @@ class Fleet:
         self._crashed(slot, now)
 
     def _crashed(self, slot: WorkerSlot, now: float) -> None:
-        """Note that a supervisor died or did not start. From the second such crash in a row on, its node rests: it gets
-        no supervisor for a while. It does not rest while no other supervisor works, so that a hopeless run ends soon.
-        """
+        """Note that a supervisor died or did not start. From the second such crash in a row on, its node gets no
+        supervisor for a while. There is no such pause after a failed start if no supervisor is ready or starting on a
+        node without crashes, so that a hopeless run ends soon."""
         before = 0 if slot.ready and now - slot.started > STEADY_S else self._crashes.get(slot.host, (0, 0.0))[0]
         alone = not slot.ready and not self._well()
         rest = min(LONGEST_REST_S, REST_S * 2 ** before) if before and not alone else 0.0
@@ -280,7 +286,7 @@ class Fleet:
         return PENDING_S * float(2 ** min(self._crashes.get(host, (0, 0.0))[0], 3))
 
     def stuck(self, now: float) -> str | None:
-        """Why it is hopeless to wait for supervisors any longer; None if it is not."""
+        """Returns why it is hopeless to wait for supervisors any longer, or None if there is still hope."""
         if any(p.ready for p in self.worker_slots.values()) or not self.waiting:
             self.alone_since, self._deaths, self._last_death = None, 0, ""
             return None
@@ -300,7 +306,8 @@ class Fleet:
         return None
 
     def _warn_of_waiting(self, kind: ResourceRequest, now: float) -> None:
-        """Warn once that tasks wait for room that other programs use. `set_demand` warns of tasks that fit no node."""
+        """Warn once that tasks of this kind wait for room that other programs use. Tasks that fit no node are not meant
+        here; `set_demand` warns of them."""
         able = [h for h in self.hosts.values() if self._could(h, kind)]
         if not able or not self._unplaced_since.setdefault(kind, now) + WARN_S <= now or ("", kind) in self._warned:
             return
@@ -319,7 +326,7 @@ class Fleet:
         return "; ".join(result[:10]) + more or "there is no node"
 
     def slot(self, host: Host, number: int, shape: ResourceShape) -> WorkerSlot:
-        """The slot of a supervisor of this shape that is not started yet."""
+        """Returns the slot of a supervisor of this shape that is still to be started on this node."""
         return WorkerSlot(shape.slots, max(1, shape.memory_mb - OWN_MB), shape.gpus, self.tags.get(host.id, ""),
                           host.name, host.largest_mb or 0, host=host.id, number=number, shape=shape)
 
@@ -335,10 +342,10 @@ class Fleet:
         return free
 
     def _preempt(self, kind: ResourceRequest, free: Mapping[str, Available], plan: ScalingPlan) -> list[WorkerSlot]:
-        """Supervisors that must leave one node so that a task of this kind fits there: those with the fewest tasks, on
-        the node where that costs least. A supervisor that has not had a task yet stays if waiting tasks can use it;
-        otherwise two kinds would preempt each other for ever. Returns [] while any supervisor is leaving, since the
-        room it frees may suffice."""
+        """Returns the supervisors that must leave one node so that a task of this kind fits there. They are those with
+        the fewest tasks, on the node where fewest tasks are affected. A supervisor that has not had a task yet stays if
+        waiting tasks can use it; otherwise two kinds would preempt each other for ever. Returns [] while any supervisor
+        is leaving, because the room that it frees may suffice."""
         if plan.leave or any(p.leaving for p in self.worker_slots.values()):
             return []
         best: tuple[int, list[WorkerSlot]] | None = None

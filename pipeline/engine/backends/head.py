@@ -1,4 +1,5 @@
-"""Watches whether the head of an attached cluster is reachable: its port answers or does not. No Ray is used."""
+"""Watches whether the head node of an attached Ray cluster can be reached, by connecting to its port. Does not use
+Ray."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ log = logging.getLogger("tokenmill")
 
 
 def watch_head(address: str, every_s: float = CHECK_S) -> threading.Event:
-    """Watch HOST:PORT in a thread, and log an error when nothing answers there any more. The user then knows the cause
-    when Ray, a minute later, ends this process in the middle of its work. Setting the returned event ends the watch."""
+    """Watch HOST:PORT in a thread, and log an error when nothing answers there any more. A minute after that, Ray ends
+    this process in the middle of its work; the error in the log then tells the user why. Setting the returned event
+    ends the watch."""
     closed = threading.Event()
     threading.Thread(target=_watch, args=(address, closed, every_s), name="head", daemon=True).start()
     return closed

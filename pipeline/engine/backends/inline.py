@@ -1,4 +1,5 @@
-"""The inline backend: runs every task in this very process, one after the other. No Ray, no child, no limits.
+"""The inline backend: runs every task in this very process, one after the other. It uses neither Ray nor child
+processes, and enforces no limits.
 
 It is meant for debugging (a breakpoint in a stage works), unit tests, and machines without Linux. Results and records
 are the same as with other backends, but a document that crashes the interpreter ends the run.

@@ -1,4 +1,5 @@
-"""The process backend: one supervisor in the driver's own process. It works without Ray, on one Linux machine."""
+"""The process backend: one supervisor in the driver's own process, which runs tasks in child processes. It works
+without Ray, on one Linux machine."""
 
 from __future__ import annotations
 

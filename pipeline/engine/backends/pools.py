@@ -1,10 +1,10 @@
-"""Computes how many tasks a supervisor can take, and how large a new supervisor is. This module is pure arithmetic,
-without Ray or processes.
+"""Computes how many tasks a supervisor can take, and how large a new supervisor is. A supervisor runs tasks in child
+processes of one machine. This module is pure arithmetic, without Ray or processes.
 
 The `Capacity` of a worker (a supervisor with its children) is a number of children at a time, the memory they may
 declare together, and GPUs. On a cluster, tasks with and without a GPU have separate workers, so that filters run beside
-a classifier and neither takes the other's place. A single machine is one worker for everything (`shared`). Tasks that
-declare the same `ResourceRequest` are of one kind. A worker takes a kind when a single task of it fits.
+a classifier and neither takes the other's place. With the process backend, one worker takes both (`shared`). Tasks that
+declare the same `ResourceRequest` are of one kind. A worker takes a kind if a single task of it fits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def per_devices(devices: int, gpus: float) -> int:
 
 @dataclass
 class Capacity:
-    """The capacity of one supervisor. `open`: id → kind of its assignments, in the order it got them."""
+    """The capacity of one supervisor. `open` maps the ids of its assignments to their kinds, in the order it got them.
+    Tasks that declare the same resources are of one kind."""
 
     slots: int
     memory_mb: int
@@ -57,7 +58,7 @@ class Capacity:
                 and (share(kind.gpus) <= self.gpus if kind.gpus else self.shared or not self.gpus))
 
     def capacity(self, kind: ResourceRequest) -> int:
-        """Number of tasks of this kind that run at a time when no others do."""
+        """Number of tasks of this kind that can run at a time if no others do."""
         found = self._capacity.get((kind, self.cpu))
         if found is None:                        # cached: computed for every worker and assignment
             found = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1))) if self.takes(kind) else 0
@@ -99,8 +100,8 @@ class Capacity:
         return mine
 
     def _pack(self) -> None:
-        """Count the assignments of `open` that can run together, in the order in which `Supervisor` starts them. The
-        others wait."""
+        """Count the assignments of `open` that can run together, taken in the order in which `Supervisor` starts them.
+        The rest is prefetched: it waits for a slot."""
         self._runs, self._memory, self._gpus = 0, 0, 0.0
         for kind in self.open.values():
             gpus = share(kind.gpus) if kind.gpus else 0.0
@@ -114,7 +115,8 @@ B = TypeVar("B", bound=Capacity)
 
 
 def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
-    """`Backend.room_for` for several workers together. A full worker does not reduce the room of an idle one."""
+    """Number of assignments of a kind that would start at once on these workers together, or 0 or less as
+    `Backend.room_for` has it. Tasks that wait at a full worker do not reduce the room of an idle one."""
     free = sum(b.room(kind) for b in workers if b.has_slot)
     if free:
         return free
@@ -127,8 +129,8 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
 
 
 def most_room(workers: Sequence[B], kind: ResourceRequest) -> list[B]:
-    """The workers that an assignment of this kind may go to, best first: only those that would start it at once, if
-    there are any. Equal workers stay in their order."""
+    """Returns the workers that an assignment of this kind may go to, best first. If some would start it at once, only
+    these are returned. Equal workers stay in their order."""
     rooms = [(-room, place, b) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     if rooms:
         return [b for _, _, b in sorted(rooms)]
@@ -137,8 +139,9 @@ def most_room(workers: Sequence[B], kind: ResourceRequest) -> list[B]:
 
 
 class StarvationGuard:
-    """Gives large tasks their turn. Otherwise small tasks would take all room that becomes free, and a large task would
-    never fit. When no task of a waiting kind has run for PATIENCE_S, a worker is kept free for that kind."""
+    """Makes sure that large tasks get to run. Otherwise small tasks would take all room that becomes free, and a large
+    task would never fit. When a kind of task has waited without room for PATIENCE_S seconds, and no task of it runs, a
+    worker is kept free for that kind."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
@@ -182,9 +185,12 @@ class Available:
         return Available(self.cpus - shape.cpus, self.memory_mb - shape.memory_mb, self.gpus - shape.gpus)
 
     def shape_for(self, kind: ResourceRequest, most: int = CPUS_A_WORKER) -> ResourceShape | None:
-        """The supervisor to start here for tasks of this kind; None when not a single task fits. It has the CPUs (at
-        most `most`) and their part of the memory, or more memory when one task needs more. For GPU tasks it has all
-        devices and a CPU per child, but leaves one CPU to tasks without a GPU."""
+        """Returns the shape of the supervisor to start on this node for tasks of this kind; None if not a single task
+        fits.
+
+        The supervisor gets the CPUs (at most `most`) and their part of the memory, or more memory if one task needs
+        more. For GPU tasks it gets all devices and a CPU per child, but leaves one CPU to tasks without a GPU.
+        """
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:
             return None
@@ -212,7 +218,8 @@ def needs(kind: ResourceRequest) -> str:
 
 
 def cannot(kind: ResourceRequest, places: Iterable[tuple[str, int, float, str]]) -> str:
-    """Why a kind fits nowhere, in words. `places`: (name, largest task in MB, GPUs, CPU tag or "") of every node."""
+    """Returns words that say why a kind of task fits no node. `places`: (name, largest task in MB, GPUs, CPU tag or "")
+    of every node."""
     found = sorted(places, key=lambda p: (p[1], p[2], p[0]))
     if not found:
         return f"it declares {needs(kind)}, and there is no node"

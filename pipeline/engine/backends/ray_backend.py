@@ -1,10 +1,11 @@
-"""The Ray backend: supervisor actors on the nodes of a cluster, embedded or attached. It and the modules
-`ray_*` beside it are the engine's only use of Ray.
+"""The Ray backend: runs tasks through supervisors on the nodes of a Ray cluster. A supervisor is a Ray actor that runs
+tasks in child processes of its own. The cluster is one that this backend starts on this machine, or an existing one.
+Apart from this module and the modules `ray_*` beside it, the engine does not use Ray.
 
 Ray places processes and carries records of about 1 kB; text never travels through it. Ray's restarts and retries are
-off, because the scheduler repeats the tasks of a dead node. A supervisor is a synchronous actor, so its poll runs on
-the main thread of its worker process, to which the parent-death signal of its children is tied. Each supervisor has at
-most one poll in flight. `fleet` decides which supervisors there are.
+off, because the scheduler repeats the tasks of a dead node. A supervisor is a synchronous actor, so its `poll` always
+runs on the main thread of its worker process. Its children die with that thread. Each supervisor has at most one poll
+in flight. `fleet` decides which supervisors there are.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class NoNodes(TokenmillError):
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class SupervisorActor:
-    """`Supervisor` in an actor: assignments and events travel encoded."""
+    """A `Supervisor` as a Ray actor. Assignments and events are encoded as JSON on their way (`engine.messages`)."""
 
     def __init__(self, store: str, slots: int, limits: dict[str, Any], **kw: Any) -> None:
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
@@ -94,15 +95,16 @@ class SupervisorActor:
 
 
 class RayBackend:
-    """Runs tasks on Ray: on a cluster of its own on this machine (`address` None), or on the cluster at `address`.
+    """Runs tasks on Ray: on a cluster that it starts on this machine (`address` None), or on the cluster at `address`.
 
-    `workers` bounds the children that have no GPU (default: every CPU). Supervisors are started while tasks wait
-    without room, and end after they were idle for `idle_s` seconds. Ray's autoscaler is shown the tasks that no node
-    has room for. `child_memory_mb` is the memory assumed for a task until the first tasks are known. If this process is
-    already connected to a Ray, that one is used as it is, and stays connected at the end.
+    `workers` bounds the number of children that have no GPU (default: every CPU). Supervisors are started while tasks
+    find no room, and end after they were idle for `idle_s` seconds. For tasks that no node has room for, Ray's
+    autoscaler is asked for nodes. `child_memory_mb` is the memory assumed for a task until the first tasks are known.
+    If this process is already connected to a Ray cluster, that one is used as it is, and the connection stays at the
+    end.
 
-    `ship_code` sends the four packages to the nodes of an attached cluster (Ray's `py_modules`); by default every node
-    has them installed.
+    `ship_code` sends our four packages to the nodes of the cluster at `address` (Ray's `py_modules`); by default every
+    node has them installed.
     """
 
     interruptible = False
@@ -156,7 +158,8 @@ class RayBackend:
         self._started, self.fleet.alone_since = True, None
 
     def close(self) -> None:
-        """End our supervisors with their children and, if we started or attached it, our Ray."""
+        """End all supervisors with their children. If this backend started the cluster, end that too; if it connected
+        to one, disconnect."""
         if self._head is not None:
             self._head.set()
         worker_slots, self.fleet.worker_slots = list(self.fleet.worker_slots.values()), {}
@@ -249,8 +252,9 @@ class RayBackend:
         return events + self._report(due)
 
     def _report(self, due: bool) -> list[Event]:
-        """Make one report for all supervisors, because progress takes a report for the list of all running tasks. It is
-        the last event of a poll, so that none of its tasks has ended in the meantime."""
+        """Returns one StatusReport for all supervisors if one is `due`. It must list all running tasks, because
+        progress shows those of the latest report only. It is the last event of a poll, so that none of its tasks has
+        ended in the meantime."""
         running = (s for p in self.fleet.worker_slots.values() for s in p.running if s.id in p.open)
         return [StatusReport(tuple(running))] if due else []
 
@@ -266,7 +270,7 @@ class RayBackend:
         return [e for e in events if not isinstance(e, Ready | StatusReport)]
 
     def _settle(self, slot: WorkerSlot, ids: Iterable[int]) -> set[int]:
-        """Remove assignments from a supervisor; returns those of `ids` that it had."""
+        """Remove assignments from the slot of a supervisor; returns those of `ids` that it had."""
         mine = slot.remove(ids)
         for i in mine:
             self._keys.pop(i, None)
@@ -278,7 +282,7 @@ class RayBackend:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
     def _grow(self, now: float) -> None:
-        """Carry out the fleet's decisions. A supervisor gets work only once it has answered."""
+        """Start and end supervisors as the fleet decides. A new supervisor gets work only once it has answered."""
         scaling = self.fleet.plan(self._hosts(), now)
         for slot in scaling.leave:
             self._vacate(slot)
@@ -288,7 +292,8 @@ class RayBackend:
             self._spawn(host, number, shape)
 
     def _hosts(self) -> list[Host]:
-        """The living nodes. Resources that are neither free nor ours belong to other programs."""
+        """Returns the living nodes of the cluster. Resources that are neither free nor reserved by our supervisors
+        belong to other programs."""
         state: Any = ray._private.state
         nodes: list[dict[str, Any]] = state.nodes()
         draining, free = set(state.state.get_draining_nodes()), state.available_resources_per_node()
@@ -315,7 +320,7 @@ class RayBackend:
 
     @property
     def _measured(self) -> int:
-        """Memory of this machine that we may use, in MB, measured before the first supervisor started."""
+        """Memory of this machine that our supervisors may use, in MB, measured before the first of them started."""
         if not hasattr(self, "_memory_mb"):
             used, total = measure.memory_use()
             self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
@@ -360,8 +365,8 @@ class RayBackend:
         self.fleet.greeted(slot, self._clock.now())
 
     def _vacate(self, slot: WorkerSlot) -> None:
-        """Make a supervisor leave: it gets no more work, returns what it has not begun, and ends when the rest is done.
-        """
+        """Make a supervisor leave. It gets no more work, hands back the tasks that it has not begun, and ends when the
+        others are done."""
         slot.leaving = True
         waiting = set(slot.open).difference(status.id for status in slot.running)
         if waiting:
@@ -373,8 +378,8 @@ class RayBackend:
                         len(waiting))
 
     def _lost(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
-        """Handle the loss of a supervisor: its assignments go back to the scheduler. Another one starts when there is
-        room."""
+        """Handle the death of a supervisor: its assignments go back to the scheduler. Another supervisor starts when
+        there is room."""
         self.nodes_lost += slot.ready
         ids, unsent = sorted(slot.open), {a.id for a in slot.unsent}
         free = ids if preempted or slot.drained else [i for i in ids if i in unsent]
@@ -394,7 +399,7 @@ class RayBackend:
             ray.kill(slot.actor)
 
     def _dismiss(self, worker_slots: list[WorkerSlot], patience_s: float = 2.0) -> None:
-        """Let supervisors clean up, then end them."""
+        """Let supervisors clean up for at most `patience_s` seconds, then end them."""
         closing = [p.actor.close.remote() for p in worker_slots if p.fingerprint]
         if closing:
             with contextlib.suppress(RayError):
@@ -403,6 +408,6 @@ class RayBackend:
             self._drop(slot)
 
     def _check_any(self) -> None:
-        """Raise NoNodes when waiting for a node that takes work is hopeless."""
+        """Raise NoNodes if no node takes work and waiting for one is hopeless."""
         if (why := self.fleet.stuck(self._clock.now())) is not None:
             raise NoNodes(why)

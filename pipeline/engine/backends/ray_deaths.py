@@ -1,5 +1,5 @@
-"""Why a supervisor died, in words for people, derived from Ray's error. `ray_backend` notices the death. This module
-does not use Ray. The error texts that it knows are those of Ray 2.60."""
+"""Explains in words for people why a supervisor (the actor that runs tasks on a node) died, from the error that Ray
+gives. `ray_backend` notices the death; this module does not use Ray. It knows the error texts of Ray 2.60."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 
 def cause(error: Exception) -> str:
-    """One line with the cause and, if there is one, the remedy."""
+    """Returns one line with the cause of the death and, if there is one, the remedy."""
     text = str(error)
     if match := re.search(r"running low on memory.*? was (\S+) used / (\S+) limit", text, re.S):
         return (f"Ray killed it because its node ran low on memory ({match[1]} of {match[2]} used); stop what else "

@@ -1,4 +1,4 @@
-"""Shows Ray's autoscaler the work that has no room, as pending Ray tasks."""
+"""Asks Ray's autoscaler for more nodes, by keeping placeholder tasks pending in Ray for the work that has no room."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pipeline.engine.task import ResourceRequest
 
 @ray.remote(max_retries=0)
 def _pending_task() -> None:
-    """A placeholder for work without room, so that the autoscaler adds nodes. It ends at once when it finds room, and
-    dies with the driver; a standing request (`ray.autoscaler.sdk.request_resources`) would outlive the driver."""
+    """A placeholder for work without room, which makes the autoscaler add nodes. It ends at once when it gets room, and
+    ends with the driver. A standing request (`ray.autoscaler.sdk.request_resources`) would outlive the driver."""
 
 
 class PendingDemand:
-    """`shown`: the pending tasks of each kind."""
+    """Keeps placeholder tasks pending in Ray. `shown`: the pending placeholders for each kind of task."""
 
     def __init__(self) -> None:
         self.shown: dict[ResourceRequest, list[Any]] = {}
 
     def show(self, demand: Mapping[ResourceRequest, int]) -> None:
-        """Have as many tasks of each kind pending as `demand` says."""
+        """Add or cancel placeholders until each kind of task has as many pending as `demand` says."""
         for kind in {*self.shown, *demand}:
             pending = self.shown.pop(kind, [])
             if pending:

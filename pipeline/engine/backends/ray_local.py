@@ -1,4 +1,4 @@
-"""Starts a Ray of our own on this machine."""
+"""Starts a Ray cluster for this run alone, on this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
 
 
 def _end_what_began(error: BaseException) -> None:
-    """Kill the processes of a Ray that did not come up. `ray.shutdown` only ends a Ray that did."""
+    """Kill the processes of a Ray that failed to start. `ray.shutdown` ends only a Ray that has started."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("self")
         if isinstance(node, ray._private.node.Node):

@@ -400,7 +400,7 @@ class Scheduler:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """While tasks run, SIGINT and SIGTERM ask for a clean stop. A second signal goes to the previous handlers,
-        which end the process at once."""
+        which end the process."""
         if threading.current_thread() is not threading.main_thread():
             yield                     # only the main thread may install handlers; another thread's owner calls `stop`
             return

@@ -1,17 +1,22 @@
-"""The exchange: barriers and `materialize` move records between tasks through files, not through Ray's object store.
+"""The exchange: moves records between the tasks of a barrier or of `materialize`, through files and not through Ray's
+object store.
 
 A map task writes one file of `buckets` segments of fixed-size records (a packed numpy dtype). A reduce task reads its
-bucket of every file, by range. Inside a segment records are sorted by the writer's key fields, with ties in the order
-of writing. Without key fields all records stay in the order of writing. Neither side needs memory in proportion to the
-data, because the writer spills sorted runs to scratch and merges them, and the reader merges blocks.
+bucket of every file, by range. Inside a segment, records are sorted by the key fields that the writer chose, and
+records with equal keys stay in the order of writing. Without key fields all records stay in that order. Neither side
+needs memory in proportion to the data: the writer spills sorted runs to scratch and merges them, and the reader merges
+blocks.
 
-File: ``TMSEG002``, header length (u64), header (JSON: dtype, buckets, rows, key, index, covers), padding to 64 bytes,
-the index, the records. All numbers are little-endian. The index is divided into pages of PAGE buckets. A page holds the
-record offsets of its buckets' borders (u64, one more than buckets), then an xxh3-128 of each bucket's records. `index`
-in the header holds an xxh3-128 per page, and the file's `content` is the sha256 of the header without `covers`. A
-reader checks the header against its reference, the page of a bucket against the header, and the bucket against the
-page. So no damaged range is used, and no whole file is read. `covers` lists the contents of the parts that the records
-come from. It does not enter `content`, because a task downstream is stale only when its records changed.
+A file consists of ``TMSEG002``, the length of the header (u64), the header (JSON: dtype, buckets, rows, key, index,
+covers), padding to 64 bytes, the index, and the records. All numbers are little-endian. The index is divided into pages
+of PAGE buckets. A page holds the record offsets of its buckets' borders (u64, one more than buckets), then an xxh3-128
+of each bucket's records. `index` in the header holds an xxh3-128 for each page. The file's `content` is the sha256 of
+the header without `covers`.
+
+A reader checks the header against the reference to the file, the page of a bucket against the header, and the bucket
+against the page. So it uses no damaged range, and need not read a whole file. `covers` lists the content hashes of the
+parts that the records come from. It does not enter `content`, because a later task is stale only if its records
+changed.
 """
 
 from __future__ import annotations
@@ -48,8 +53,8 @@ def _check(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 class SegmentWriter:
-    """Writes one exchange file at `path`. After `close`, which a `with` block calls, it has `rows`, `content`, and
-    `largest`, the bytes of the largest bucket.
+    """Writes one exchange file at `path`. `close`, which a `with` block calls, sets the attributes `rows`, `content`
+    (the content hash) and `largest` (the bytes of the largest bucket).
 
     `key`: fields to sort by; () keeps the order of writing, None means the whole record.
     """
@@ -70,7 +75,7 @@ class SegmentWriter:
         self._spill: BinaryIO | None = None
 
     def write(self, buckets: Any, records: np.ndarray) -> None:
-        """Add records [n] to buckets [n] (integers below `buckets`)."""
+        """Add n records; `buckets` holds the bucket number of each of them (below the number of buckets)."""
         ids = np.asarray(buckets)
         if ids.shape != records.shape or records.ndim != 1 or records.dtype != self.dtype:
             raise TypeError(f"{self.path}: {ids.shape} buckets for records {records.shape} of {records.dtype}; as many "
@@ -89,7 +94,8 @@ class SegmentWriter:
         self.rows += len(ids)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """(records sorted by bucket, then key; number of records in each bucket). Empties the buffer."""
+        """Returns (records sorted by bucket and then by key, number of records in each bucket) of the buffer, and
+        empties it."""
         ids, records = self._ids[:self._used], self._records[:self._used]
         order = np.argsort(ids if self.buckets > 1 << 16 else ids.astype(np.uint16), kind="stable")   # u16: radix sort
         if self.key is None or self.key:
@@ -142,7 +148,8 @@ class SegmentWriter:
         self.content = _content(header)
 
     def _bucket(self, bucket: int, rest: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the records of a bucket in blocks: `rest` (not spilled) merged with those of all runs."""
+        """Yields the records of a bucket in blocks. The records `rest`, which were not spilled, are merged with those
+        of all spilled runs."""
         if not self._runs:
             yield rest
             return
@@ -204,7 +211,8 @@ def _descr(dtype: np.dtype[Any]) -> Any:
 # -- reading ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SegmentFile:
-    """The beginning of an exchange file: a description of its records, and the offsets of its parts."""
+    """The beginning of an exchange file, as it was read: a description of the file's records, and the offsets of its
+    sections."""
 
     store: Store
     path: str
@@ -250,8 +258,8 @@ class SegmentFile:
         return self.after + _index_bytes(self.buckets)
 
     def bounds(self, bucket: int) -> tuple[int, int, bytes]:
-        """(first, stop, checksum) of a bucket, whose records are [first, stop) of the file. Of a large index only one
-        page is read."""
+        """Returns (first, stop, checksum) of a bucket, whose records are [first, stop) of the file. If the index is
+        large, only the page of the bucket is read."""
         if not 0 <= bucket < self.buckets:
             raise IndexError(f"{self.store.at(self.path)} has buckets 0 to {self.buckets - 1}, not {bucket}")
         number, place = divmod(bucket, PAGE)
@@ -272,7 +280,8 @@ def _range(store: Store, path: str, start: int, stop: int) -> bytes:
 
 
 def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int, stop: int) -> np.ndarray:
-    """Records [first, stop). Raises DamagedFile when the file ends early: fewer records would mean lost documents."""
+    """Returns records [first, stop) of a file. Raises DamagedFile when the file ends early: with fewer records,
+    documents would be lost."""
     data = _range(store, path, start + first * dtype.itemsize, start + stop * dtype.itemsize)
     if len(data) != (stop - first) * dtype.itemsize:
         raise DamagedFile(path, "is cut short")
@@ -280,9 +289,9 @@ def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int,
 
 
 def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
-    """The records of one bucket of the file `ref` ({"$ref", "bytes", "content"}), read-only. They are mapped into
-    memory from a local store, and fetched by one more range request otherwise. Raises DamagedFile when they are
-    damaged."""
+    """Returns the records of one bucket of the file `ref` ({"$ref", "bytes", "content"}), read-only. In a local store
+    they are mapped into memory; from a remote store they are fetched by one more range request. Raises DamagedFile when
+    they are damaged."""
     file = SegmentFile.open(store, ref)
     first, stop, expected = file.bounds(bucket)
     if store.local is None or first == stop:
@@ -298,8 +307,8 @@ def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarra
 def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int, limits: MergeLimits = LIMITS, *,
                    whole: Sequence[str] = (), numbered: bool = False,
                    scratch: str | None = None) -> Iterator[np.ndarray]:
-    """Yield the records of one bucket of all files in blocks, in the order of the key they were sorted by, ties in the
-    order of `refs`. Files without a key follow each other unchanged.
+    """Yields the records of one bucket of all files in blocks, in the order of the key by which the files are sorted.
+    Records with equal keys are in the order of `refs`. Files without a key follow each other unchanged.
 
     `whole`: the first fields of the key; records that agree in them come in one block. `numbered`: adds the field
     `source` (u4), the number of the record's file. `scratch`: folder for merged groups of files, needed for more than
@@ -331,10 +340,11 @@ def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
-    """A bucket of a file as a run. Only the few facts needed to read it stay in memory.
+    """Returns a bucket of a file as a run (a function that reads records, and their number). Only the few facts needed
+    to read it stay in memory.
 
-    A run must be read from beginning to end. Its checksum is compared after its last record. A task that has used
-    damaged records until then raises before it returns, and so commits nothing.
+    A run must be read from beginning to end, because its checksum is compared after its last record. A task that has
+    used damaged records until then gets an error before it returns, and so commits nothing.
     """
     first, stop, expected = file.bounds(bucket)
     store, path, dtype, start = file.store, file.path, file.dtype, file.start

@@ -1,8 +1,8 @@
-"""Merges sorted runs of records in bounded memory, however long the runs, however many they are, and however many keys
-are equal.
+"""Merges sorted runs of records in bounded memory, whatever the length of the runs, their number, and the number of
+equal keys.
 
 A run is a pair (read, length): `read(start, stop)` returns its records [start, stop) as a numpy structured array. Runs
-are sorted by the fields of a *key*; without key fields they follow each other unchanged.
+are sorted by the fields of a *key*. If the key has no fields, the runs are not sorted and simply follow each other.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Run = tuple[Read, int]
 
 # -- keys ------------------------------------------------------------------------------------------------------------
 def sort_keys(records: np.ndarray, key: Sequence[str] | None) -> np.ndarray:
-    """One sortable value per record, in the order of the fields `key` (None: all fields): uint64 when the key is one
-    unsigned integer, otherwise byte strings that compare like the fields. Floats are in total order (-0.0 before 0.0,
-    NaN last)."""
+    """Returns one sortable value for each record, which orders the records by the fields `key` (None: all fields). The
+    values are uint64 if the key is one unsigned integer, otherwise byte strings. Floats are in total order (-0.0 before
+    0.0, NaN last)."""
     names = records.dtype.names
     fields = [records] if names is None else [records[name] for name in (names if key is None else key)]
     if len(fields) == 1 and fields[0].ndim == 1 and fields[0].dtype.kind == "u":
@@ -49,7 +49,7 @@ def sort_keys(records: np.ndarray, key: Sequence[str] | None) -> np.ndarray:
 
 
 def _ordered_bytes(field: np.ndarray) -> np.ndarray:
-    """uint8 [n, width]: big-endian bytes that sort like the values."""
+    """Returns uint8 [n, width]: big-endian bytes that sort like the n values of the field."""
     kind, size = field.dtype.kind, field.dtype.itemsize
     shape = len(field), size * int(np.prod(field.shape[1:]))
     if kind in "SV":
@@ -70,8 +70,8 @@ def _ordered_bytes(field: np.ndarray) -> np.ndarray:
 # -- merging ---------------------------------------------------------------------------------------------------------
 def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsize: int,
           limits: MergeLimits = LIMITS) -> Iterator[np.ndarray]:
-    """Merge sorted runs, given as (read(start, stop), length), and yield sorted blocks; ties are in the order of the
-    runs.
+    """Merge sorted runs, given as (read(start, stop), length), and yield sorted blocks. Records with equal keys are in
+    the order of the runs.
 
     Memory: about `limits.memory` bytes, whatever the length of the runs and however many records share a key.
     """
@@ -109,7 +109,7 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
 
 
 class _Run:
-    """A sorted run, with the block of it that is in memory."""
+    """A sorted run, with that block of its records that is in memory."""
 
     def __init__(self, read: Read, length: int) -> None:
         self.read, self.length, self.next = read, length, 0
@@ -123,7 +123,8 @@ class _Run:
             self.keys, self.next = sort_keys(self.block, key), stop
 
     def take(self, limit: Any, side: Any) -> np.ndarray:
-        """Remove and return the records of the block below `limit` ('left') or up to it ('right')."""
+        """Remove and return the records of the block whose keys are below `limit` (`side` 'left'), or at most `limit`
+        ('right')."""
         n = int(np.searchsorted(self.keys, limit, side))
         found, self.block, self.keys = self.block[:n], self.block[n:], self.keys[n:]
         return found
@@ -141,9 +142,9 @@ def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[n
 # -- many runs, whole keys -------------------------------------------------------------------------------------------
 def in_few(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
            limits: MergeLimits = LIMITS) -> list[Run]:
-    """Return the same records in at most `limits.fan_in` runs, with the same order of ties. Groups of consecutive runs
-    are merged into files below the folder `scratch`. No file stays open. Runs without key fields are returned as they
-    are."""
+    """Return the same records in at most `limits.fan_in` runs; records with equal keys keep their order. Groups of
+    consecutive runs are merged into files in the folder `scratch`. No file stays open. Runs without key fields are
+    returned as they are."""
     runs = [run for run in runs if run[1]]
     files: list[str] = []
     while len(runs) > limits.fan_in and (key is None or key):
@@ -170,8 +171,8 @@ def _of_file(path: str, dtype: np.dtype[Any]) -> Run:
 
 
 def in_whole(blocks: Iterable[np.ndarray], fields: Sequence[str]) -> Iterator[np.ndarray]:
-    """Regroup sorted blocks so that records with equal `fields` (the first of the key) are in one block. Memory: a
-    block, and the longest run of equal records."""
+    """Regroup sorted blocks so that all records with equal `fields` are in one block. `fields` are the first fields of
+    the key. Memory: a block, and the longest run of equal records."""
     held: list[np.ndarray] = []
     for block in blocks:
         if not len(block):

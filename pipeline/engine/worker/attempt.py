@@ -1,8 +1,9 @@
-"""One attempt at a task, in this process: run it on scratch, hash its outputs, and move them into the store.
+"""Runs one attempt at a task in this process: runs the task on scratch, hashes its outputs, and moves them into the
+store.
 
-The inline backend and the child share this module. Files go to `objects/KEY/ATTEMPT.name`; the name of an attempt is
-made unique by a nonce, so a repeated attempt never collides with files of an earlier one. Nothing here commits: the
-files do not count until the driver's log names them.
+The inline backend and the child share this module. Output files go to `objects/KEY/ATTEMPT.name`. The name of an
+attempt is made unique by random characters, so a repeated attempt never collides with files of an earlier one. Nothing
+is committed here: the files do not count until the driver's log names them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from pipeline.store.fs import Store
 from pipeline.store.records import Counters, FileInfo, PartRecord
 from stages.catalog import load
 
-#: most contents that the `covers` of an exchange file lists one by one; beyond that it names the lists that hold them
+#: most content hashes that an exchange file lists one by one in its `covers`; if there are more, it names the lists in
+#: the store that hold them
 COVERS = 1000
 
 
@@ -36,9 +38,9 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
     """Run `spec` once and return its record; raises the errors of the task and the store.
 
     `name` is the scheduler's name of the attempt, `scratch` a folder for temporary files (default: the system's). With
-    `only` the run is a crash investigation: nothing is written to the store and the record names no files. When the run
-    raises, the cursor still shows where. `confine` drops the rights of this process that a parser must not have
-    (`base.confinement`).
+    `only` the run is a crash investigation: nothing is written to the store, and the record names no files. When the
+    run raises, the crash cursor still shows the document at which it did. `confine` takes from this process the rights
+    that a parser must not have (`base.confinement`).
     """
     started, cpu = clock.now(), _cpu_seconds()
     _reset_peak_rss()
@@ -66,8 +68,9 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
 
 
 def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
-    """Run the task and return its counters. Raises DamagedFile instead of the task's error when a file it read by range
-    is damaged, because damaged records can cause any error before the checksum of their bucket is compared."""
+    """Run the task and return its counters. Raises DamagedFile instead of the task's own error if a file that the task
+    read by range is damaged. The checksum of a range is compared only at its end, and until then damaged records can
+    cause any error."""
     try:
         return task.run(inputs, cursor, out)
     except (EnvironmentFailure, ChangedInput, MemoryError):
@@ -83,7 +86,7 @@ def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
 
 
 def _deliver(spec: TaskSpec, store: Store, attempt: str, out: Out) -> dict[str, FileInfo]:
-    """Hash the outputs and move them into the store, all or none."""
+    """Hash the outputs and move them into the store. If one fails, none stays there."""
     files: dict[str, FileInfo] = {}
     for file, note in sorted(out.names.items()):
         local = out.path(file)
@@ -124,7 +127,8 @@ def _reset_peak_rss() -> None:
 
 
 def peak_rss_mb() -> float:
-    """Largest resident set in MB since the last reset (since the start of the process where that cannot be reset)."""
+    """Returns the largest resident set of this process in MB since the last reset, or since its start on systems where
+    it cannot be reset."""
     with contextlib.suppress(OSError), open("/proc/self/status") as f:
         for line in f:
             if line.startswith("VmHWM:"):

@@ -1,10 +1,10 @@
-"""The child: runs tasks for a supervisor, one after the other, and may be killed at any moment.
+"""The child: a process that runs tasks for a supervisor, one after the other, and may be killed at any moment.
 
 The command is `python -m pipeline.engine.worker.child CURSOR_FD PARENT_PID [BROKER_FD SECRETS]`. With the last two
-arguments it is confined: it reaches object storage through the broker (`store.broker`), and may not read the files
-SECRETS (JSON). It receives `Work` and sends answers over its original stdin and stdout (`engine.messages`). Output of
-libraries goes to stderr, of which the supervisor keeps the end. Models and caches stay warm between tasks. A crash
-cursor in shared memory records which document is being processed (168 ns to write).
+arguments the child is confined: it reaches object storage through the broker (`store.broker`), and may not read the
+files SECRETS (JSON). It receives `Work` and sends answers over its original stdin and stdout (`engine.messages`).
+Output of libraries goes to stderr, of which the supervisor keeps the end. Models and caches stay in memory between
+tasks. The crash cursor in shared memory records which document is being processed (168 ns to write).
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def main() -> None:
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    # documents make many objects and few cycles, and looking for cycles every 700 objects costs 2 µs a document. The
-    # thresholds are still low enough to free cycles that hold pages of several MB (of a traceback, say)
+    # documents make many objects and few reference cycles, and looking for cycles every 700 objects costs 2 µs a
+    # document. The thresholds are still low enough to free cycles that hold several MB of pages (of a traceback, say)
     gc.freeze()
     gc.set_threshold(10_000, 10, 50)
     empty = process.data_bytes()                        # reserved by interpreter and libraries before any work
@@ -90,7 +90,7 @@ def _work(order: Work, cursor: Cursor, empty: int, confined: bool) -> Answer:
     store, spec, rows = Store(order.store), order.spec, order.rows
     confine = partial(_seal, store, order.scratch) if confined else _stay_open
     only = range(rows[0], rows[1] + 1) if rows is not None else None if order.file is None else ()
-    # CUDA and torch reserve far more address space than they use: the supervisor polls their memory instead
+    # CUDA and torch reserve far more address space than they use: for such tasks the supervisor watches memory instead
     polled = spec.gpus > 0 or "torch" in sys.modules
     process.limit_data(None if polled else empty + (spec.memory_mb << 20))
     try:
@@ -110,14 +110,16 @@ def _work(order: Work, cursor: Cursor, empty: int, confined: bool) -> Answer:
 
 
 def _stay_open(programs: Sequence[str]) -> None:
-    """The `confine` of an unconfined child: does nothing."""
+    """The function `confine` of an unconfined child: does nothing."""
 
 
 def _seal(store: Store, scratch: str, programs: Sequence[str]) -> None:
-    """Confine this child: it may write only to its scratch, to compiled kernels, and to `objects/` of a local store.
+    """Confine this child. It may then write only to its scratch, to the folder of compiled kernels, and to `objects/`
+    of a local store.
 
-    Compiled kernels are pickles. A process that is not sealed yet must not load kernels written by sealed processes,
-    which may have been taken over, so sealed ones keep theirs in a folder of their own.
+    Compiled kernels are pickles, which can run any code when they are loaded. A sealed process may have been taken
+    over, so a process that is not sealed yet must not load kernels that a sealed one wrote. Sealed processes therefore
+    keep their kernels in a folder of their own.
     """
     if not confinement.sealed():
         keep_in(os.path.join(os.environ["NUMBA_CACHE_DIR"], "sealed"))

@@ -1,24 +1,27 @@
 """Crash triage: finds the document that killed a child, and proves it (docs/contracts.md: Tasks and blame).
 
-A document on which a stage merely raises is quarantined by the pass itself (`pipeline.passes.chain`, `documents`).
+A child is a process that runs a task on many documents; its supervisor starts it and watches it. Triage deals only with
+deaths. A document on which a stage merely raises an exception is quarantined by the pass itself
+(`pipeline.passes.chain`, `documents`).
 
-Nothing here has side effects: `classify` reads an exit status, `CrashTriage` is the state of one attempt's triage. The
-supervisor reports deaths to it and starts the next child in the mode it names.
+The code of this module has no side effects: `classify` interprets an exit status, and `CrashTriage` holds the state of
+triage for one attempt at a task. The supervisor reports deaths to it and starts the next child in the mode that it
+names.
 
-1. A child dies at rows a to b for a reason that can be a document's fault (a crash, CPU time, memory).
+1. A child dies at rows a to b, for a reason that can be a document's fault (a crash, CPU time, memory).
 2. If a < b, only these rows are *replayed* in a fresh child, one by one. The results are discarded.
 3. The row at which that child dies is the suspect. It is *probed*, which means run alone in a fresh child. The row is
-   quarantined only if this child dies at it too. The partition then runs again without it.
+   quarantined only if this child dies at it too. The partition then runs again without the row.
 
-A death while a record of the task's input file n is read (stage -2 - n, `Cursor.reading`) is handled in the same way
-with that file in place of the document: the file is read *alone* in a fresh child. If this child dies too, all later
-attempts stop reading the file before that record. Finding such a record costs two deaths, and a file may have at most
-MAX_STOPS such records.
+If a child dies while it reads a record of the task's input file n (stage -2 - n, `Cursor.reading`), triage deals with
+the file as it otherwise does with a document: the file is read *alone* in a fresh child. If this child dies too, all
+later attempts stop reading the file before that record. It takes two deaths to find such a record, and a file may have
+at most MAX_STOPS of them.
 
-Deaths outside any document (row -1) or while a part of the store is read (stage -1), signals from outside (SIGKILL,
-SIGTERM, SIGBUS), memory pressure of the node and stalled machines are the environment's fault. The attempt is repeated
-a few times and then handed back to the scheduler. A full disk and unresponsive storage are handled likewise, after a
-wait.
+Some deaths are the environment's fault: those outside any document (row -1) or while a part of the store is read (stage
+-1), signals from outside (SIGKILL, SIGTERM, SIGBUS), memory pressure of the node, and stalled machines. The attempt is
+then repeated a few times, and at last handed back to the scheduler. A full disk and unresponsive storage are handled
+likewise, after a wait.
 """
 
 from __future__ import annotations
@@ -33,21 +36,23 @@ from pipeline.engine.messages import Failure, FailureKind
 from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError
 from pipeline.store.records import READING
 
-#: signals that a process's own instructions cause. SIGBUS is not one of them: it means that a page of a mapped file (a
-#: model, a list) could not be read, because storage is away or a disk is full, or that memory is broken
+#: signals that a process's own instructions cause. SIGBUS is not one of them. It means that a page of a mapped file (a
+#: model, a list) could not be read, because the storage cannot be reached or a disk is full, or that the machine's
+#: memory is broken
 _OWN = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
 #: errors of a file system whose storage does not answer (NFS, FUSE, a broken disk)
 _AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.ENOTCONN)
 MEMORY_EXIT = 137       # exit status of a child after a MemoryError
-#: records of one input file (or piece of it) that may kill its reader. After the first, the task continues behind it if
-#: the format shows where; after the second, it ends the file there; after the third, it skips the whole file
+#: number of records of one input file (or piece of it) that may kill its reader. After the first, the task continues
+#: reading behind this record if the file's format allows it. After the second, it stops reading the file there. After
+#: the third, it skips the whole file
 MAX_STOPS = 3
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a child died. `charged` is true when the document may be at fault. `reason` goes into the quarantine
-    entry."""
+    """Why a child died. `charged` is true if the document that it processed may be at fault. `reason` goes into the
+    document's quarantine entry."""
 
     reason: str
     charged: bool
@@ -61,8 +66,8 @@ ENDLESS = Fault("cpu_limit", False)     # CPU limit outside documents: blames th
 
 
 def classify(returncode: int) -> Fault:
-    """Returns the fault behind the exit status of a child that we did not kill. A negative status means that this
-    signal killed the child, as in subprocess."""
+    """Returns the fault behind the exit status of a child that the supervisor did not kill. A negative status is the
+    number of the signal that killed the child, as in `subprocess`."""
     if returncode == MEMORY_EXIT:
         return MEMORY
     if returncode >= 0:
@@ -84,14 +89,15 @@ def hinders(error: Exception) -> bool:
 
 
 def permanent(error: Exception) -> bool:
-    """Whether every other attempt would meet the same error, as its class declares (`SettingsError`, a tokenizer that
-    cannot be loaded, an input that changed). Its message needs no traceback."""
+    """Whether every other attempt would meet the same error. The class of the error declares this (`SettingsError`, a
+    tokenizer that cannot be loaded, an input that changed). The message of such an error needs no traceback."""
     return getattr(error, "permanent", False) is True
 
 
 def failure(error: Exception, row: int, hint: str = "") -> Failure:
-    """Returns the Failure for `error`, which was raised at `row`. Must be called while the error is being handled. An
-    error of the operating system gets no row, because it may be temporary and its repetition proves nothing."""
+    """Returns the Failure for `error`, which was raised at `row`. Must be called while the error is being handled. For
+    an error of the operating system the Failure has no row, because such an error may be temporary, and meeting it
+    again proves nothing."""
     message, trace = describe(error) + hint, traceback.format_exc()[-8000:]
     if path := damaged_path(error):
         return Failure("damaged", message, path=path, traceback=trace)
@@ -110,7 +116,8 @@ def describe(error: BaseException) -> str:
 
 
 def gist(message: str) -> str:
-    """`message` without its paths, so that a full disk that forty workers meet in forty files counts as one message."""
+    """Returns `message` without its paths. If forty workers find the same disk full in forty different files, their
+    messages thus count as one."""
     return re.sub(r"\S*/\S*", "…", message)
 
 
@@ -132,8 +139,8 @@ _TOO_BIG = ("; reading or writing its files takes more memory than its reader an
 
 
 class GaveUp(Exception):
-    """Raised when triage ends without proof against a document. `kind` is exception (the task is at fault) or
-    environment (the node is at fault)."""
+    """Raised when triage ends without proof against a document. `kind` says what is at fault: exception (the task) or
+    environment (the node)."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
@@ -142,9 +149,9 @@ class GaveUp(Exception):
 
 @dataclass
 class CrashTriage:
-    """One attempt of one task, over as many children as it takes.
+    """The state of crash triage for one attempt at one task, over as many children as it takes.
 
-    `mode` says what the next child does: "run" the partition, "replay" rows one by one, "probe" a suspect row, or
+    `mode` says what the next child does: "run" the partition, "replay" rows one by one, "probe" a suspect row alone, or
     "read" one input file alone.
     """
 
@@ -166,12 +173,13 @@ class CrashTriage:
 
     @property
     def fresh(self) -> bool:
-        """Whether the next child must be a new one: state from earlier tasks may have killed the last one."""
+        """Whether the next child must be a new process, because state that earlier tasks left may have killed the
+        previous one."""
         return self.mode != "run" or self.unproven > 0
 
     def passed(self) -> bool:
-        """Note that a child finished alive. Returns True when the child completed the run itself; otherwise triage goes
-        on."""
+        """Note that a child has finished its order alive. Returns True if it completed the run itself, so that triage
+        is over. Otherwise returns False, and the next child goes on."""
         if self.mode == "run":
             return True
         if self.mode == "replay" and self._explained:
@@ -184,16 +192,16 @@ class CrashTriage:
         return False
 
     def hindered(self, message: str) -> float:
-        """Note that the child lives but met a full disk, or storage that did not answer in spite of retries. Returns
-        the seconds to wait before the next try; raises GaveUp when this node has tried often enough."""
+        """Note that a child, which is alive, met a full disk, or storage that did not answer in spite of retries.
+        Returns the seconds to wait before the next try. Raises GaveUp if this node has tried often enough."""
         self.environment += 1
         if self.environment > self.max_environment:
             raise GaveUp("environment", message)
         return 2.0 ** (self.environment - 1)
 
     def died(self, fault: Fault, cursor: tuple[int, int, int]) -> tuple[int, int, str] | None:
-        """Note that a child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) when
-        this quarantines a row. Raises GaveUp when nothing is left to try."""
+        """Note that a child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) if this
+        death quarantines a row, otherwise None. Raises GaveUp when nothing is left to try."""
         first, last, stage = cursor
         if fault is STALLED:
             self.stalls += 1

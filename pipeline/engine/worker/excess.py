@@ -1,4 +1,4 @@
-"""Compares what a child uses with its limits."""
+"""Compares the CPU time, memory and idle time of a child with its limits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pipeline.store.records import READING
 
 
 def excess(child: ChildProcess, job: Job, limits: Limits, now: float) -> Fault | None:
-    """Returns the fault for a limit that the child exceeds, or None. Each call notes in `child` the position of its
-    cursor, and the CPU time used when the cursor got there; the next call compares with that."""
+    """Returns the fault if the child exceeds a limit, otherwise None. The CPU limits apply to the time spent at one
+    position of the crash cursor. Each call therefore notes in `child` the position of the cursor, and the CPU time used
+    when the cursor got there; the next call compares with that."""
     cursor = child.cursor.read()
     try:
         cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)

@@ -1,4 +1,5 @@
-"""An assignment in the hands of its supervisor: its state, and what has happened to it so far."""
+"""Defines a job: an assignment (one attempt at a task) that a supervisor works on, with its state and its history so
+far."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pipeline.engine.worker.crash_triage import CrashTriage
 
 @dataclass
 class Job:
-    """An assignment on its way through one or more children."""
+    """An assignment on its way through one or more children of a supervisor."""
 
     assignment: Assignment
     triage: CrashTriage
@@ -34,13 +35,13 @@ class Job:
 
     @property
     def share(self) -> float:
-        """The share of the devices that the task takes (`pools.share`)."""
+        """Returns the number of devices that the task takes, or the part of one (`pools.share`); 0 for none."""
         return share(self.spec.gpus) if self.spec.gpus else 0.0
 
     def allows(self, answer: Answer) -> bool:
-        """Whether the child may give this answer. A record must be of this task and name only files of this attempt. A
-        damaged file must be inside the store. Without these checks, a document that took over the child could commit,
-        retire or remove the results of other tasks."""
+        """Whether the child may give this answer. A record must be of this job's task and name only files of this
+        attempt. A damaged file must be inside the store. Without these checks, a document that took over the child
+        could commit, retire or remove the results of other tasks."""
         match answer:
             case Finished(record):
                 attempt = f"{self.assignment.attempt}-"

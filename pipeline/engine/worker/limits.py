@@ -1,9 +1,10 @@
-"""The limits of a child, and how its use is measured. `pipeline.engine.worker.child` sets the kernel's limits; the
-supervisor watches the others. Works on Linux only (proc(5), cgroups v1 and v2).
+"""Defines the limits of a child (a confined process that runs tasks), and measures how much of them it uses.
+`pipeline.engine.worker.child` sets the limits that the kernel enforces; the supervisor watches the others. Works on
+Linux only (proc(5), cgroups v1 and v2).
 
-Limits of CPU time and memory can put a document into quarantine, so they are generous and only ever lead to crash
-triage. The limit on wall-clock time only ever leads to a repetition, because no clock decides about text
-(docs/contracts.md).
+Limits of CPU time and memory can put a document into quarantine, so they are generous. Exceeding one never does more
+than start crash triage, which must prove that a document is to blame. The limit of wall-clock time only leads to a
+repetition, because no clock may decide about text (docs/contracts.md).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 _STATES = {b"T": "stopped", b"t": "stopped", b"D": "waiting", b"R": "computing", b"S": "sleeping", b"I": "sleeping"}
 
 
-#: bytes of input per CPU second: every sound task reads, sorts or learns faster than this
+#: bytes of input per CPU second: every task without a fault reads, sorts or learns faster than this
 READING_BYTES = 20_000
 #: bytes per CPU second: reading one record, or searching for places to split a file at, is faster than this
 RECORD_BYTES = 1_000_000
@@ -47,15 +48,16 @@ class Limits:
     idle_s: float = 20.0           # the same for a child that uses no CPU time either: it is stopped or waits
 
     def batch_cpu_s(self, rows: int) -> float:
-        """CPU seconds that a batch of `rows` documents may take in one stage. A big batch gets an eighth of `cpu_s` per
-        document. This is plenty, because all but one document in a thousand take at most a tenth of `cpu_s`. The limit
-        keeps an endless document from holding the child for hours. When a batch exceeds the limit, its documents are
-        run again one by one, and none of them is blamed for the batch."""
+        """Returns the CPU seconds that a batch of `rows` documents may take in one stage. A big batch gets an eighth of
+        `cpu_s` per document. This is plenty, because all but one document in a thousand take at most a tenth of
+        `cpu_s`. The limit keeps an endless document from holding the child for hours. When a batch exceeds the limit,
+        its documents are run again one by one, and none of them is blamed for the batch."""
         return self.cpu_s * min(rows, max(16, rows / 8))
 
     def hangs(self, still: float, idle: float, told: int) -> bool:
-        """Whether to report a task without progress: its cursor has not moved for `still` seconds, or for less if it
-        has used no CPU time for `idle` seconds. Each earlier report (`told`) doubles these times."""
+        """Whether to report a task as hanging. Its crash cursor (the document it works on) has not moved for `still`
+        seconds, and its child has used no CPU time for `idle` seconds; the limit is shorter for a child that uses none.
+        The limits double with each of the `told` reports so far."""
         doubled = float(2 ** told)
         return still >= self.hanging_s * doubled or min(still, idle) >= self.idle_s * doubled
 
@@ -71,8 +73,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def working_seconds(pid: int) -> float:
-    """CPU time including processes that it started and waited for (OCR). It shows progress, not the cost of a
-    document."""
+    """Returns the CPU time of a process, including processes that it started and waited for (OCR). This number shows
+    progress. It is not used as the cost of a document."""
     with open(f"/proc/{pid}/stat", "rb") as f:
         fields = f.read().rpartition(b")")[2].split()
     return sum(map(int, fields[11:15])) / _TICK
@@ -92,8 +94,8 @@ def anonymous_mb(pid: int) -> float:
 
 
 def die_of(number: int) -> NoReturn:
-    """End this process by signal `number`, which killed a process that this one had started. The supervisor then treats
-    that death like one of this process."""
+    """End this process by the signal `number`, which killed a process that this one had started. The supervisor then
+    treats the death of that process like a death of this one."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()                              # its traceback would show a place that did not crash
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
@@ -108,8 +110,8 @@ def first_to_go(score: int = 500) -> None:
 
 
 def memory_use() -> tuple[int, int]:
-    """(used, total) bytes of the tightest cgroup we are in, or of the machine. Reclaimable file cache does not count as
-    used."""
+    """Returns (used, total) bytes of the fullest cgroup that this process is in, or of the machine if that is fuller.
+    File cache that the kernel can reclaim does not count as used."""
     result = [_machine()]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -149,7 +151,8 @@ def _groups(mount: str, path: str, limit: str, usage: str, cache: str) -> list[t
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Names of this machine's NVIDIA devices as in CUDA_VISIBLE_DEVICES, found without asking the driver."""
+    """Returns the names of this machine's NVIDIA devices as CUDA_VISIBLE_DEVICES has them. The GPU driver is not
+    asked."""
     named = env.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
@@ -157,16 +160,17 @@ def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 class Devices:
-    """The GPUs of a supervisor, and the parts of them that its children hold. A child keeps its part as long as it
-    lives, because its loaded models stay there between tasks."""
+    """Keeps track of the GPUs of a supervisor and of the parts of them that its children hold. A child keeps its part
+    as long as it lives, because its loaded models stay there between tasks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         self._free = dict.fromkeys(self.names, 1.0)
 
     def take(self, share: float) -> dict[str, float] | None:
-        """Take {device: part} for a child that needs `share` (`pools.share`). Returns {} for no share, None when not
-        enough is free. A part comes from the fullest device that still has it, so that whole devices stay free."""
+        """Reserve devices for a child that needs `share` of them (`pools.share`), and return {device: part}. Returns {}
+        if the share is 0, and None if not enough is free. A part of a device comes from the fullest device that still
+        has it, so that whole devices stay free."""
         if share < 1:
             fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)
             taken = {self.names[fitting[0][1]]: share} if fitting and share else {}

@@ -1,4 +1,5 @@
-"""One child process as its supervisor sees it: pipes, cursor, the end of its stderr, and how it ends."""
+"""Represents one child process in its supervisor: its pipes, its crash cursor, the end of its stderr, and how it
+ended."""
 
 from __future__ import annotations
 
@@ -25,14 +26,15 @@ from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.job import Job
 
 SAID_BYTES = 16 << 10        # bytes of stderr kept for a failure message
-#: one thread per child: parallelism comes from the number of children, and results must not depend on threads
+#: variables that set the number of threads of libraries. A child has one thread: parallelism comes from the number of
+#: children, and results must not depend on threads
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS",
            "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class ChildProcess:
-    """A living child. `job` is its current job, None while it is idle. A child has its own process group, so that
-    processes it started end with it, and Ctrl-C reaches only the driver."""
+    """A child process that its supervisor has started. `job` is its current job, None while it is idle. Each child has
+    a process group of its own, so that processes it started end with it, and Ctrl-C reaches only the driver."""
 
     def __init__(self, scratch: str, env: Mapping[str, str], store: str, clock: Clock, *,
                  confined: bool = True) -> None:
@@ -81,7 +83,7 @@ class ChildProcess:
             selector.register(self.broker.ours, selectors.EVENT_READ, (self, "storage"))
 
     def give(self, job: Job, order: Work) -> None:
-        """Send work. Bytes that do not fit into the pipe yet wait for `send`."""
+        """Send the work order of a job. Bytes for which the pipe has no room yet are kept until `send` is called."""
         self.cursor.clear()
         self.job, self.position, self.quiet_since = job, (-1, -1, -1), self._clock.now()
         with contextlib.suppress(OSError):
@@ -90,7 +92,7 @@ class ChildProcess:
         self.send()
 
     def send(self) -> bool:
-        """Write bytes that are still waiting; returns whether some are left."""
+        """Write the bytes for which the pipe had no room before; returns whether some are still left."""
         try:
             while self._sending:
                 del self._sending[:os.write(self._in.fileno(), self._sending[:1 << 16])]
@@ -101,8 +103,9 @@ class ChildProcess:
         return bool(self._sending)
 
     def move(self, what: str, selector: selectors.BaseSelector) -> Answer | None:
-        """Read available bytes from "out" or "err". Returns an answer once one is complete; raises ProtocolError for
-        invalid bytes. The first bytes on "storage" start the child's broker."""
+        """Read the available bytes of one channel of the child: "out", "err" or "storage". Returns an answer once one
+        is complete. Raises ProtocolError for invalid bytes. The first bytes on "storage" start the child's storage
+        broker."""
         if what == "storage":
             assert self.broker is not None
             selector.unregister(self.broker.ours)
@@ -143,7 +146,7 @@ class ChildProcess:
             self._said.popleft()
 
     def said(self) -> str:
-        """The end of the child's stderr, which holds its prints, too."""
+        """Returns the end of the child's stderr, which also holds what the child printed."""
         return b"".join(self._said)[-SAID_BYTES:].decode("utf-8", "replace").strip()
 
     def finished(self) -> None:
@@ -157,15 +160,16 @@ class ChildProcess:
             return 0.0
 
     def exited(self) -> bool:
-        """Whether the child is dead, without reaping it: while it is a zombie, its process group id cannot be
-        reused."""
+        """Whether the child is dead. It stays a zombie, so that its process group id cannot be reused before `end`
+        kills the group."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True
 
     def end(self, selector: selectors.BaseSelector) -> None:
-        """Kill the child and its process group, and set `returncode` (how it died) and `last_position` (where)."""
+        """Kill the child and its process group. Sets `returncode`, its exit status, and `last_position`, the last
+        position of its crash cursor."""
         dead = self.exited()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -186,8 +190,9 @@ class ChildProcess:
 
 
 class StorageBroker:
-    """The process that accesses object storage for a confined child (`store.broker`), as seen by its supervisor. At
-    first it is only a socket pair (`theirs` is the child's end); the process starts when the child first writes."""
+    """The process that accesses object storage for a confined child (`store.broker`), as its supervisor handles it. At
+    first there is only a pair of sockets, of which the child gets `theirs`. The process starts when the child first
+    writes."""
 
     def __init__(self, store: str, scratch: str, env: Mapping[str, str]) -> None:
         self.ours, self.theirs = socket.socketpair()
@@ -219,7 +224,8 @@ class StorageBroker:
 
 
 def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
-    """Environment of a child or its broker: one thread, our import path, and temporary files in `scratch`."""
+    """Returns the environment of a child or its broker: one thread for each library, the import path of this process,
+    and `scratch` for temporary files."""
     own = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
           # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and does not return freed memory
           "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}

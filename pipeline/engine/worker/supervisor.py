@@ -1,9 +1,9 @@
-"""The supervisor runs tasks in children that it may kill, and finds the document that killed a child. It does not use
-Ray.
+"""The supervisor runs tasks in child processes, which it may kill, and finds the document that killed a child. It does
+not use Ray.
 
-All work happens in one call, `poll(assignments, timeout) -> events`. It must always come from the same thread, because
-a child dies with the *thread* that spawned it (PR_SET_PDEATHSIG). Between two calls the children work on, but nothing
-else happens. The very first event is `Ready`.
+All work happens in one call, `poll(assignments, timeout) -> events`. This call must always come from the same thread,
+because a child dies with the *thread* that started it (PR_SET_PDEATHSIG). Between two calls the children work on, but
+the supervisor does nothing. The very first event is `Ready`.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ RELIEF_S = 60.0          # seconds without memory pressure after which one more 
 
 
 class Supervisor:
-    """Owns up to `slots` children. `memory_mb` bounds the declared memory of concurrent tasks (default: what the cgroup
-    leaves). `devices` are the GPUs its children share (default: all of this machine). The `Ready` event reports on
-    `libraries` and on `witness`, a path in the store."""
+    """Starts and watches up to `slots` children. `memory_mb` bounds the memory that concurrent tasks declare together
+    (default: what the cgroup leaves). `devices` are the GPUs that the children share (default: all of this machine).
+    The `Ready` event gives the versions of `libraries`, and says whether the path `witness` exists in the store."""
 
     def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
                  devices: Sequence[str] | None = None, scratch: str | None = None,
@@ -98,11 +98,12 @@ class Supervisor:
 
     # -- the one call --------------------------------------------------------------------------------------------
     def poll(self, assignments: Sequence[Assignment], timeout: float, linger: float = 0.0) -> list[Event]:
-        """Take `assignments` and work on them. Returns as soon as there is an event, after `timeout` seconds at the
-        latest (at once when there is nothing to do).
+        """Take `assignments` and work on them. Returns the events as soon as there is one, and after `timeout` seconds
+        at the latest. Returns at once when there is nothing to do.
 
-        With `linger`, events are gathered for that many seconds, so that the driver of many supervisors gets few
-        messages. It is not waited for when a row was quarantined, or when a slot is idle and no task waits here."""
+        With `linger`, events are gathered for that many seconds before they are returned, so that the driver of many
+        supervisors gets few messages. They are returned earlier when a row was quarantined, or when a slot is idle and
+        no task waits here."""
         for assignment in assignments:
             triage = CrashTriage({s.row: (s.stage, s.reason) for s in assignment.skip},
                                  max_quarantined=self.limits.max_quarantined,
@@ -172,9 +173,9 @@ class Supervisor:
                 self._failed(job, Failure("permanent", f"{e}; lower run.partition"))
 
     def _next(self) -> Job | None:
-        """The job to start now, which is the first that fits; None if there is none. A job that was overtaken too often
-        blocks all jobs behind it. Otherwise the memory and devices that it needs might never be free at the same
-        time."""
+        """Returns the job to start now, which is the first in the queue that fits; None if no job fits. A job that was
+        overtaken too often blocks all jobs behind it. Otherwise the memory and devices that it needs might never be
+        free at the same time."""
         busy = [c.job for c in self._children if c.job]
         if len(busy) >= self._allowed:
             return None
@@ -193,7 +194,7 @@ class Supervisor:
         return None
 
     def _could_have(self, share: float) -> bool:
-        """Whether this part of the devices is free, or held by idle children."""
+        """Whether this share of the devices is free, or would be if idle children ended."""
         trial = self.devices.copy()
         for child in self._children:
             if not child.job:
@@ -207,10 +208,14 @@ class Supervisor:
         return next((c for c in self._children if not c.job and self._suits(c, job)), None)
 
     def _suits(self, child: ChildProcess, job: Job) -> bool:
-        """Whether the child can take the job. It must be confined alike, its broker must serve what the job reads, and
-        it must hold the share of devices that the job needs. A child that ran tasks of another node of the plan may
-        still hold their models. Such a child must hold no devices, and at most half of the memory that the job
-        declared."""
+        """Whether an idle child can take the job:
+
+        * It must be confined if and only if the job's task is.
+        * Its broker must serve all object storage that the job reads.
+        * It must hold exactly the share of devices that the job needs.
+        * A child that ran tasks of another node of the plan may still hold their models. It must hold no devices, and
+          at most half of the memory that the job declares.
+        """
         if child.confined != job.spec.confined:
             return False
         if child.broker is not None and child.broker.roots not in (None, job.spec.roots):
@@ -227,8 +232,8 @@ class Supervisor:
             return False
 
     def _spawn(self, job: Job) -> ChildProcess:
-        """Start a child with the devices of the job. An idle child ends to make room, preferably one with the same kind
-        of devices."""
+        """Start a child with the devices that the job needs. To make room, an idle child ends if it is of the same sort
+        (with or without devices) or if all slots are taken. More idle children end until enough devices are free."""
         idle = [c for c in self._children if not c.job]
         alike = [c for c in idle if bool(self._parts[c]) == bool(job.spec.gpus)]
         if alike or len(self._children) >= self.slots:
@@ -253,7 +258,7 @@ class Supervisor:
 
     # -- listening -----------------------------------------------------------------------------------------------
     def _listen(self, timeout: float) -> None:
-        """Move bytes between us and the children for at most `timeout` seconds."""
+        """Exchange bytes with the children for at most `timeout` seconds, and handle their answers."""
         if not self._children:
             if self._queue:
                 self._clock.sleep(timeout)
@@ -299,8 +304,8 @@ class Supervisor:
             self._bury(child)
 
     def _hindered(self, job: Job, message: str, traceback: str = "") -> None:
-        """Try a job again here later, because the environment kept it from its work, or give it back after several
-        tries."""
+        """Handle a job that the environment kept from its work: try it again here later or, after several tries, report
+        that it failed."""
         try:
             job.rests = self._clock.now() + job.triage.hindered(message)
             self._queue.append(job)
@@ -309,8 +314,8 @@ class Supervisor:
             self._failed(job, Failure(e.kind, str(e), traceback=traceback))
 
     def _failed(self, job: Job, failure: Failure) -> None:
-        """Report a failure with the secrets of this node masked. The driver cannot mask them, because it may not know
-        them."""
+        """Report that a job failed, with the secrets of this node masked in the message. The driver cannot mask them,
+        because it may not know them."""
         self._events.append(Failed(job.id, replace(failure, message=redact(failure.message),
                                                    traceback=redact(failure.traceback))))
 
@@ -319,7 +324,8 @@ class Supervisor:
         """Look for dead children, and for children that exceed their limits."""
         now = self._clock.now()
         if (blind := now - self._looked) > BLIND_S:
-            # this machine or the driver stood still: only time in which we watched counts against a child
+            # this machine or the driver stood still: time in which nobody watched the children must not count against
+            # them
             for child in self._children:
                 child.quiet_since = min(now, child.quiet_since + blind)
                 if child.job:
@@ -342,7 +348,8 @@ class Supervisor:
             self._relieve()
 
     def _mind(self, child: ChildProcess, job: Job, cursor: tuple[int, int, int], now: float) -> None:
-        """Report a task that makes no progress, and its position. Repeat that each time the standstill has doubled."""
+        """Report a task whose crash cursor does not move, with its position. The report is repeated each time the
+        standstill has lasted twice as long."""
         if cursor != job.place:
             job.place, job.since, job.told = cursor, now, 0
         elif self.limits.hangs(now - job.since, now - child.quiet_since, job.told):
@@ -354,8 +361,8 @@ class Supervisor:
                           self._host, child.pid, measure.doing(child.pid))
 
     def _relieve(self) -> None:
-        """Kill the largest child while the cgroup is nearly full, and run fewer children from then on. The last child
-        is spared if other processes fill the memory, because otherwise no task would ever be done."""
+        """If memory is nearly full, kill the largest child, and run fewer children from then on. The last busy child is
+        spared if other processes fill the memory, because otherwise no task would ever be done."""
         used, total = measure.memory_use()
         busy = [c for c in self._children if c.job]
         if used <= self.limits.memory_share * total or not self._children:
@@ -379,7 +386,7 @@ class Supervisor:
 
     # -- ending --------------------------------------------------------------------------------------------------
     def _died(self, child: ChildProcess, fault: Fault | None) -> None:
-        """End a child that is dead or must die for `fault`; its crash triage decides how its job goes on."""
+        """End a child that is dead, or that must die for `fault`. Crash triage then decides how its job goes on."""
         job = child.job
         self._bury(child)
         if job is None:
