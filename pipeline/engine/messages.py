@@ -46,8 +46,8 @@ class ProtocolError(ValueError):
 @dataclass(frozen=True)
 class Failure:
     """Why an attempt at a task failed. `row`: the row at which the task's own code raised an exception. The same
-    message at the same row in the next attempt ends the run. It is None if that rule must not apply, for instance
-    because the error may be temporary. `path`: the damaged file of the store, for the kind `damaged`."""
+    message at the same row in the next attempt ends the run. `row` is None for an error to which this rule must not
+    apply, for instance because it may be temporary. `path`: the damaged file of the store, for the kind `damaged`."""
 
     kind: FailureKind
     message: str

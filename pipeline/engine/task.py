@@ -63,8 +63,9 @@ class Skip(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One unit of work. `key` identifies its outcome by content: equal keys mean equal results. `args` is JSON;
-    `pipeline.store.content_keys` makes the key and lists the kinds of dict that have a special meaning in `args`."""
+    """The description of one task, the unit of work. `key` identifies its result by content: equal keys mean equal
+    results. `args` is JSON; `pipeline.store.content_keys` makes the key and lists the kinds of dict that have a special
+    meaning in `args`."""
 
     key: str
     task: str                          # import path 'module:Class'
@@ -167,7 +168,8 @@ class Inputs:
         self.skip: dict[int, Skip] = {fault.row: fault for fault in skip}
         #: in crash triage, the only rows to process, else None; the output of such a run is discarded
         self.only = None if only is None else frozenset(only)
-        #: most documents between two cursor positions; 1 while a crashed batch is replayed one by one
+        #: most documents to process between two updates of the crash cursor; 1 while a crashed batch is replayed one by
+        #: one
         self.batch_rows = batch_rows
         #: in crash triage, the number of the only input file to read (as `Cursor.reading` counts), else None
         self.file = file
@@ -277,7 +279,8 @@ class Out:
         return os.path.join(self.scratch, "out." + name)
 
     def note(self, name: str, *, rows: int = 0, content: str | None = None, meta: dict[str, Any] | None = None) -> None:
-        """Describe an output: its rows, its content hash (default: sha256 of the bytes) and small JSON facts."""
+        """Describe an output file: its rows, its content hash (default: the sha256 of its bytes), and as `meta` a few
+        small facts in JSON."""
         self.names.setdefault(name, {}).update(rows=rows, content=content, meta=meta or {})
 
     @contextlib.contextmanager

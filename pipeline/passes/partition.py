@@ -47,7 +47,7 @@ class Removed:
     size: int
 
     def count(self, counters: Counters, barrier: str, sign: int = 1) -> None:
-        """Add the document to the barrier's drops; `sign` -1 subtracts it."""
+        """Count the document as dropped by the barrier; with `sign` -1, subtract it."""
         stats = counters["stages"].setdefault(
             f"barrier:{barrier}", {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}})
         stats["in"] += sign

@@ -36,11 +36,12 @@ Stop = tuple[int, str]
 
 
 class _NotFetched(Exception):
-    """The file could not be fetched, which is not the file's fault."""
+    """Raised when a file could not be fetched from its storage, which is not the file's fault."""
 
 
 def to_blame_file(error: Exception) -> bool:
-    """Whether a file may have caused an error that its reader raised. A missing permission is not the file's fault."""
+    """Whether a file may be the cause of an error that its reader raised. A missing permission, a changed file or a
+    fault of the store is not the file's fault."""
     if isinstance(error, PermissionError) and error.errno != errno.EPERM:       # EPERM is raised by confinement
         return False
     return to_blame(error) and not isinstance(error, (ChangedInput, StoreError))

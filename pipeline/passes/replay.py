@@ -76,8 +76,8 @@ class Replay:
     @classmethod
     def of(cls, inputs: Inputs, steps: Sequence[LoadedStage], sides: Sequence[str], chain: Chain,
            quarantined: Iterable[str]) -> Replay | None:
-        """Returns the replay that the task's arguments ask for, or None if the pass must run from scratch. It must do
-        so in three cases:
+        """Returns the replay that the task's arguments ask for, or None if the pass must run from scratch. Apart from
+        arguments that ask for no replay, this is so in three cases:
 
         * The earlier files are missing, damaged or made by other code.
         * The earlier pass counts a document that was quarantined since (`quarantined`).
@@ -242,7 +242,7 @@ class _SideRows:
 
 
 def _under(step: LoadedStage, thresholds: Mapping[str, Any]) -> LoadedStage:
-    """A copy of the step with other thresholds. Both share the models that the stage has loaded."""
+    """Returns a copy of a step with other thresholds. The two share the models that the stage has loaded."""
     stage = copy.copy(step.stage)
     stage.config = type(stage.config).model_validate({**stage.config.model_dump(), **thresholds})
     return replace(step, stage=stage)

@@ -6,8 +6,8 @@ the single `CutSample` task merges these lists by rising rank, up to the first d
 large; it reads little beyond that document. Last, each `PickTexts` task copies the texts of a group up to that rank.
 
 By rising rank, the sample consists of the first documents that together have at most `sample` bytes, and of at least
-one document. It is written in plan order. A single `fit_tokenizer.FitTokenizer` task draws the same sample from a
-smaller dataset.
+one document. It is written in plan order. It equals the sample that a single `fit_tokenizer.FitTokenizer` task would
+draw from the same dataset.
 """
 
 from __future__ import annotations

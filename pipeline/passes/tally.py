@@ -100,7 +100,7 @@ class Tally:
         self._seen(doc, self._places[stage] if self._until_drop else self._end)
 
     def removed(self, doc: Document, barrier: str, similarity: float | None) -> None:
-        """Count a document that the barrier before the chain removed."""
+        """Count a document that was removed by the barrier before the chain (a step such as deduplication)."""
         self._lose(doc, barrier)
         if similarity is not None:
             bins = self._similar.setdefault(barrier, {})
@@ -143,5 +143,5 @@ class Tally:
 
 
 def _keyed(bins: dict[int, int]) -> dict[str, int]:
-    """The bins with strings as keys, for JSON."""
+    """Returns the bins in order, with strings as keys for JSON."""
     return {str(number): docs for number, docs in sorted(bins.items())}

@@ -150,7 +150,8 @@ class Fleet:
 
     # -- what waits ----------------------------------------------------------------------------------------------
     def set_demand(self, waiting: Mapping[ResourceRequest, int], now: float) -> dict[ResourceRequest, str]:
-        """Note how many tasks of each kind wait. Returns the kinds that have fitted no node for `fit_s`, and why."""
+        """Note how many tasks of each kind wait. Tasks that declare the same resources are of one kind. Returns the
+        kinds that have fitted no node for `fit_s` seconds, and why."""
         self.waiting = waiting
         self.guard.observe(self.usable, waiting, now)
         if not self.hosts:
@@ -306,8 +307,8 @@ class Fleet:
         return None
 
     def _warn_of_waiting(self, kind: ResourceRequest, now: float) -> None:
-        """Warn once that tasks of this kind wait for room that other programs use. Tasks that fit no node are not meant
-        here; `set_demand` warns of them."""
+        """Warn once that tasks of this kind wait for room that other programs use. (`set_demand` warns of tasks that
+        fit no node.)"""
         able = [h for h in self.hosts.values() if self._could(h, kind)]
         if not able or not self._unplaced_since.setdefault(kind, now) + WARN_S <= now or ("", kind) in self._warned:
             return

@@ -21,7 +21,7 @@ from pipeline.store.fs import Store
 
 
 class InlineBackend:
-    """Runs one assignment in each `wait`. See `protocols.Backend` for the interface."""
+    """Runs one assignment (an attempt at a task) in each call of `wait`. See `protocols.Backend` for the interface."""
 
     def __init__(self, store: Store, *, scratch: str | None = None, clock: Clock = SYSTEM) -> None:
         self.store, self.scratch, self._clock = store, scratch, clock

@@ -21,10 +21,11 @@ class TooManyBadFiles(TokenmillError):
 
 
 class BadFiles:
-    """Collects bad files while a run goes on. A big file that was split counts once for each bad piece.
+    """Collects the input files that could not be read, while a run goes on. A big file that was split counts once for
+    each bad piece.
 
-    `allowed` is as in the recipe: a number of files, or a share of the `files` that the run reads (but at least
-    ALWAYS).
+    `allowed` is the limit as the recipe gives it: a number of files, or a share of the `files` that the run reads (but
+    at least ALWAYS files).
     """
 
     def __init__(self, allowed: int | float, files: int) -> None:
@@ -71,9 +72,9 @@ class BadFiles:
                 yield f"{name}: {file} ({', '.join(sorted(reasons))})"
 
     def warnings(self, of_records: Iterable[str] = ()) -> Iterator[str]:
-        """Yield the warnings to show at the end, one line per source. `of_records` are warnings about the records of
-        sources (each begins with its source); the files that could not be read are appended to the line of their
-        source."""
+        """Yield the warnings to show at the end of the run, one line per source. `of_records` are warnings about single
+        records of sources; each begins with the source. The files of a source that could not be read are appended to
+        its line."""
         lines = {line.partition(":")[0].partition(" gave")[0]: line for line in of_records}
         for name, files in sorted(self.found.items()):
             size = sum(n for reasons in files.values() for n in reasons.values())

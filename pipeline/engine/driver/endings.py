@@ -38,8 +38,8 @@ class TaskFailed(TokenmillError):
 
 
 class DamageFound(StoreError):
-    """Tasks cannot go on because files of the store are not what their records say. `paths`: path → the error that
-    revealed the damage."""
+    """Tasks cannot go on because files of the store differ from their records. `paths` maps the path of each damaged
+    file to the error that revealed the damage."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         super().__init__(f"{len(paths)} files of the store are damaged or gone: {', '.join(sorted(paths)[:3])}"
@@ -48,7 +48,8 @@ class DamageFound(StoreError):
 
 
 class CannotRun(TaskFailed):
-    """No worker can ever take the task. The message says what it declares and what the largest node offers."""
+    """No worker can ever take the task. The message says which resources the task declares, and what the largest node
+    offers."""
 
     def __init__(self, spec: TaskSpec, why: str) -> None:
         super().__init__(spec, [why])

@@ -63,8 +63,8 @@ class BaseRate:
         self._ended_s += now - began
 
     def failed(self, cause: str, attempts: int, host: str = "", now: float = 0.0) -> None:
-        """Count an event that ended this number of attempts. Reports that name the same host within SAME_DEATH_S are
-        one event."""
+        """Count an event, such as the death of a node, that ended `attempts` attempts. Reports that name the same host
+        within SAME_DEATH_S are one event."""
         self.lost[cause] += attempts
         self._deaths = {name: at for name, at in self._deaths.items() if now - at <= SAME_DEATH_S}
         if host not in self._deaths:
@@ -92,8 +92,8 @@ class Losses:
         self._fruitless = self._finished = 0         # losses since a task last finished, and tasks finished by then
 
     def add(self, cause: str, seconds: float, together: int, finished: int) -> None:
-        """Count a loss after `seconds`. `together`: attempts that were lost at once, this one included. `finished`:
-        tasks that have finished in this run."""
+        """Count the loss of an attempt at the task that had run for `seconds`. `together`: attempts that were lost at
+        once, this one included. `finished`: tasks that have finished in this run."""
         if self.count:
             self._after_first[cause] += 1
             self._seconds += seconds
@@ -123,7 +123,8 @@ class Losses:
         return self.others(cause, now)[1] >= EVIDENCE * self._seconds
 
     def held_back(self, now: float) -> bool:
-        """Whether the task should wait while other tasks can run instead."""
+        """Whether the task should wait while other tasks can run instead: it was lost a few times, and other tasks have
+        not run for long enough to compare with."""
         return any(n >= SUSPECT and not self.comparable(cause, now) for cause, n in self.count.items())
 
     def judge(self, cause: str, now: float, max_lost: int = MAX_LOST) -> str:
@@ -155,8 +156,8 @@ class History:
     losses: Losses | None = None
 
     def failed(self, failure: Failure, max_attempts: int) -> bool:
-        """Note a failed attempt. Returns whether the task has failed for good by its own fault: every attempt would
-        meet this failure, the same failure came at the same row twice in succession, or there were too many
+        """Note a failed attempt. Returns whether the task has failed for good by its own fault. It has if every attempt
+        would meet this failure, if the same failure came at the same row twice in succession, or if there were too many
         failures."""
         self.reasons.append(failure.message)
         if failure.traceback:

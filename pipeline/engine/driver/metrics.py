@@ -21,7 +21,7 @@ OUTCOMES = ("in", "kept", "dropped", "quarantined")
 
 @dataclass(frozen=True)
 class Metric:
-    """`kind`: gauge (a state) or counter (events since this driver began)."""
+    """A Prometheus metric. `kind`: gauge (a state) or counter (events since this driver began)."""
 
     name: str
     kind: str

@@ -26,8 +26,8 @@ class Backend(Protocol):
         """Number of tasks that can run at the same time right now."""
 
     def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
-        """Tell the backend how many tasks of each kind wait, so that it can start workers for them. Returns the kinds
-        that can never run here, and why."""
+        """Tell the backend how many tasks of each kind wait, so that it can start workers for them. Tasks that declare
+        the same resources are of one kind. Returns the kinds that can never run here, and why."""
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         """Number of assignments of this kind that would start at once. A value of 0 or -n means that none would start,
@@ -37,7 +37,7 @@ class Backend(Protocol):
     def submit(self, assignment: Assignment) -> None: ...
 
     def cancel(self, ids: list[int]) -> None:
-        """Forget these assignments and kill those that run. Their events may or may not still arrive."""
+        """Forget these assignments, and kill the tasks of those that run. Their events may still arrive, or never."""
 
     def wait(self, timeout: float) -> list[Event]:
         """Return events as soon as there are any, or after `timeout` seconds."""

@@ -51,7 +51,7 @@ class TaskRecords(OnDisk[PartRecord]):
             yield from self._rows(first, min(first + CHUNK, self._size))
 
     def with_tasks(self) -> Iterator[tuple[Row, PartRecord]]:
-        """The tasks with their records."""
+        """Yields (task, record) for each task of the batch."""
         for first in range(0, self._size, RECORDS):
             rows = self._rows(first, min(first + RECORDS, self._size))
             yield from zip(rows, self._records(rows))

@@ -65,13 +65,13 @@ READ_AHEAD = 1000        # tasks of a batch read between two polls of the backen
 
 
 class Scheduler:
-    """Runs tasks on a backend and commits their records. Use it as a context manager: when it exits, no task runs and
-    every finished task is committed, also after an error.
+    """Runs tasks on a backend and commits their records. Use it as a context manager: when it exits, no task runs any
+    more and every finished task is committed, also after an error.
 
-    `add` takes the tasks of a node, `step` advances all of them, and `finished` returns those that are complete.
-    `dispatch_seed` shuffles the order of dispatch, for tests, since nothing may depend on it; by default the largest go
-    first. `grace_s`: seconds for which running tasks may go on after a SIGTERM. `bad_files` counts input files that
-    could not be read, and may end the run.
+    `add` takes the tasks of a plan node, `step` advances all tasks, and `finished` returns the sets of tasks that are
+    complete. `dispatch_seed` shuffles the order of dispatch, for tests, since nothing may depend on it; by default the
+    largest go first. `grace_s`: seconds for which running tasks may go on after a SIGTERM. `bad_files` counts input
+    files that could not be read, and may end the run.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
@@ -388,8 +388,8 @@ class Scheduler:
             raise TaskFailed(spec, past.reasons, past.tracebacks, why if len(past.reasons) > 1 else "")
 
     def _repeat(self, flights: list[Flight]) -> None:
-        """Queue the tasks of these attempts ahead of new tasks, so that a hopeless run ends soon. A task is queued
-        once, even when two attempts at it ended together."""
+        """Queue the tasks of these attempts again, ahead of new tasks, so that a task that always fails ends the run
+        soon. A task is queued once, even if two attempts at it ended together."""
         for key, spec in {f.spec.key: f.spec for f in flights}.items():
             if key not in self._attempts:
                 self._retries.append(spec)

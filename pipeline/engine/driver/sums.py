@@ -76,7 +76,7 @@ class Summing:
         self._contents.execute("CREATE TABLE content (sum TEXT)")
 
     def begin(self, node: str) -> None:
-        """Begin a batch. The records that follow belong to this node or wave."""
+        """Begin a batch: the records that are added next belong to this node or wave."""
         self.sums.batches.append(BatchSums(node))
         self._results.update(b"batch\n")
 

@@ -35,7 +35,7 @@ from stages.text.compiled import keep_in
 
 
 def _receive(source: BufferedReader) -> Work | None:
-    """The next order; None when the supervisor has closed the pipe."""
+    """Returns the next order of the supervisor; None when the supervisor has closed the pipe."""
     buffer = bytearray()
     while (order := ORDERS.unpack(buffer)) is None:
         data = source.read1(1 << 16)

@@ -202,7 +202,7 @@ class Supervisor:
         return trial.take(share) is not None
 
     def _warm(self, job: Job) -> ChildProcess | None:
-        """An idle child that can take the job, or None."""
+        """Returns an idle child that can take the job, or None if the job needs a new one."""
         if job.fresh or job.triage.fresh:
             return None
         return next((c for c in self._children if not c.job and self._suits(c, job)), None)
