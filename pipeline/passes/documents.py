@@ -5,18 +5,19 @@ task. A part may come with the removal slice of a barrier. A barrier is a step t
 deduplication; its removal slice lists the rows of the part that it removes. The pass writes
 
     kept.parquet          documents that every stage kept
-    gone.parquet          instead of kept.parquet if no stage changes a document: a row set, which lists the rows of
-                          the part that are gone by the end of this pass (`stages.barrier`)
+    gone.parquet          instead of kept.parquet, between two barriers: a row set, which lists the rows of the part
+                          that are gone by the end of this pass (`stages.barrier`)
     dropped.parquet       documents that a stage or the barrier dropped, with `stage` and `reason`; the scrubber has
-                          removed personal data from their texts
+                          removed personal data from them
     quarantine.parquet    records that could not be read, and documents on which a stage failed, crashed or hung, with
                           the error
     side.STAGE-KEY.parquet  a side table for a later barrier: `row`, `id` and the columns that the barrier's `prepare`
                           stage computed for each kept document
 
-A pass between two barriers only fills the side table of the second barrier. It leaves a row set instead of writing the
-documents again, and the pass after the second barrier reads the same part. The documents that the first barrier removed
-are counted and written to dropped.parquet only once, by the pass between the barriers.
+If the recipe has no steps between two barriers, the pass between them only fills the side table of the second barrier.
+It leaves a row set instead of writing the documents again, and the pass after the second barrier reads the same part.
+The documents that the first barrier removed are counted and written to dropped.parquet only once, by the pass between
+the barriers.
 
 `partition` reads batches of documents, `chain` takes them through the stages, and this module writes the outcomes. If
 only thresholds changed since an earlier run, `replay` copies the rows of the earlier pass whose verdict stays the same.

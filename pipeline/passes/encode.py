@@ -62,7 +62,7 @@ class EncodePart:
     is. If a document has `loss_spans`, SPLIT.loss holds a u8 per token, 0 for the tokens outside the spans: the model
     reads them but does not learn to predict them.
 
-    Whether a document is held out (in val) depends on PRF(seed, id) alone, a pseudo-random number. A document that is
+    Whether a document is held out (in val) depends only on PRF(seed, id), a pseudo-random number. A document that is
     not held out itself goes into neither split if a deduplication found that it resembles a held-out one, because
     training on it would spoil the evaluation. Such documents are counted (`near_held_out`). A document on which the
     tokenizer crashes or raises an exception goes into no split but into quarantine.parquet (QUARANTINE_SCHEMA), in the

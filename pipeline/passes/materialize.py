@@ -54,8 +54,8 @@ BLOCK_BYTES, SEGMENT_BYTES = 1 << 20, 16 << 20
 
 def record_dtype(sequence: int, itemsize: int, masked: bool = False) -> np.dtype:
     """Returns the dtype of one record of the exchange, which is one sample of L = `sequence` tokens: the sample number,
-    its origin (stream, epoch, window), L + 1 tokens, a bit for each position at which a document ends, and with
-    `masked` a bit for each token that counts for the loss."""
+    its origin (stream, epoch, window), L + 1 tokens, L bits that mark the document boundaries, and with `masked` L bits
+    that mark the tokens that count for the loss."""
     bits = f"V{-(-sequence // 8)}"
     return np.dtype([("n", "<u8"), ("origin", f"V{ORIGIN.itemsize}"), ("tokens", f"V{(sequence + 1) * itemsize}"),
                      ("bounds", bits), *([("loss", bits)] if masked else [])])

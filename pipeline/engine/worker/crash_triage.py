@@ -192,7 +192,7 @@ class CrashTriage:
         return False
 
     def hindered(self, message: str) -> float:
-        """Note that a child, which is alive, met a full disk, or storage that did not answer in spite of retries.
+        """Note that a child met a full disk, or storage that did not answer in spite of retries, and is still alive.
         Returns the seconds to wait before the next try. Raises GaveUp if this node has tried often enough."""
         self.environment += 1
         if self.environment > self.max_environment:

@@ -2,9 +2,9 @@
 `pipeline.engine.worker.child` sets the limits that the kernel enforces; the supervisor watches the others. Works on
 Linux only (proc(5), cgroups v1 and v2).
 
-Limits of CPU time and memory can put a document into quarantine, so they are generous. Exceeding one never does more
-than start crash triage, which must prove that a document is to blame. The limit of wall-clock time only leads to a
-repetition, because no clock may decide about text (docs/contracts.md).
+Limits of CPU time and memory can put a document into quarantine, so they are generous. When a child exceeds one, crash
+triage begins, and it quarantines a document only after proof. The limit of wall-clock time only leads to a repetition,
+because no clock may decide about text (docs/contracts.md).
 """
 
 from __future__ import annotations

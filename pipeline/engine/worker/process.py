@@ -160,8 +160,8 @@ class ChildProcess:
             return 0.0
 
     def exited(self) -> bool:
-        """Whether the child is dead. It stays a zombie, so that its process group id cannot be reused before `end`
-        kills the group."""
+        """Whether the child is dead. A dead child is left a zombie, so that its process group id cannot be reused
+        before `end` kills the group."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
