@@ -29,8 +29,8 @@ from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
          (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-#: encodings whose bytes are all below 0x80, so that "valid UTF-8" says nothing about them
-_STATEFUL = {"iso2022_jp", "iso2022_jp_2", "iso2022_jp_3", "iso2022_jp_ext", "iso2022_kr", "hz"}
+#: the encoding whose bytes are all below 0x80, so that "valid UTF-8" says nothing about it; browsers know no other
+_STATEFUL = "iso2022_jp"
 _WIDER = {"shift_jis": "cp932", "euc_kr": "cp949", "gbk": "gb18030", "gb2312": "gb18030", "big5": "big5hkscs",
           "iso8859-11": "cp874"}
 #: encodings that statistics cannot tell from another → the commoner one, which has the same letters
@@ -89,7 +89,7 @@ def decode(data: bytes, charset: str = "") -> tuple[str, str]:
     if wide := _utf16(data):
         return data.decode(wide, "replace"), wide
     declared = canonical(charset)
-    if declared in _STATEFUL and b"\x1b" in data:
+    if declared == _STATEFUL and b"\x1b" in data:
         return data.decode(declared, "replace"), declared
     try:
         return data.decode("utf-8"), "utf-8"
