@@ -1,13 +1,13 @@
 """Object storage for a confined child. The child has neither credentials nor sockets; a separate process, the broker,
 has both and acts for it.
 
-The child gets one end of a socket pair at its start. The supervisor starts the broker when the child first writes to
-that socket, so a child that works on local files has no broker. Each thread of the child makes its own socket pair and
-passes one end to the broker. This second pair carries requests (length, JSON, bytes). A file to upload travels as an
-open descriptor.
+The child (the process that runs tasks) gets one end of a socket pair at its start. The supervisor, which started the
+child, starts the broker when the child first writes to that socket, so a child that works on local files has no broker.
+Each thread of the child makes a socket pair of its own and passes one end to the broker. This second pair carries
+requests (length, JSON, bytes). To upload a file, the child passes an open file descriptor.
 
-A compromised child can ask only for what its task needs. It may read below the store and the sources of its run, and
-write and remove below `objects/` of the store. Downloads go to a folder of the broker that the child can read.
+Even a compromised child can ask only for what its task needs: it may read files of the store and of the sources of its
+run, and write and remove files below `objects/` of the store. The broker downloads to a folder that the child can read.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 
 def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str, Any], bytes, list[int]]:
-    """Receive a message, its bytes, and the open files sent with it. Raises EOFError when the other side is gone. Also
-    raises EOFError when a `request` is larger than allowed, so that a child cannot fill the broker's memory."""
+    """Receive a message. Returns its JSON, the bytes that follow, and the descriptors of open files sent with it.
+    Raises EOFError when the other side has closed the socket. `request` says that a child sent the message: it then
+    also raises EOFError when the message is larger than allowed, so that a child cannot fill the broker's memory."""
     head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
     if not head:
         raise EOFError
@@ -85,7 +86,7 @@ def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str,
 
 # -- in the child ----------------------------------------------------------------------------------------------------
 class Broker:
-    """The child's side. Any number of threads may use it at the same time."""
+    """The child's connection to its broker. Any number of threads may use it at the same time."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control, self._threads, self._used = control, threading.local(), False
@@ -94,8 +95,9 @@ class Broker:
         return Brokered(self, root)
 
     def ask(self, message: dict[str, Any], file: int | None = None, needs: Needs | None = None) -> tuple[Any, bytes]:
-        """Send a request and return (result, bytes). Raises the broker's error, or EnvironmentFailure when the broker
-        is gone."""
+        """Send a request and return (result, bytes). `file` is an open file descriptor to send with it. `needs` chooses
+        the ranges of a file to download, when the broker asks for them. Raises the error that the broker reports, or
+        EnvironmentFailure when the broker is gone."""
         line = self._line()
         reply, data = _exchange(line, message, () if file is None else (file,))
         while "needs" in reply:
@@ -119,14 +121,15 @@ class Broker:
         return line
 
     def _ranges(self, line: socket.socket, message: dict[str, Any], size: int, needs: Needs) -> Any:
-        """Ask `needs` which ranges of the file are needed. It may read some of the file to decide."""
+        """Call `needs` to learn which ranges of the file are needed, and return them. `needs` may read some of the
+        file, through the broker, to decide."""
         def read(start: int, stop: int) -> bytes:
             return _exchange(line, {"call": "read_range", "start": start, "stop": stop})[1]
 
         try:
             return needs(size, read)
         except BaseException:
-            del self._threads.line                  # the broker waits for ranges on this socket; closing it ends that
+            del self._threads.line                  # the broker waits for ranges on this socket until it is closed
             line.close()
             raise
 
@@ -196,7 +199,8 @@ def _error(kind: str, args: list[Any]) -> Exception:
 
 # -- the broker ------------------------------------------------------------------------------------------------------
 class Server:
-    """The broker's side. It may read `store` and `roots`, and write below objects/ of `store`."""
+    """Serves the requests of a child in the broker process. A child may read files below `store` and `roots`, and write
+    below objects/ of `store`. Downloads go to the folder `scratch`."""
 
     def __init__(self, store: str, roots: list[str], scratch: str) -> None:
         self.store, self.roots, self.scratch = store, {store, *roots}, scratch
@@ -221,7 +225,7 @@ class Server:
                 threading.Thread(target=self.serve, args=(socket.socket(fileno=file),), daemon=True).start()
 
     def serve(self, line: socket.socket) -> None:
-        """Answer the requests of one thread of the child until it hangs up."""
+        """Answer the requests of one thread of the child until the thread closes its socket."""
         with line, contextlib.suppress(EOFError, ConnectionError):
             while True:
                 message, _, files = _receive(line, request=True)
@@ -269,8 +273,8 @@ class Server:
         return None, b""
 
     def _asks_for(self, line: socket.socket) -> Needs:
-        """A function that asks the child for the ranges it needs. Until the child answers, it may read from the
-        file."""
+        """Returns a function that asks the child which ranges of a file it needs. Before it answers, the child may
+        request some bytes of the file."""
         def needs(size: int, read: Any) -> Any:
             _send(line, {"needs": size})
             while True:
@@ -289,9 +293,9 @@ class Server:
 
 
 def _refuse_unreadable(file: int) -> None:
-    """Raise PermissionError unless `file` is a regular file that the child has opened for reading. The broker reopens
-    the file with its own rights. A child needs no right to read a file to open it with O_PATH, so it could otherwise
-    have the broker's environment (/proc/PID/environ) uploaded."""
+    """Raise PermissionError if `file` is not a regular file, or was not opened for reading. The broker opens the file
+    again with its own rights. A process can open a file with O_PATH even if it may not read the file. Without this
+    check, a child could therefore upload the broker's environment (/proc/PID/environ), which holds credentials."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY or not stat.S_ISREG(os.fstat(file).st_mode):
         raise PermissionError(errno.EPERM, "upload: not a file that was opened for reading")
@@ -310,7 +314,8 @@ def _args(error: Exception) -> list[Any]:
 
 
 def main() -> None:
-    """`python -m pipeline.store.broker CONTROL_FD PARENT_PID {"store", "roots", "scratch"}`"""
+    """Run a broker: `python -m pipeline.store.broker CONTROL_FD PARENT_PID JSON`, where JSON is the arguments of
+    `Server`. CONTROL_FD is the broker's end of the child's first socket pair."""
     process.die_with_parent(int(sys.argv[2]))
     process.no_core()
     confinement.not_dumpable()

@@ -4,15 +4,16 @@
     FOLDER/KEY.BYTES.part   a download in progress, locked for as long as its process lives
     FOLDER/.total           bytes the cache takes, or slightly more; guarded by .lock
 
-A key names one version of a file (root, path, size, etag, ranges), so no entry is ever stale. A task that uses a file
-has a hard link to it in its own scratch folder, so the file stays whole for the task even if it is evicted. The number
-of links shows whether a file is in use, also after a `kill -9`: scratch folders vanish with their owners
-(`base.scratch`). When the cache would grow beyond its cap, files not in use are evicted, least recently used first. A
-file that does not fit is downloaded for one task alone. The disk therefore holds at most the cap plus the files in use.
+A key identifies one version of a file (root, path, size, etag, ranges), so no entry is ever outdated. A task that uses
+a file has a hard link to it in its own scratch folder, so the file remains for the task even if it is evicted. A file
+is in use if it has more than one link. That is true even if a task was killed with `kill -9`, because its scratch
+folder is removed afterwards (`pipeline.base.scratch`). When the cache would grow beyond its cap, files not in use are
+evicted, least recently used first. A file that does not fit is downloaded only for the task that needs it. The disk
+therefore holds at most the cap plus the files in use.
 
 FOLDER is `TOKENMILL_CACHE`, by default `tokenmill-UID/cache` below the system's folder for temporary files. The cap is
-`TOKENMILL_CACHE_SIZE` (e.g. `20GB`; 0 for no cache), by default a fifth of that disk. Each key includes the id of this
-boot: a power cut may truncate files, so files from before it are not used.
+`TOKENMILL_CACHE_SIZE` (e.g. `20GB`; 0 for no cache), by default a fifth of that disk. Each key includes the boot id of
+the machine, so files from before a restart are not used: a power cut may have truncated them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from pipeline.store.fs import Needs
     from pipeline.store.remote import Range, Remote
 
-#: share of its cap that an eviction leaves in the cache, so that not every download has to scan it
+#: An eviction frees space until the cache takes no more than this share of its cap, including the file that is to be
+#: added. So not every download has to scan the cache for files to evict.
 LEAVE = 0.9
 SHARE = 0.2                 # the cap as a share of the disk when no size is set
 #: a file is fetched whole if the needed ranges cover more than this share of it
@@ -45,7 +47,8 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 
 def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
-    """`Store.fetch` for a remote file."""
+    """Implements `Store.fetch` for a remote file: returns the path, in `scratch`, of a copy that comes from the cache
+    or is downloaded."""
     if size is None:
         entry = remote.head(path)
         if entry is None:
@@ -99,7 +102,7 @@ def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
 
 
 def _key(remote: Remote, path: str, size: int, version: str | None, ranges: list[Range] | None) -> str:
-    """Name in the cache of a version of a file, or of ranges of it."""
+    """The key, which is the name in the cache, of a version of a file or of some ranges of it."""
     named = (_boot(), _endpoint(remote), remote.root, path, str(size), version or "", repr(ranges))
     return hashlib.blake2b("\0".join(named).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -110,8 +113,8 @@ def _suffix(path: str) -> str:
 
 
 def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:
-    """The ranges in order, clipped to a file of `size` bytes, without overlaps or small gaps. None (the whole file)
-    stays None."""
+    """The ranges in order, clipped to a file of `size` bytes. Ranges that overlap, or have only a small gap between
+    them, are joined. None, which stands for the whole file, stays None."""
     if ranges is None:
         return None
     done: list[Range] = []
@@ -126,8 +129,9 @@ def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:
 
 
 def cache_for(remote: Remote, scratch: str) -> Cache | None:
-    """The cache of this machine for tasks that work in `scratch`. None when it is switched off, when it is on another
-    disk (which hard links cannot reach), or when scratch files are in memory anyway."""
+    """The cache of this machine, for tasks whose scratch folder is `scratch`. None when it is switched off, when it is
+    on another disk than `scratch` (so that hard links are impossible), or when the remote files are in this process's
+    memory anyway."""
     if remote.root.startswith("memory://"):
         return None
     said = os.environ.get("TOKENMILL_CACHE", ""), os.environ.get("TOKENMILL_CACHE_SIZE", "")
@@ -162,19 +166,21 @@ def _boot() -> str:
 
 
 def _endpoint(remote: Remote) -> str:
-    """The endpoint of the storage. Equal addresses at different endpoints are different stores."""
+    """The endpoint of the storage, which is part of a key because equal addresses at different endpoints are different
+    files. "" when it is the default one."""
     return str(getattr(remote.fs, "endpoint_url", None) or os.environ.get("AWS_ENDPOINT_URL_S3")
                or os.environ.get("AWS_ENDPOINT_URL", ""))
 
 
 class Cache:
-    """The cache described above. Any number of processes may use it, and any of them may be killed at any moment."""
+    """A cache of remote files in `folder`, of at most `cap` bytes (layout: see the module). Any number of processes may
+    use it, and any of them may be killed at any moment."""
 
     def __init__(self, folder: Path, cap: int) -> None:
         self.folder, self.cap = folder, cap
 
     def take(self, key: str, target: str) -> bool:
-        """Link the file `key` to `target`; False when the cache does not hold it."""
+        """Make `target` a hard link to the cached file `key`. Returns False when the cache does not hold it."""
         try:
             os.utime(self.folder / key)
             os.link(self.folder / key, target)
@@ -183,8 +189,9 @@ class Cache:
         return True
 
     def put(self, key: str, size: int, target: str, make: Callable[[str], None]) -> None:
-        """Provide the file `key`, which takes `size` bytes of disk, at `target`. The file comes from the cache, or is
-        made by `make(path)`. When several tasks want it at the same time, one makes it and the others wait."""
+        """Provide the file `key`, which takes `size` bytes of disk, at `target`. If the cache does not hold it, it is
+        downloaded by `make(path)`. When several tasks need it at the same time, one of them downloads it and the others
+        wait."""
         part = self.folder / f"{key}.{size}.part"
         full = False
         while not self.take(key, target):
@@ -208,7 +215,8 @@ class Cache:
                     if _is(fd, part):
                         os.unlink(part)
             except EnvironmentFailure as e:
-                # others use the disk too, so it is full although the cache keeps to its cap. Make room, once
+                # the disk is full though the cache is within its cap, because others use the disk, too: empty the cache
+                # and try once more
                 if full or not (isinstance(e.__cause__, OSError) and e.__cause__.errno in FULL and self.evict(0)):
                     raise
                 full = True
@@ -216,8 +224,8 @@ class Cache:
                 os.close(fd)
 
     def _open(self, path: Path) -> int:
-        """Open a file of the cache, creating it, and the folder, when missing: the folder may be deleted at any
-        time."""
+        """Open a file of the cache. The file and the folder of the cache are created when they are missing, since the
+        folder may be deleted at any time."""
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
@@ -225,7 +233,8 @@ class Cache:
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def _room(self, size: int, part: Path) -> bool:
-        """Reserve `size` bytes for `part`, evicting files as necessary; False when they do not fit even then."""
+        """Reserve `size` bytes for the download `part`. Files are evicted as necessary. Returns False when the bytes do
+        not fit even then."""
         if size > self.cap:
             return False
         with self._locked():
@@ -237,7 +246,7 @@ class Cache:
             return fits
 
     def evict(self, leave: int) -> int:
-        """Evict files that are not in use until the cache holds `leave` bytes; returns the bytes removed."""
+        """Evict files that are not in use until the cache holds at most `leave` bytes. Returns the bytes removed."""
         with self._locked():
             before = sum(size for _, size, _, _ in self._files())
             held = self._evict(leave, None)
@@ -245,7 +254,8 @@ class Cache:
             return before - held
 
     def _evict(self, leave: int, part: Path | None) -> int:
-        """Evict as `evict` does. Returns the bytes that remain, not counting those of `part`."""
+        """Evict files that are not in use until the cache holds at most `leave` bytes, not counting the download
+        `part`. Returns the bytes that remain, without those of `part`. The caller holds the lock."""
         files = sorted((f for f in self._files() if f[0] != str(part)), key=lambda f: f[2])
         held = sum(size for _, size, _, _ in files)
         for path, size, _, used in files:
@@ -258,8 +268,8 @@ class Cache:
         return held
 
     def _files(self) -> Iterator[tuple[str, int, int, bool]]:
-        """Yield (path, bytes on disk or reserved, last use, whether it is in use) for every file. Downloads of dead
-        processes are removed."""
+        """Yield (path, bytes on disk or reserved, time of last use in ns, whether it is in use) for every file.
+        Downloads of dead processes are removed."""
         with os.scandir(self.folder) as found:
             for entry in found:
                 with contextlib.suppress(FileNotFoundError):
@@ -287,7 +297,7 @@ class Cache:
 
 
 def _is(fd: int, path: str | Path) -> bool:
-    """Whether `path` is (still) the file that is open as `fd`."""
+    """Whether `path` is (still) the name of the file that is open as `fd`."""
     try:
         here, there = os.fstat(fd), os.stat(path)
     except FileNotFoundError:
@@ -296,7 +306,8 @@ def _is(fd: int, path: str | Path) -> bool:
 
 
 def _abandoned(part: str) -> bool:
-    """Remove a download if its process has died; False when a process is still working on it."""
+    """Remove the unfinished download `part` if its process has died. Returns False when a process is still working on
+    it."""
     fd = os.open(part, os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,8 @@
-"""Content keys. A result is stale when the log has no record under the key that is formed here.
+"""Content keys: hashes that identify the results of tasks. A task must run when the commit log has no record under its
+key.
 
-A key is derived from a task's name, its version and its JSON arguments without locations. Three kinds of dict in the
-arguments have a special meaning:
+A key is a hash of the task's name, its version and its JSON arguments. Locations in the arguments are left out, so that
+a moved store or source keeps its results. Three kinds of dict in the arguments have a special meaning:
 
     {"$ref": path in the store, "content", "sha256", "bytes", "rows"}           a file an earlier task wrote
     {"$file": path relative to the source root, "root": URL, "size", "etag"}    an input file, maybe with a range
@@ -28,9 +29,9 @@ _SPECIAL = frozenset({"$ref", "$file", "$list"})
 
 
 def task_key(task: str, args: Any) -> str:
-    """Key of the task at the import path `task` with these arguments. For a task from outside our packages, the key
-    also covers its class and the source of its module, because the task may inherit name and version from one of
-    ours."""
+    """Key of a task with these arguments. `task` is its import path, 'module:Class'. For a task from outside the
+    packages `OURS`, the key also covers the name of its class and the source code of its module, because such a task
+    may inherit its name and version from one of our classes."""
     found = load(task)
     module = task.partition(":")[0]
     if module.partition(".")[0] in OURS:
@@ -40,8 +41,8 @@ def task_key(task: str, args: Any) -> str:
 
 
 class SharedArgs:
-    """Forms the keys of tasks that share most of their arguments. Each of `commons` is encoded once and not for every
-    task."""
+    """Computes the keys of many tasks that share most of their arguments. Each of `commons`, which are the shared
+    arguments for one kind of key, is encoded only once."""
 
     def __init__(self, task: str, *commons: Mapping[str, Any]) -> None:
         self._task, self._commons = task, commons
@@ -51,8 +52,8 @@ class SharedArgs:
         self._encoded = [_members(common) for common in commons]
 
     def keys(self, args: Mapping[str, Any]) -> list[str]:
-        """`task_key` of each of `commons` together with `args`. An argument in `args` replaces a common one of the same
-        name."""
+        """The keys (`task_key`) of the task with `args` and each of `commons`. An argument in `args` replaces a common
+        one of the same name."""
         if not self._ours or any(_SPECIAL & (common.keys() | args.keys()) for common in self._commons):
             return [task_key(self._task, {**common, **args}) for common in self._commons]
         own, keys = _members(args), []
@@ -64,7 +65,8 @@ class SharedArgs:
 
 
 def _members(args: Mapping[str, Any]) -> dict[str, str]:
-    """The encoded members, by name, of the object that stands for `args` in a key."""
+    """For each argument that enters the key, its name → its JSON without locations, as a member '"name":value' of an
+    object."""
     return {name: f"{_json(name)}:{_json(placeless(value))}" for name, value in args.items() if name != "$volatile"}
 
 
@@ -75,7 +77,8 @@ def _json(value: Any) -> str:
 def content_key(name: str, version: int, args: Any) -> str:
     """Hash of a name, a version and arguments without locations, as 32 hex characters.
 
-    Store paths, source roots and `$volatile` values do not count; contents, relative paths and ranges do.
+    Paths in the store, roots of sources and `$volatile` values do not enter the hash. The contents of files, paths
+    relative to a source's root, and ranges do.
     """
     return hashlib.blake2b(_json([name, version, placeless(args)]).encode(), digest_size=16).hexdigest()
 

@@ -4,17 +4,20 @@
     dropped/NAME/  quarantine/NAME/                              the same for dropped documents and bad records
     quarantine/shards=STREAM/                                    and for what could not be encoded for a token stream
 
-A part is a second name (hard link) of a file that a task wrote, or a copy made by the object store. The manifest is
-Parquet, too, with one row per part. Its name begins with a dot and has no suffix. Pandas, pyarrow, Hugging Face
-datasets and Spark skip such a name, and a glob over `*.parquet` never matches it, so all of them find only parts in the
-folder. On a local disk a folder is built aside and exchanged for the old one in one step. At any moment, even after a
-crash, a glob over `datasets/NAME/part-*.parquet` therefore counts exactly the rows of the manifest beside it. On object
-storage new parts are written first, then the manifest, and then old parts are removed: a reader that follows the
-manifest is always right, and a rerun after a crash makes the glob right, too.
+A part is a hard link to a file that a task wrote, or, on object storage, a copy of that file. The manifest is Parquet,
+too, with one row per part. Its name begins with a dot and has no suffix. Pandas, pyarrow, Hugging Face datasets and
+Spark skip such a name, and a glob over `*.parquet` never matches it, so all of them find only parts in the folder.
 
-Publishing is not a commit: the file system does not refuse it to a driver that has lost the store to another. So the
-driver verifies its lease before it begins, before it swaps the new folder in, and once more afterwards; a late swap is
-undone. Each publication builds in a folder of its own, so two drivers never mix theirs.
+On a local disk the new folder is built elsewhere and exchanged for the old one in one step. At any moment, even after a
+crash, the parts that match `datasets/NAME/part-*.parquet` are therefore those that the manifest beside them lists. On
+object storage new parts are written first, then the manifest, and then old parts are removed. There a reader that
+follows the manifest is always right. A reader that uses the glob is right unless a publication is in progress or was
+interrupted; the next run completes it.
+
+The commit log refuses the commits of a driver that has lost the store to another driver, but nothing refuses its
+publications. So a driver checks its lease before it begins to publish, before it exchanges the folders, and once more
+afterwards; if it has lost the lease by then, it undoes the exchange. Each publication is built in a folder of its own,
+so two drivers never mix their files.
 """
 
 from __future__ import annotations
@@ -43,9 +46,10 @@ from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
 from stages.document import DuplicateId
 
-#: hidden, and without `.parquet`: otherwise `datasets.load_dataset` of the folder would take it for a part
+#: the manifest's name begins with a dot and does not end with `.parquet`: otherwise `datasets.load_dataset` of the
+#: folder would take it for a part
 MANIFEST, QUARANTINE = ".manifest", "quarantine.parquet"
-#: it has neither attempt names nor times, so that equal data has equal manifests
+#: columns of a manifest; it has neither names of attempts nor times, so that equal data has equal manifests
 MANIFEST_SCHEMA = pa.schema([
     ("part", pa.string()),                     # file name in this folder
     ("key", pa.string()), ("node", pa.string()),               # key and node of the task that made it
@@ -53,11 +57,11 @@ MANIFEST_SCHEMA = pa.schema([
     ("sha256", pa.string()), ("content", pa.string()),         # of the file; of its rows (docs/contracts.md: Identity)
     ("sources", pa.list_(pa.string())),        # sources that the task read
 ])
-#: rows that `dataset_hash` keeps in memory before it spills to scratch: 64 bytes each
+#: rows that `dataset_hash` keeps in memory, 64 bytes each, before it writes them to temporary files
 HASH_ROWS = 1 << 20
 #: rows of a manifest held in memory while it is written
 MANIFEST_ROWS = 1 << 13
-#: sums over parts are kept below this
+#: sums of `_part_sum` are taken modulo this
 _SUM = 1 << 128
 #: parts copied between two checks that this driver still holds the log's lease
 VERIFY_PARTS = 1000
@@ -82,9 +86,10 @@ def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
     """Publish a dataset and replace an earlier publication of that name.
 
     The published files are `kept.parquet` of the records of the last pass, in the order of the records, and
-    `dropped.parquet` and `quarantine.parquet` of the records of all `passes`. Only the driver that holds the log may
-    call this: `check_lease` (`Log.check_lease`) raises when it has lost the log, and the folder being published then
-    keeps its old manifest. `state` names the records of all passes for `is_published`.
+    `dropped.parquet` and `quarantine.parquet` of the records of all `passes`. Only the driver that holds the lease of
+    the log may call this. `check_lease` (`Log.check_lease`) raises when it has lost the lease, and the folder being
+    published then keeps its old manifest. `state` identifies the records of all passes; a later `is_published` compares
+    it with its own.
     """
     folders = {f"{kind}/{name}": _parts() for kind in ("quarantine", "dropped", "datasets")}
     quarantine, dropped, kept = folders.values()
@@ -101,9 +106,9 @@ def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
 
 
 def is_published(store: Store, name: str, state: Sequence[str]) -> bool:
-    """Whether the folders of a dataset are as `publish` left them for the records that `state` names. The manifests
-    must be the same, and parts must have the same names and sizes. On a disk, each part must also still be a hard link.
-    A run with unchanged results then need not link millions of parts again."""
+    """Whether `publish` published this dataset with this `state` and its folders have not changed since. Manifests must
+    have the same bytes, and parts the same names and sizes. On a disk, each part must also still be a hard link. If all
+    this is true, a run need not link millions of parts again."""
     try:
         document = json.loads(store.read(_published(name)))
         if document["state"] != list(state):
@@ -118,7 +123,8 @@ def _published(name: str) -> str:
 
 
 def _sums_of(store: Store, folder: str) -> list[str]:
-    """The same values that `_publish` returned for a folder, computed from the folder."""
+    """Compute, from a folder as it is now, the values that `_publish` returned when it published the folder: the hash
+    of the manifest, and a sum over the names and sizes of the parts."""
     total = 0
     if store.local is None:
         for entry in store.entries(folder):
@@ -134,19 +140,20 @@ def _sums_of(store: Store, folder: str) -> list[str]:
 
 
 def _part_sum(name: str, size: int) -> int:
-    """A number for a part of a folder. The sum of these numbers is compared, because a listing comes in any order."""
+    """A hash, as a number, of a part's name and size. The sum of these numbers over a folder does not depend on the
+    order in which its files are listed."""
     return int.from_bytes(hashlib.blake2b(f"{size} {name}".encode("utf-8", "surrogateescape"), digest_size=16).digest())
 
 
 def stream_quarantine(stream: str) -> str:
-    """Name, below `quarantine/`, of the folder of documents that a token stream lost. No dataset can have this name,
-    because dataset names hold no '='."""
+    """Name of the folder, in `quarantine/`, with the documents that could not be encoded for this token stream. No
+    dataset can have this name, because names of datasets hold no '='."""
     return f"shards={stream}"
 
 
 def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
                        check_lease: Callable[[], None] = lambda: None) -> None:
-    """Publish only the files `quarantine.parquet` of `records`, as quarantine/NAME/."""
+    """Publish the files `quarantine.parquet` of `records`, and no others, as quarantine/NAME/."""
     parts = _parts()
     for record in records:
         _add(parts, record, QUARANTINE)
@@ -158,7 +165,7 @@ def _parts() -> Spilled[Part]:
 
 
 def _add(parts: Spilled[Part], record: PartRecord, file: str) -> None:
-    """Add the file of this name, if the record has one."""
+    """Add to `parts` the file of this name that the record holds. Does nothing when it holds no such file."""
     if (info := record.files.get(file)) is not None:
         parts.append(Part(info.path, part_name(len(parts), record.key), record.key, record.node, info.rows, info.bytes,
                           info.meta.get("text_bytes", 0), info.sha256, info.content,
@@ -166,7 +173,8 @@ def _add(parts: Spilled[Part], record: PartRecord, file: str) -> None:
 
 
 def _publish(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
-    """Publish one folder. Returns the hash of the manifest, and a sum over the names and sizes of the parts."""
+    """Publish one folder. Returns the hash of its manifest, and a sum over the names and sizes of its parts
+    (`_part_sum`), both as hexadecimal strings."""
     check_lease()
     publish_parts = _replace if store.local is not None else _update
     return publish_parts(store, folder, parts, check_lease)
@@ -177,10 +185,11 @@ def part_name(order: int, key: str) -> str:
 
 
 def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
-    """Build the folder aside, where no glob finds it, and exchange it for the old one.
+    """Publish a folder on a local disk: build it below `.publish/`, where no glob finds it, and exchange it for the old
+    one.
 
-    The old folder stays aside until the next publication; a reader that is listing it would otherwise see it shrink. It
-    takes no disk space, since its files are hard links to files in `objects/`.
+    The old folder is kept below `.publish/` until the next publication, because a reader that is just listing it would
+    otherwise see files vanish. It takes no disk space, since its files are hard links to files in `objects/`.
     """
     assert store.local is not None
     target = store.local / folder
@@ -234,8 +243,9 @@ def _show(aside: Path, target: Path, check_lease: Callable[[], None]) -> None:
 
 
 def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
-    """Copy missing parts on the server's side, many at a time, then write the manifest, then remove parts that the
-    manifest does not name. Memory: names and sizes of the parts published before."""
+    """Publish a folder on object storage: let the server copy the missing parts, many at a time, then write the
+    manifest, then remove parts that the manifest does not name. Memory holds the names and sizes of the parts published
+    before."""
     present = {entry.path.removeprefix(f"{folder}/"): entry.size for entry in store.entries(folder)}
     with Scratch() as scratch:
         local = Path(scratch.path, MANIFEST)
@@ -261,7 +271,8 @@ def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Calla
 
 
 def link_committed(store: Store, path: str, to: str) -> None:
-    """Give a file that the log names a second name. An earlier damaged file of that second name is replaced."""
+    """Give the committed file `path` a second name `to`. If another file has that name, such as a damaged copy, it is
+    replaced. Raises DamagedFile when `path` is missing."""
     try:
         store.link(path, to, anew=True)
     except FileNotFoundError as e:
@@ -271,7 +282,7 @@ def link_committed(store: Store, path: str, to: str) -> None:
 
 
 class ManifestWriter:
-    """Writes a manifest, a block of rows at a time."""
+    """Writes a manifest. Use it as a context manager, and call `add` for each part. Rows are written in blocks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -286,7 +297,8 @@ class ManifestWriter:
             self._flush()
 
     def sums(self) -> list[str]:
-        """The same values that `_sums_of` returns. Call it only after the context has ended."""
+        """The hash of the manifest, and the sum over the names and sizes of its parts, as `_sums_of` computes them from
+        the folder. Call it only after the context has ended."""
         return [file_sha256(self._path), f"{self._total % _SUM:x}"]
 
     def _flush(self) -> None:
@@ -335,8 +347,9 @@ def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> It
 def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_rows: int = HASH_ROWS) -> str:
     """Hash of a dataset: sha256 over the row digests (`pipeline.store.parts`) of all rows sorted by id.
 
-    The hash does not depend on how rows are spread over parts. Memory: `max_rows` rows; more are spilled to files by id
-    prefix in `scratch` (default: the system's). Raises DuplicateId, also across parts.
+    The hash does not depend on how rows are spread over parts. Memory holds 64 bytes for each of up to `max_rows` rows;
+    more are written to temporary files in the folder `scratch` (default: the system's). Raises DuplicateId when two
+    rows have the same id, also when they are in different parts.
     """
     h = hashlib.sha256()
     with tempfile.TemporaryDirectory(dir=scratch) as folder:

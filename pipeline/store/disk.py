@@ -1,4 +1,5 @@
-"""Local files under the rules of a commit: durable folders, hard links, and the exchange of two folders."""
+"""Operations on local files that commits and publications need: durable creation of files and folders, hard links, and
+the exchange of two folders."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ from pipeline.store.errors import StoreError, cannot_write
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 #: errors of `renameat2` where folders cannot be exchanged
 _NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM}
-#: prefix of the names of witness files, by which workers see whether they have the driver's store
+#: prefix of the names of witness files. A driver writes one to its store; a worker that cannot find it has not mounted
+#: the same store.
 WITNESS = ".witness-"
 
 
 def put_absent(target: Path, data: bytes) -> bool:
-    """Create `target` with `data`, durably. False when it exists already."""
+    """Create `target` with `data`, durably. Returns False when it exists already."""
     part = beside(target)
     try:
         try:
@@ -39,12 +41,13 @@ def put_absent(target: Path, data: bytes) -> bool:
 
 
 def replace(target: Path, data: bytes, durable: bool = False) -> None:
-    """Write or replace a file in one step."""
+    """Create or replace a file in one step, so that readers see the old file or the new one."""
     _replace(target, lambda part: part.write_bytes(data), durable)
 
 
 def replace_by(local: str, target: Path) -> None:
-    """Write or replace a file in one step, by moving the file `local` there."""
+    """Move the file `local` to `target`. An existing `target` is replaced in one step, so that readers see the old file
+    or the new one."""
     _replace(target, lambda part: shutil.move(local, part))
 
 
@@ -58,7 +61,7 @@ def _replace(target: Path, make: Callable[[Path], object], durable: bool = False
 
 
 def move(local: str, target: Path) -> None:
-    """Move a finished file to `target`, durably. When that fails, a half-written `target` is removed."""
+    """Move a finished file to `target`, durably. If that fails, a half-written `target` is removed."""
     try:
         make_folder(target.parent)
         shutil.move(local, target)
@@ -72,8 +75,9 @@ def move(local: str, target: Path) -> None:
 
 
 def files_below(top: Path) -> Iterator[tuple[str, int]]:
-    """Yield (path relative to `top`, bytes) of the regular files below `top`, in the order of their paths. Links to
-    files are followed, links to folders are not. Memory: one folder of each level."""
+    """Yield (path relative to `top`, bytes) of the regular files below `top`, in the order of their paths. Unfinished
+    files are left out. Symbolic links to files are followed, those to folders are not. Memory holds the names of one
+    folder at each level of depth."""
     def walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
             # a folder sorts as its name and a slash, which gives the order of whole paths
@@ -90,9 +94,9 @@ def files_below(top: Path) -> Iterator[tuple[str, int]]:
 
 
 def leftovers(top: Path, clock: Path) -> list[str]:
-    """Leftovers below the store `top`, as relative paths. They are unfinished files whose writers died, and witnesses
-    of drivers that died. A file counts if it is more than an hour older than `clock`. That is a file just written to
-    the same file system, so both times come from one clock."""
+    """Relative paths of leftovers in the store `top`: unfinished files whose writers died, and witness files of drivers
+    that died. A file of these kinds is a leftover if it is more than an hour older than the file `clock`. The caller
+    has just written `clock` to the same file system, so that both times come from the same clock."""
     now, found = clock.stat().st_mtime, []
 
     def look(folder: Path, deep: bool = True) -> None:
@@ -122,7 +126,7 @@ def make_folder(folder: Path) -> None:
 
 
 def link(source: Path, target: Path, durable: bool = True) -> bool:
-    """Make `target` a hard link to `source`; False when `target` exists."""
+    """Make `target` a hard link to `source`. Returns False when `target` exists."""
     try:
         if not files.link(source, target):
             return False
@@ -144,9 +148,9 @@ def link(source: Path, target: Path, durable: bool = True) -> bool:
 def swap_folders(a: Path, b: Path) -> None:
     """Exchange two existing folders of one filesystem in one step (Linux renameat2).
 
-    Where the file system cannot do this (NFS, macOS), `b` is moved aside first, and for a moment it does not exist;
-    rerunning the caller repairs a crash in between. Raises OSError, having changed nothing, when one of the folders is
-    missing.
+    Where this is not possible (NFS, macOS), `b` is moved to another name first, so for a moment it does not exist. If
+    the process is killed at that moment, the next publication repairs it. If one of the folders is missing, raises
+    OSError and changes nothing.
     """
     at_fdcwd, exchange = -100, 2
     try:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 
 from pipeline.base.errors import TokenmillError
 
-#: messages for a missing file, and for one with other bytes
+#: why a file is damaged: it is missing, or its bytes differ from those that its record describes
 GONE = "is gone though the log names it"
 OTHER_BYTES = "is damaged: its bytes are not those of its record"
-#: errors of a full disk and an exhausted quota
+#: error numbers (errno) of a full disk and of an exhausted quota
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDY = {
     errno.EACCES: "give this user write permission there or choose another --store",
@@ -31,13 +31,14 @@ class StoreError(TokenmillError):
 
 class EnvironmentFailure(StoreError):
     """The machine or the storage service has a temporary fault, such as a full disk or an endpoint that does not
-    answer. The task is not to blame: the attempt is repeated and does not count against it."""
+    answer. The task is not to blame: it is run again, and this attempt is not counted among its failures."""
 
 
 class DamagedFile(StoreError):
     """A file of the store is not what its record says: it is missing, truncated, or has other bytes.
 
-    `path` is relative to the store. A driver that meets such a file retires the record and has the file made again.
+    `path` is relative to the store. When a task fails with this error, the driver withdraws the record, and the task
+    that wrote the file runs again.
     """
 
     def __init__(self, path: str, why: str) -> None:
@@ -47,8 +48,12 @@ class DamagedFile(StoreError):
 
 
 def remedy_of(paths: Iterable[str]) -> str:
-    """How to fix damaged files. A run checks the bytes of the objects it reads, and writes its own files and manifests
-    anew. It checks only the sizes of the copies it published."""
+    """The advice that ends the error message about damaged files: what to run to fix them.
+
+    It is enough to run the recipe again when all files are in objects/, runs/ or log/ or are manifests, because a run
+    checks the bytes of the objects it reads and writes its manifests anew. Of published copies a run checks only the
+    sizes, so `tokenmill store verify --repair` must come first.
+    """
     if all(path.startswith(("objects/", "runs/", "log/")) or path.rpartition("/")[2] in (".manifest", "shards.json")
            for path in paths):
         return "run the recipe again to make it anew, or look at everything with `tokenmill store verify`"
@@ -67,8 +72,8 @@ def cannot_write(path: str | os.PathLike[str], error: OSError) -> StoreError:
 
 @contextlib.contextmanager
 def disk_full(folder: str) -> Iterator[None]:
-    """Turn a full disk into an EnvironmentFailure that names `folder`, while files are written there. Other errors
-    pass."""
+    """A context manager for code that writes files in `folder`. It turns the OSError of a full disk or an exhausted
+    quota into an EnvironmentFailure that names the folder. Other errors pass unchanged."""
     try:
         yield
     except OSError as e:

@@ -1,8 +1,8 @@
-"""Files of a store or a source root: local disk, or object storage through fsspec. Small on purpose.
+"""Access to the files of a store or of a source, on a local disk or on object storage (through fsspec).
 
-The one operation that matters is `put_absent`: create a file with given bytes only if it does not exist, atomically. It
-is the commit primitive; nothing here commits by a rename. Locally, `put_absent` and `upload` sync the file and every
-folder that got a new name before they return, because a commit may rest on them.
+Commits rest on one operation, `put_absent`: it creates a file with given bytes, atomically, and only if the file does
+not exist. No commit is made by renaming a file. On a local disk `put_absent` and `upload` sync the file, and every
+folder that got a new entry, before they return, because a commit may depend on the file.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ __all__ = ["EnvironmentFailure", "Needs", "Store", "StoreError", "cannot_write",
 
 T = TypeVar("T")
 S = TypeVar("S")
-#: chooses the parts of a remote file that must be present: (size, read(start, stop)) → ranges, or None for all of it
+#: a function that chooses which bytes of a remote file to download. It is called with the size of the file and with
+#: read(start, stop), which reads some of its bytes, and returns byte ranges, or None for the whole file.
 Needs = Callable[[int, Callable[[int, int], bytes]], list[Range] | None]
 
 
 class Store:
-    """A root (path or URL) and paths relative to it, always with forward slashes."""
+    """Access to the files below a root, which is a local folder or a URL. Methods take paths relative to the root, with
+    forward slashes. `local` is the root as a Path, or None when it is on object storage."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = str(root).rstrip("/") or "/"
@@ -88,16 +90,16 @@ class Store:
             return os.pread(f.fileno(), stop - start, start)
 
     def open(self, path: str) -> BinaryIO:
-        """Open a file to read and seek in. A remote file is read ahead in large blocks."""
+        """Open a file for reading and seeking. A remote file is read ahead in large blocks."""
         return open(self.at(path), "rb") if self.local is not None else self.remote.open(path)  # type: ignore
 
     @contextlib.contextmanager
     def parquet(self, path: str, sha256: str = "") -> Iterator[pq.ParquetFile]:
-        """Open a Parquet file (`pipeline.base.parquet`) as a context manager. With `sha256`, from its record or
-        manifest, the whole file is checked first. Raises DamagedFile when the file is not as it was written.
+        """Open a Parquet file, as a context manager. If `sha256` is given (the hash in the file's record or manifest),
+        the whole file is compared with it first. Raises DamagedFile when the file is not as it was written.
 
-        Read it with `use_threads=False`. Otherwise an Arrow thread that drops a buffer of a Python file while the
-        interpreter ends aborts the process.
+        Read the file with `use_threads=False`. Otherwise an Arrow thread may release a buffer of a Python file while
+        the interpreter exits, which aborts the process.
         """
         if sha256:                                     # page checksums do not cover headers and footer
             with tempfile.TemporaryDirectory() as scratch, open_parquet(self.checked(path, sha256, scratch)) as file:
@@ -114,12 +116,13 @@ class Store:
             return read_table(io.BytesIO(data))
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        """Sorted paths of all files below `prefix` that come after the path `after`. S3 sends no others over the
-        network. Unfinished files that dead writers left are not listed."""
+        """Yield the paths of all files below `prefix` that come after the path `after`, sorted. On S3, earlier paths
+        are not even requested. On a disk, unfinished files, which dead writers may have left, are not listed."""
         return (entry.path for entry in self.entries(prefix, after))
 
     def entries(self, prefix: str, after: str = "") -> Iterator[Entry]:
-        """Like `list`, but with sizes. Memory: a page of the listing (S3), or a folder of each level (disk)."""
+        """Yield the files that `list` yields, with their sizes. Memory holds one page of the listing (S3), or the names
+        of one folder at each level of depth (disk)."""
         if self.local is None:
             yield from self.remote.list(prefix, after)
             return
@@ -130,12 +133,12 @@ class Store:
 
     def fetch(self, path: str, scratch: str, *, size: int | None = None, version: str | None = None,
               needs: Needs | None = None) -> str:
-        """Return the path of the file on local disk. A remote file is downloaded, through this machine's cache, to a
-        file in `scratch` that must not be written to. With `needs` only those byte ranges are sure to be filled; the
-        rest may be holes.
+        """Return the path on local disk of a file's content. A local file's own path is returned. A remote file is
+        downloaded, through this machine's cache, to a file in the folder `scratch`, which the caller must not write to.
+        If `needs` is given, only the byte ranges that it returns are sure to be present; the rest may be holes.
 
-        `size` and `version` (from `entries`) are those that the file is expected to have. Raises ChangedFile when it
-        has others. A file that is never overwritten under its name needs no version.
+        `size` and `version` (from `entries`) are those that the file is expected to have. Raises ChangedFile when a
+        remote file has others. A file that is never overwritten needs no `version`.
         """
         if self.local is not None:
             return self.at(path)
@@ -144,8 +147,9 @@ class Store:
     def checked(self, path: str, sha256: str, scratch: str, *, size: int | None = None) -> str:
         """Like `fetch`, for a file whose hash is recorded. Raises DamagedFile when it is missing or has other bytes.
 
-        A process hashes a local file once, as long as its size and times do not change. A damaged copy in this
-        machine's cache is removed and downloaded again before the store is blamed.
+        A process hashes a local file only once, as long as its size and times do not change. If the local copy of a
+        remote file is damaged, it is removed, also from this machine's cache, and downloaded again; only when the new
+        copy is damaged, too, DamagedFile is raised.
         """
         for last in (False, True):
             try:
@@ -173,27 +177,27 @@ class Store:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
-        """Create `path` with `data` if and only if it does not exist. Returns True when it was created. The file is
-        durable on return.
+        """Create `path` with `data` if and only if it does not exist. Returns True when this call created it. The file
+        is durable on return.
 
-        On object storage a request may be performed twice, and the second one refused. There True means that the file
-        holds exactly `data`, so `data` should hold a nonce. Raises StoreError when the store cannot be written or its
-        file system has no hard links.
+        On object storage, a request may be repeated after it took effect, and the repetition refused. There, True means
+        that the file holds exactly `data`, so `data` should contain a nonce (a random id). Raises StoreError when the
+        store cannot be written or its file system has no hard links.
         """
         if self.local is None:
             return self.remote.put_absent(path, data)
         return disk.put_absent(self.local / path, data)
 
     def write(self, path: str, data: bytes, durable: bool = False) -> None:
-        """Write or replace a derived file (a report, a snapshot): readers see the old or the new one, never a
-        mixture. With `durable`, a power cut does not undo it (object storage is always durable)."""
+        """Create or replace a file. Readers see the old file or the new one, never a mixture. With `durable`, the new
+        file survives a power cut (on object storage it always does)."""
         if self.local is None:
             self.remote.write(path, data)
         else:
             disk.replace(self.local / path, data, durable)
 
     def upload(self, local: str, path: str) -> None:
-        """Move a finished scratch file to `path`, a name that no other process uses. Durable on return."""
+        """Move the finished local file `local` to `path`, a name that no other process uses. Durable on return."""
         if self.local is None:
             self.remote.upload(local, path)
             os.unlink(local)
@@ -201,8 +205,8 @@ class Store:
             disk.move(local, self.local / path)
 
     def replace(self, local: str, path: str) -> None:
-        """Move a finished scratch file to `path`, replacing the file there. Readers see the old file or the new one, as
-        with `write`."""
+        """Move the finished local file `local` to `path`, and replace the file that is there. Readers see the old file
+        or the new one, never a mixture."""
         if self.local is None:
             self.remote.upload(local, path)
             os.unlink(local)
@@ -210,9 +214,9 @@ class Store:
             disk.replace_by(local, self.local / path)
 
     def link(self, path: str, to: str, *, anew: bool = False) -> bool:
-        """Give a file a second name (hard link), or copy it on the server's side; False when `to` exists already. Not
-        durable until the folder of `to` is synced. With `anew`, an existing `to` that is another file (on object
-        storage: of another size) is replaced in one step."""
+        """Give the file `path` a second name `to`, as a hard link; on object storage, let the server copy it. Returns
+        False when `to` exists already. With `anew`, an existing `to` that is another file (on object storage: that has
+        another size) is replaced in one step. The new name is not durable until the folder of `to` is synced."""
         if self.local is None:
             if self.exists(to) and not (anew and self.size(to) != self.size(path)):
                 return False
@@ -228,15 +232,15 @@ class Store:
         return True
 
     def relative(self, full: str) -> str:
-        """The path below the root of a full path, as `at` or an error names it. A path outside the root is returned
-        unchanged."""
+        """Turn a full path, as `at` returns it or an error names it, into a path relative to the root. A path outside
+        the root is returned unchanged."""
         root = str(self.local) if self.local is not None else self.remote.at("").rstrip("/")
         return full.removeprefix(root).lstrip("/") if full == root or full.startswith(f"{root}/") else full
 
     def copy_all(self, pairs: Iterable[tuple[str, str]]) -> int:
-        """Copy on the server's side, many at a time, replacing existing files; returns the number of copies. Object
-        storage only. `pairs` of (path, to) is read lazily. FileNotFoundError names a missing file; copies already begun
-        are finished."""
+        """Let the server copy many files at a time, from `path` to `to` for each pair (path, to). Existing files are
+        replaced. `pairs` is read lazily. Returns the number of copies. For object storage only. Raises
+        FileNotFoundError, with the file's URL, for a missing file; copies that have begun are then finished."""
         return sum(1 for _ in in_parallel(lambda pair: self.remote.copy(*pair), pairs, REQUESTS))
 
     def remove(self, path: str) -> None:
@@ -246,17 +250,18 @@ class Store:
             self.remote.remove(path)
 
     def remove_all(self, paths: Iterable[str]) -> int:
-        """Remove files, on object storage many at a time; returns their number. `paths` is read lazily."""
+        """Remove files (on object storage many at a time) and return their number. `paths` is read lazily."""
         return sum(1 for _ in self.map(self.remove, paths))
 
     def map(self, call: Callable[[S], T], items: Iterable[S], most: int = REQUESTS) -> Iterator[T]:
         """Yield `call(item)` for each item, in order. On a disk the calls run one after the other; on object storage,
-        where each is a request, up to `most` run at a time."""
+        where each call waits for a request, up to `most` calls run at a time."""
         return map(call, items) if self.local is not None else in_parallel(call, items, most)
 
     def check_conditional_put(self) -> None:
-        """Raise StoreError for a store on which two drivers could both believe they committed. Does nothing locally:
-        the first commit itself shows whether hard links work."""
+        """Raise StoreError if two drivers could both believe that they have committed, because this storage cannot
+        create a file only if it does not exist. Does nothing on a local disk, where this needs hard links, and the
+        first commit shows whether they work."""
         if self.local is not None:
             return
         if self.root.startswith("hf://"):
@@ -278,7 +283,7 @@ class Store:
 
 @contextlib.contextmanager
 def _unreadable(path: str) -> Iterator[None]:
-    """Turn Arrow's errors about a damaged Parquet file into DamagedFile."""
+    """A context manager that turns Arrow's errors about a damaged Parquet file into DamagedFile."""
     try:
         yield
     except (pa.ArrowException, OSError) as e:
@@ -296,5 +301,6 @@ def matches(local: str, sha256: str) -> bool:
 
 @functools.lru_cache(4096)
 def _sha256(path: str, *identity: int) -> str:
-    """sha256 of a file, cached by its size and times: a file that many tasks of a child read is hashed only once."""
+    """sha256 of a file. `identity` (inode, size and times) is part of the cache's key, so that a file which many tasks
+    of a process read is hashed only once, and again when it changes."""
     return sha256_of(path)

@@ -1,12 +1,10 @@
-"""Garbage collection: removes files that no record names, records that no run names, and segments of the log that a
-snapshot holds.
+"""Garbage collection in a store. It removes three things: files that no commit record names, commit records that no run
+names, and segments of the commit log that a snapshot holds.
 
-A record that no run names comes from a recipe that was changed or from a run that was deleted.
-
-A finished run names its tasks in `runs/RUN/tasks.parquet`. For a run that has not finished, or whose list is missing,
-all that its drivers committed is kept. A record that no run names is retired in the log before its files are removed,
-so that no later run takes it for done; a later run that needs it computes the same result again. Published folders have
-links or copies of their own and stay.
+A record that no run names comes from a recipe that was changed or from a run that was deleted. A finished run names its
+tasks in `runs/RUN/tasks.parquet`. If a run has not finished, or this list is missing, all records that its drivers
+committed are kept. A record is retired (withdrawn in the log) before its files are removed, so that a later run that
+needs the result computes it again. Published folders are not affected, because their parts are hard links or copies.
 """
 
 from __future__ import annotations
@@ -31,15 +29,16 @@ from pipeline.store.temp import scratch_database
 from pipeline.store.view import LogView
 
 logger = logging.getLogger("tokenmill")
-#: folder of the files by which `pipeline.plan.fresh` and `pipeline.store.dataset` see that nothing has changed
+#: folder of the files that `pipeline.plan.fresh` and `pipeline.store.dataset` write to recognise that nothing has
+#: changed since
 NODES = "nodes"
 VERIFY_EVERY = 1000      # files removed between two checks of the lease
 
 
 # -- files that no record names ---------------------------------------------------------------------------------------
 class Swept(NamedTuple):
-    """Result of `collect_garbage`: the numbers of files and emptied folders that it removed, and the recorded files
-    that are missing or of the wrong size, each with a description of the damage."""
+    """Result of `collect_garbage`: the number of files it removed, the number of empty folders it removed, and the
+    recorded files that are missing or have the wrong size (path → description of the damage)."""
 
     files: int
     folders: int
@@ -47,13 +46,14 @@ class Swept(NamedTuple):
 
 
 def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
-    """Remove files of three kinds: those of attempts of older epochs that no record names, lists of files for tasks
-    (written again when needed), and temporary files of dead writers. Retire records whose files are missing or of
-    another size. Call this before tasks run, because it may remove an empty folder that a task is about to upload into.
+    """Remove three kinds of files: files of attempts of older epochs that no record names, argument lists of tasks
+    (`pipeline.store.lists`; written again when needed), and temporary files whose writers are dead. Retire records
+    whose files are missing or have another size than recorded. Call this before tasks run, because it may remove an
+    empty folder that a task is about to upload into.
 
-    Removal is safe. An attempt of an older epoch that is not in the log never gets there, since its driver is fenced.
-    Attempts of this epoch or a later one are not touched. A fenced driver removes nothing. Memory grows with the number
-    of files that are removed, not with the number that exist.
+    Removing an attempt of an older epoch that is not in the log is safe: it can no longer be committed, since its
+    driver is fenced. Attempts of this epoch or a later one are not touched. A fenced driver removes nothing. Memory
+    grows with the number of files that are removed, not with the number that exist.
     """
     store = log.store
     log.flush()
@@ -95,8 +95,8 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
 
 
 def _while_ours(log: Log, names: Iterable[str], verify_every: int) -> Iterator[str]:
-    """Yield the names, and check the lease every `verify_every` of them. Listing and removing take time, and another
-    driver may by then own the lists and folders."""
+    """Yield the names. Before the first, and then every `verify_every` names, check that this driver still holds the
+    lease: a driver that has taken over meanwhile may use files and folders of these names."""
     for n, name in enumerate(names):
         if n % verify_every == 0:
             log.check_lease()
@@ -104,7 +104,7 @@ def _while_ours(log: Log, names: Iterable[str], verify_every: int) -> Iterator[s
 
 
 def _objects(store: Store) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield the folders below objects/ with names and sizes of their files. On a disk the folders come in any order,
+    """Yield (name of a folder in objects/, {name of a file in it: bytes}). On a disk the folders come in any order,
     because sorting a million of them would take memory."""
     if store.local is None:
         pairs = ((*entry.path.removeprefix("objects/").partition("/")[::2], entry.size)
@@ -123,16 +123,17 @@ def _objects(store: Store) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def _differing(named: Mapping[str, int], there: Mapping[str, int]) -> dict[str, str]:
-    """Files of a record that are missing or have another size, each with a description of the difference."""
+    """Compare the sizes that a record states (`named`: path → bytes) with those of the files (`there`). Returns path →
+    description of the damage for each file that is missing or has another size."""
     return {path: "is gone" if path not in there else f"has {there[path]:,} bytes instead of {size:,}"
             for path, size in named.items() if there.get(path) != size}
 
 
 # -- segments that a snapshot holds -----------------------------------------------------------------------------------
 def packed_segments(store: Store, before: int) -> list[str]:
-    """Names of the segments that may be removed. They are older than segment `before`, and a sound pack, read and
-    verified now, holds them. Segments that open an epoch are kept: a fenced driver learns from them, at its next
-    append, that another driver took over."""
+    """Names of the segments of the log that may be removed: those before segment number `before` that a pack holds. The
+    pack is read and verified now. Segments that open an epoch are not among them, because a fenced driver meets them at
+    its next append, and so learns that another driver took over."""
     there = set(store.list("log"))
     names: dict[str, None] = {}
     for pack in snapshot.listed(store):
@@ -148,9 +149,9 @@ def packed_segments(store: Store, before: int) -> list[str]:
 
 
 def remove_packed_segments(log: Log, verify_every: int = VERIFY_EVERY) -> int:
-    """Remove the segments that `packed_segments` names, and return their number. This driver must hold `log`. Readers
-    that are about to read such a segment go on from the pack (`LogView.refresh`); `pipeline.store.log` explains why
-    drivers are safe."""
+    """Remove the segments that `packed_segments` names, and return their number. This driver must hold the lease of
+    `log`. A reader that misses a removed segment reads the pack instead (`LogView.refresh`). The docstring of
+    `pipeline.store.log` explains why other drivers are safe."""
     store, names = log.store, packed_segments(log.store, log.opened)
     if names:
         marked = set(store.list("log/epochs"))
@@ -171,7 +172,8 @@ class Unnamed:
 
 
 def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]:
-    """Count the records that could be removed, and return the (key, attempt) of each. Memory: those pairs."""
+    """Find the records that no run names. Returns their totals and a list of (key, attempt) of each. Memory grows with
+    this list."""
     named = scratch_database()
     named.execute("CREATE TABLE named (key TEXT PRIMARY KEY) WITHOUT ROWID")
     runs = {path.split("/")[1] for path in store.list("runs") if path.count("/") > 1}
@@ -194,8 +196,8 @@ def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]
 
 
 def remove_unnamed(store: Store, log: Log) -> Unnamed:
-    """Retire the records that no run names, and remove their files. This driver must hold `log`, so that no run is
-    under way."""
+    """Retire the records that no run names, and remove their files. This driver must hold the lease of `log`, which
+    ensures that no run is in progress. Returns the totals of what was removed."""
     what, pairs = unnamed(store, log)
     log.retire_unnamed(pairs)
     if pairs:                             # the files of fresh nodes (`pipeline.plan.fresh`) are older than the log now
@@ -205,8 +207,8 @@ def remove_unnamed(store: Store, log: Log) -> Unnamed:
 
 
 def _done(store: Store, run: str) -> bool:
-    """Whether the latest attempt of a run finished. If a run was changed and then stopped, its list names only the
-    tasks of an earlier attempt, while the log has others."""
+    """Whether a run finished when it was last started. If it did not, its list of tasks may come from an earlier start
+    with another recipe, and lack tasks that have been committed since."""
     try:
         return bool(json.loads(store.read(f"runs/{run}/progress.json"))["state"] == "done")
     except (OSError, ValueError, KeyError, TypeError):

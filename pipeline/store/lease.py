@@ -1,5 +1,5 @@
-"""Identifies the driver that holds the lease on a store's log, and tells whether it is alive. `pipeline.store.log`
-takes the lease and raises Fenced when another driver has taken it over."""
+"""Identifies the driver that holds the lease (the right to append to the commit log of a store), and checks whether it
+is alive. `pipeline.store.log` takes the lease, and raises Fenced when another driver has taken it over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TypedDict
 
 
 class Holder(TypedDict):
-    """The driver that holds the lease, as recorded in its epoch's segment and its heartbeat."""
+    """The driver process that holds the lease, as described in the segment that opens its epoch and in its
+    heartbeat."""
 
     host: str
     boot: str
@@ -21,9 +22,10 @@ class Holder(TypedDict):
 
 
 def identity(run: str) -> Holder:
-    """This process as a holder, described so that another driver on this machine can see whether it is alive. A process
-    id is unique only within one boot and one pid namespace (containers share the host's boot id), and may be reused:
-    the start time distinguishes two processes with the same id."""
+    """Describe this process as the holder of a lease, so that another driver on the same machine can check whether it
+    is alive. The process id alone is not enough. It is unique only within one boot and one pid namespace (containers
+    share the boot id of their host), and it may be reused: two processes with the same id differ in their start
+    time."""
     return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
             "pid": os.getpid(), "started": _started(os.getpid()), "run": run}
 
@@ -50,7 +52,8 @@ def _started(pid: int) -> str:
 
 
 def alive(holder: Mapping[str, object]) -> bool | None:
-    """Whether the holder's process is alive; None when that cannot be seen from here."""
+    """Whether the holder's process is alive. None when it ran on another machine, in another boot or in another pid
+    namespace, so that this process cannot check."""
     here = identity("")
     there = (holder.get("host"), holder.get("boot"), holder.get("space"))
     if not here["boot"] or there != (here["host"], here["boot"], here["space"]):

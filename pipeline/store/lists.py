@@ -1,13 +1,15 @@
-"""Lists that are too long for the arguments of a task. They become files of the store, which the arguments name.
+"""Writes long lists in a task's arguments to files of the store, so that the arguments only name the file.
 
-Every reduce task of a wave reads files of all its map tasks. Written out in every spec, their names would be groups
-times buckets in number. So `ListFiles.fold` writes a list once and replaces it in the arguments by
+In a shuffle, every reduce task reads a file of every map task. If each reduce task listed these files in its own
+arguments, the number of names would be the product of both numbers of tasks. So `ListFiles.fold` writes a list once and
+replaces it in the arguments by
 
     {"$list": "objects/lists/SHA256.json", "content": hash of its items, "items": n}
 
-`unfold` gives the task its list back. As with a `$ref`, only `content` enters the key of the task. It is a hash of the
-items without their locations, so the key depends on the same things as if it held the list itself. Which lists become
-files depends on their lengths alone. A file is named by the hash of its bytes, so every writer writes the same file.
+`unfold` reads the list back when the task starts. Only `content` enters the key of the task, as for `$ref`
+(`pipeline.store.content_keys`). It is a hash of the items without their locations, so the key depends on the same
+things as if the arguments held the list itself. Whether a list becomes a file depends only on its length. The file is
+named by the hash of its bytes, so every process that writes the list writes the same file.
 """
 
 from __future__ import annotations
@@ -25,22 +27,23 @@ from pipeline.store.fs import Store
 FOLDER = "objects/lists"
 #: most items of a list that stays in the arguments
 INLINE = 8
-#: number of lists remembered as written: the tasks of a wave share theirs
+#: number of written lists that are remembered, because tasks planned together share their lists
 _KNOWN = 16
 
 
 class ListFiles:
-    """Replaces long lists by files. `put(path, bytes)` creates a file of the store unless it exists. Without `put`
-    nothing is written, but the arguments, and therefore the keys, are the same."""
+    """Replaces long lists in the arguments of tasks by references to files. `put(path, bytes)` must create a file of
+    the store if it does not exist. Without `put` no file is written, but the arguments, and therefore the keys of
+    tasks, are the same."""
 
     def __init__(self, put: Callable[[str, bytes], Any] | None = None) -> None:
         self._put = put
-        #: by id() of the list, which is kept alive so that no other object gets that id
+        #: id() of a list → (the list, its reference); the list is kept alive so that no other object gets its id
         self._known: OrderedDict[int, tuple[list[Any], dict[str, Any]]] = OrderedDict()
 
     def fold(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with their long lists replaced by files. A list must not be changed afterwards, because a list
-        that several drafts share is written only once."""
+        """A copy of the arguments in which references to files replace long lists. A list must not be changed
+        afterwards: when the same list object occurs in other arguments, the reference made first is used again."""
         return {k: v if k == "$volatile" else self._value(v) for k, v in args.items()}
 
     def _value(self, value: Any) -> Any:
@@ -69,7 +72,8 @@ class ListFiles:
 
 
 def unfold(value: Any, read: Callable[[str], bytes]) -> Any:
-    """The value with all its lists restored. Raises DamagedFile when a file does not hold what was written to it."""
+    """The inverse of `ListFiles.fold`: the value with each reference to a list file replaced by the list. `read` reads
+    a file of the store. Raises DamagedFile when the file has other bytes than were written to it."""
     if isinstance(value, dict):
         if "$list" not in value:
             return {k: v if k == "$volatile" else unfold(v, read) for k, v in value.items()}
@@ -81,7 +85,7 @@ def unfold(value: Any, read: Callable[[str], bytes]) -> Any:
 
 
 def writes_to(store: Store) -> Callable[[str, bytes], Any]:
-    """The `put` for a ListFiles of this store."""
+    """The argument `put` for a `ListFiles` that writes to this store."""
     return lambda path, data: store.exists(path) or store.put_absent(path, data)
 
 

@@ -1,23 +1,29 @@
-"""The commit log: which tasks are done, in segments appended by put-if-absent (docs/contracts.md: Store).
+"""The commit log of a store: a sequence of files, called segments, that record which tasks are done.
 
-Segments are `log/00000001.json`, `log/00000002.json`, … (`pipeline.store.segment`). A segment's body has one of two
-kinds. An *epoch* segment gives one driver the lease: any other driver then meets, at its next append, a segment it did
-not write, and raises Fenced. A *records* segment holds part records of that driver and the rows its supervisors
-quarantined. The first record of a key counts until a driver finds its files damaged or missing and retires it; then the
-next record of the key counts. Segments are never changed, so replaying the log means reading them in order
-(`pipeline.store.view`), or reading the snapshot of them that the driver takes in the background
-(`pipeline.store.snapshot`).
+Segments are `log/00000001.json`, `log/00000002.json`, … (format: `pipeline.store.segment`, rules: docs/contracts.md,
+Store). To append one is to create the file of the next number, which fails if another driver has created it
+(put-if-absent). There are two kinds:
 
-`store gc` removes segments that a snapshot holds. It keeps those that are newer than the epoch of its driver and those
-that open an epoch. So a driver that was fenced long ago still meets, at its next append, the epoch that fenced it. A
-driver that read the log before a `store gc`, and appends its epoch after it, may find a free name in the middle of the
-log. The file `log/epochs/EPOCH` tells the driver that this happened: `store gc` makes one such file for every epoch up
-to its own before it removes anything.
+- An *epoch* segment gives the driver that appends it the lease. Any other driver then meets, at its next append, a
+  segment it did not write, and raises Fenced.
+- A *records* segment holds the records of tasks that this driver finished, and the rows its supervisors quarantined.
+  The first record of a key counts. When a driver finds that the files of a record are damaged or missing, it retires
+  (withdraws) the record, and the next record of the key counts.
 
-A driver that finds an epoch that was not closed checks the epoch's holder. On the same machine a dead process is
-recognised at once. Otherwise the driver reads the heartbeat (`log/heartbeat/EPOCH.json`, a counter) once a second. If
-the counter does not change for PATIENCE_S, the holder is taken for dead. The heartbeat only decides when to try; safety
-rests on the segments alone.
+Segments are never changed. The state of the log is obtained by replaying them in order (`pipeline.store.view`), or from
+a snapshot of them, which the driver takes in the background (`pipeline.store.snapshot`).
+
+`store gc` removes segments that a snapshot holds. It keeps the segments that open an epoch, and those that are newer
+than the segment which opened its own epoch. So a driver that was fenced long ago still meets, at its next append, the
+segment that fenced it. A driver may also read the log before a `store gc` and append its epoch segment afterwards. The
+number it then uses may be free only because `store gc` removed the segment. To let the driver detect this, `store gc`
+creates a file `log/epochs/EPOCH` for every epoch up to its own before it removes any segment.
+
+A driver that starts and finds an epoch that was not closed checks whether the epoch's holder is alive. If the holder
+ran on the same machine, a dead process is recognised at once. Otherwise the driver reads the holder's heartbeat
+(`log/heartbeat/EPOCH.json`, a counter) once a second. If the counter does not change for PATIENCE_S, the holder is
+considered dead. If that is wrong, the store is still safe: the heartbeat only decides when to try, and the segments
+alone decide which driver has the lease.
 """
 
 from __future__ import annotations
@@ -62,7 +68,7 @@ class Fenced(StoreError):
 
 
 class OtherContent(StoreError):
-    """A task ran again because its files were damaged or missing, and made files with other contents."""
+    """A task ran again because its files were damaged or missing, and now produced files with other contents."""
 
 
 class LeaseHeld(StoreError):
@@ -70,8 +76,8 @@ class LeaseHeld(StoreError):
 
 
 def attempt_name(epoch: int, serial: int) -> str:
-    """Name of an attempt. It is unique because an epoch has one driver, which counts `serial` up. The garbage collector
-    reads the epoch at its beginning."""
+    """Name of an attempt to run a task. It is unique because an epoch has one driver, which gives each attempt the next
+    serial number. The garbage collector reads the epoch from the first eight characters of the name."""
     return f"{epoch:08d}-{serial:08d}"
 
 
@@ -80,13 +86,14 @@ def heartbeat_name(epoch: int) -> str:
 
 
 def epoch_mark(epoch: int) -> str:
-    """The path of a file that exists once `store gc` may have removed segments of an epoch before this one."""
+    """The path of a file by which `store gc` announces that it removes segments. If the file exists, a driver that is
+    about to open this epoch has an outdated view of the log."""
     return f"log/epochs/{epoch:08d}"
 
 
 class Log(LogView):
-    """The log with its lease, for the one driver that may append. Thread-safe; a background thread writes heartbeats
-    and waiting records, another one a snapshot when it is due.
+    """The commit log, open for appending, for the one driver that holds its lease. Thread-safe. A background thread
+    writes heartbeats and the records that wait to be committed; another thread writes a snapshot when one is due.
 
     Every method that writes or verifies raises Fenced once another driver has taken over.
     """
@@ -114,7 +121,7 @@ class Log(LogView):
 
     @staticmethod
     def read(store: Store) -> LogView:
-        """The current log without a lease (report, inspect)."""
+        """Read the current log without taking the lease, as `tokenmill report` and `tokenmill inspect` do."""
         view = LogView(store)
         view.refresh()
         return view
@@ -123,11 +130,12 @@ class Log(LogView):
     def open(cls, store: Store, *, run: str = "", takeover: bool = False, clock: Clock = SYSTEM,
              holder: Holder | None = None, threaded: bool = True,
              segment_records: int = SEGMENT_RECORDS, pack_segments: int = PACK_SEGMENTS) -> Log:
-        """Replay the log and take its lease. `run` names this driver to others; `takeover` fences even a living holder.
+        """Replay the log and take its lease. `run` is the name that other drivers' messages give this driver. With
+        `takeover`, the lease is taken even from a living driver.
 
         Raises LeaseHeld when a living driver holds the lease, CorruptLog for a damaged log, and StoreError when the
-        store cannot be written. A simulation passes its own clock and holder, and with `threaded` False calls `tend`
-        itself.
+        store cannot be written. A simulation passes its own clock and holder. With `threaded` False no background
+        thread is started, and the caller must call `tend`.
         """
         log = cls(store, clock, segment_records, pack_segments)
         log._begin(holder or identity(run), takeover)
@@ -137,7 +145,7 @@ class Log(LogView):
         return log
 
     def _begin(self, me: Holder, takeover: bool) -> None:
-        """Append an epoch of this driver's own once no living driver holds the lease."""
+        """Wait until no living driver holds the lease, then append a segment that opens a new epoch for this driver."""
         self.store.check_conditional_put()
         met = 0                                               # segment we last tried to write and found taken
         while True:
@@ -164,8 +172,8 @@ class Log(LogView):
         self._beat()
 
     def _wait_for_the_lease(self, holder: Holder, epoch: int) -> None:
-        """Return once the holder of `epoch` has closed or is dead. Raises LeaseHeld when it is alive. If its process
-        cannot be seen from here, its heartbeat is watched for up to PATIENCE_S."""
+        """Return once the holder of `epoch` has closed the log or is dead. Raises LeaseHeld when it is alive. A holder
+        that did not run on this machine is judged by its heartbeat, which is watched for up to PATIENCE_S."""
         first = self._heartbeat(epoch)
         if first.get("closed") or alive(holder) is False:
             return
@@ -207,8 +215,9 @@ class Log(LogView):
             pass
 
     def tend(self) -> bool:
-        """Write records that have waited for SEGMENT_S, and the heartbeat when it is due. Returns False once nothing
-        can be written any more; the driver's next call then raises the reason."""
+        """Commit records that have waited for SEGMENT_S, write the heartbeat when it is due, and start a snapshot when
+        it is due. Returns False when a commit failed. Nothing can be written then, and the next call that appends or
+        flushes raises the reason."""
         with self._lock:
             if self._uncommitted and self._clock.now() - self._oldest >= SEGMENT_S:
                 try:
@@ -228,8 +237,9 @@ class Log(LogView):
         return True
 
     def _take_snapshot(self) -> None:
-        """Pack the segments that no sound pack holds. It runs without the lock, so that no commit waits for it. A
-        driver that is killed or fenced meanwhile leaves packs of committed segments, which do no harm."""
+        """Write packs (compacted files, `pipeline.store.snapshot`) of the segments that no undamaged pack holds. The
+        lock is not held while packs are written, so that no commit waits. A driver that is killed or fenced meanwhile
+        leaves packs of committed segments, which do no harm."""
         with self._lock:
             last = self.segments
             tail = last - self.packed >= self._pack_segments or self.unpacked >= 2 * PACK_BYTES
@@ -259,9 +269,9 @@ class Log(LogView):
 
     # -- writing -------------------------------------------------------------------------------------------------
     def append(self, record: PartRecord) -> PartRecord:
-        """Add `record` to the next segment, which is committed about SEGMENT_S from now (`flush` waits for it). Returns
-        the record that counts, which is the first one for its key. Raises OtherContent when a retired record of this
-        key had files with other contents."""
+        """Add `record` to the next segment, which is committed about SEGMENT_S from now (`flush` commits it at once).
+        Returns the record that counts, which is the first one for its key. Raises OtherContent when a record of this
+        key was retired because of damage, and its files had other contents than those of `record`."""
         with self._lock:
             self._check()
             before = self.retired_contents(record.key)
@@ -279,8 +289,8 @@ class Log(LogView):
 
     def quarantine(self, key: str, row: int, stage: int, reason: str) -> None:
         """Commit the quarantine of a row of the task `key` before that task is done, so that the next attempt skips the
-        row even if this driver dies. The quarantine is written about SEGMENT_S from now (`flush` waits for it). The
-        first verdict on a row counts."""
+        row even if this driver dies. It is committed about SEGMENT_S from now (`flush` commits it at once). If a row is
+        quarantined twice, the first `stage` and `reason` count."""
         entry = {"key": key, "row": row, "stage": stage, "reason": reason}
         with self._lock:
             self._check()
@@ -288,8 +298,9 @@ class Log(LogView):
                 self._wait(self._quarantined, entry)
 
     def release(self, key: str) -> None:
-        """Withdraw, durably, the quarantine of all rows of the task `key`. The task has failed for good, so nothing
-        shows that its rows are to blame, and the next attempt reads them again."""
+        """Withdraw the quarantine of all rows of the task `key`, and commit this before returning. It is called when
+        the task has failed for good: then nothing shows that these rows were to blame, and the next run reads them
+        again."""
         with self._lock:
             self._check()
             if self._quarantined_rows.pop(key, None) is not None:
@@ -297,19 +308,21 @@ class Log(LogView):
                 self.flush()                # now, because replaying a segment applies quarantines before releases
 
     def retire(self, key: str, attempt: str, why: str) -> bool:
-        """Withdraw, durably, the record of `key` that `attempt` made, because its files are damaged or missing. The
-        task runs again when its result is needed. Returns False when that record does not count (any more)."""
+        """Withdraw the record of `key` that `attempt` committed, because its files are damaged or missing; `why` says
+        what is wrong. The change is committed before returning. The task runs again when its result is needed. Returns
+        False when another record of the key counts, or none."""
         return self._retire_all([{"key": key, "attempt": attempt, "why": why}]) > 0
 
     def retire_unnamed(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Withdraw, durably, the records that no run names, given as (key, attempt). The log forgets the contents of
-        their files, so other contents are accepted later."""
+        """Withdraw records that no run needs, given as (key, attempt), and commit this before returning. The content
+        hashes of their files are not kept, so when such a task runs again, its files may have other contents."""
         self._retire_all({"key": key, "attempt": attempt, "why": "no run names it", "unnamed": True}
                          for key, attempt in pairs)
 
     def retire_files(self, damaged: Mapping[str, str]) -> int:
-        """Withdraw, durably, the records that name damaged files. `damaged` maps a path (objects/KEY/ATTEMPT.name) to a
-        description of the damage. Returns the number of records. A path that no record names is ignored."""
+        """Withdraw the records that name damaged files, and commit this before returning. `damaged` maps a path
+        (objects/KEY/ATTEMPT.name) to a description of the damage. A path that no record names is ignored. Returns the
+        number of records withdrawn."""
         def entries() -> Iterator[dict[str, Any]]:
             for path, why in damaged.items():
                 key = path.split("/")[1] if path.startswith("objects/") else ""
@@ -319,7 +332,9 @@ class Log(LogView):
         return self._retire_all(entries())
 
     def _retire_all(self, entries: Iterable[dict[str, Any]]) -> int:
-        """Write the entries, a bounded number per segment. A lost folder of the store may have held a million files."""
+        """Withdraw the records that the entries describe, and commit the entries. Returns the number of records
+        withdrawn. There may be a million, when a folder of the store was lost, so each segment gets a bounded
+        number."""
         retired = 0
         with self._lock:
             self.flush()
@@ -346,8 +361,9 @@ class Log(LogView):
                     or (self._sending is not None and self._sending[0] > self.segments))
 
     def flush(self) -> None:
-        """Return when everything appended so far is committed, durably. After an interrupt (Ctrl-C) it may be called
-        again: it writes the same segment to the same place, so the nonce shows whether it is already there."""
+        """Commit everything appended so far, and return when it is durable. After an interrupt (Ctrl-C) `flush` may be
+        called again. It then tries to create the same segment under the same number; the segment's nonce (a random id)
+        shows whether the interrupted call had already created it."""
         with self._lock:
             self._check()
             while self._uncommitted:
@@ -372,8 +388,8 @@ class Log(LogView):
                 self.unpacked += sum(map(len, self._sending[1]["records"]))
 
     def check_lease(self) -> None:
-        """Raise Fenced now if another driver has taken over. Called before an action that is not a commit (a
-        publication)."""
+        """Raise Fenced if another driver has taken over the store. A driver calls this before it changes files in a
+        way that the log does not protect, such as publishing a dataset."""
         with self._lock:
             self._check()
             name = segment_name(self.segments + 1)
@@ -392,9 +408,13 @@ class Log(LogView):
             raise self._failed
 
     def _put(self, number: int, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Put a segment if its name is free. Returns None when the segment there is ours, otherwise the body found
-        there. The nonce tells which, also after a time-out, and after a refusal of a request that a client library
-        repeated although it had succeeded."""
+        """Create segment `number` with this body, if the number is free. Returns None when this driver created the
+        segment. If another driver did, returns the body of that segment.
+
+        The nonce in the body shows which driver created it. The reply of the storage does not always show this: a
+        request may take effect and yet time out, and a client library may repeat a request that had taken effect, and
+        report that the second one was refused.
+        """
         data, name = encode_segment(body), segment_name(number)
         for attempt in range(RETRIES + 1):
             try:
@@ -423,8 +443,8 @@ class Log(LogView):
                          f"run again, what was committed is kept")
 
     def close(self) -> None:
-        """Commit what waits and give up the lease. If something appended cannot be committed, raises the error that
-        `flush` raises, even if it happened in the background. A second call does nothing."""
+        """Commit what has been appended and give up the lease. If something appended cannot be committed, raises the
+        error of `flush`, even if that error occurred in the background. A second call does nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

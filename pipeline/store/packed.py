@@ -1,7 +1,7 @@
-"""The records of the packs that a view of the log was read from (`pipeline.store.snapshot`).
+"""Keeps the records of the commit log that were read from packs (`pipeline.store.snapshot`).
 
-The bytes of the records lie compressed in a temporary file. Memory holds 50 bytes for each record, as arrays. A record
-is decoded only when it is asked for.
+The records are in a temporary file, compressed as in the packs. Memory holds 50 bytes for each record, as arrays. A
+record is decompressed only when it is asked for.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ CACHED_BLOCKS = 64
 
 
 class PackedRecords:
-    """Records of packs, found by number or by key. A record's number is its place in the order of commits. At most one
-    record of a key counts.
+    """Records from packs of the commit log, which can be looked up by number or by key. A record's number is its
+    position in the order of commits. At most one record of a key counts.
 
-    Until `settle` has been called, no record can be found. Then the first record of each key counts. `drop` withdraws a
-    record and makes the next record of its key count whose number is at least `limit`. Records between the two do not
-    count, because they were ignored when they were committed. While a log is replayed, `limit` is the number of records
-    replayed so far, and later records cannot be found yet.
+    Call `add` for each pack, then `settle`; only then can records be found. The first record of each key counts at
+    first. While the log is replayed, `limit` is the number of records replayed so far, and records with that number or
+    a higher one cannot be found yet. `drop` withdraws the record that counts for a key. In its place counts the key's
+    first record whose number is at least `limit`. Records of the key with lower numbers stay ignored, because another
+    record counted when they were committed.
     """
 
     def __init__(self) -> None:
         self.limit = 0
-        #: (number of records before it, its number, its body without records) of each segment with more than records
+        #: (number of records before the segment, number of the segment, its body without records), for each segment
+        #: that holds anything besides records
         self.events: list[tuple[int, int, dict[str, Any]]] = []
         self._file = tempfile.TemporaryFile()                 # noqa: SIM115 - it lives as long as this object
         self._size = 0
@@ -50,7 +52,7 @@ class PackedRecords:
         self._block = functools.lru_cache(CACHED_BLOCKS)(self._read_block)
 
     def add(self, data: PackData, begin: int) -> None:
-        """Add the segments of a pack from the segment `begin` on."""
+        """Add the records and events of a pack from segment number `begin` on."""
         with disk_full(tempfile.gettempdir()):
             self._file.write(data.blocks)
             self._file.flush()
@@ -68,7 +70,8 @@ class PackedRecords:
         self._added = int(before[-1])
 
     def settle(self) -> list[int]:
-        """Build the index of all records added. Returns the numbers of the records that quarantine documents."""
+        """Build the index of all records added, after which they can be found. Returns the numbers of the records that
+        quarantine documents."""
         if not self._columns:
             return []
         keys, self._replay_keys, self._places, self._lengths, quarantines = (
@@ -89,7 +92,7 @@ class PackedRecords:
         return _equal(self._keys, self._order, key)
 
     def find(self, key: str) -> int | None:
-        """Number of the record that counts for a key."""
+        """Number of the record that counts for a key; None when there is none."""
         if not len(self._keys):
             return None
         return next((n for n in self.numbers_of(key) if self._counts[n] and n < self.limit), None)
@@ -98,7 +101,8 @@ class PackedRecords:
         return bool(self._counts[number])
 
     def drop(self, key: str, number: int) -> None:
-        """Make the record `number` of this key no longer count."""
+        """Withdraw record `number`, which counts for this key. The key's first record whose number is at least `limit`
+        counts in its place."""
         self._counts[number] = False
         for later in self.numbers_of(key):
             if later >= self.limit:
@@ -132,12 +136,12 @@ class PackedRecords:
                     yield begin + number
 
     def last(self) -> int | None:
-        """Number of the last record that counts."""
+        """Number of the last record that counts; None when there is none."""
         found = np.flatnonzero(self._counts[:self.limit])
         return int(found[-1]) if len(found) else None
 
     def earlier(self, replay_key: str) -> int | None:
-        """Number of the latest record that counts and has this replay key."""
+        """Number of the latest record that counts and has this replay key; None when there is none."""
         numbers = _equal(*self._by_replay_key, replay_key)
         return next((n for n in reversed(numbers) if self._counts[n] and n < self.limit), None)
 
@@ -149,7 +153,8 @@ class PackedRecords:
 
 
 def _equal(keys: np.ndarray, numbers: np.ndarray, key: str) -> list[int]:
-    """The numbers that belong to `key`. `keys` is sorted; `numbers` holds the number of each key."""
+    """Numbers of the records with this key. `keys` is sorted, and numbers[i] is the number of the record with
+    keys[i]."""
     wanted = digest(key)
     first = last = int(np.searchsorted(keys, wanted))
     while last < len(keys) and keys[last] == wanted:

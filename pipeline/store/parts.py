@@ -1,18 +1,26 @@
-"""Parts: documents as Parquet, with hashes of their contents.
+"""Writes and reads parts: Parquet files of documents, with hashes of their contents.
 
-Columns: `id`, `text` (large_string), `url`, `source`, `language`, `date` (as found, null when unknown),
-`locator` struct<file, offset, record, sub>, `signals` struct<float64…> (null = not computed), `meta` (JSON with sorted
-keys; HF datasets refuses map columns), `loss_spans` list<struct<start, end>> (UTF-8 bytes; null = everything counts).
-Dropped rows add `reason` and `stage`. The signal `bytes`, the UTF-8 length of the text, is always there.
+Columns:
 
-Hashes. The *row digest* is the sha256 of an encoding in which every column has a fixed place. The encoding begins with
-the names of the columns and signals; then come the lengths of all strings (-1: null), integers, floats by their exact
-bits, the null flags, and finally the strings themselves. The `content` of a part is the sha256 of its row digests
-sorted by id. It does not change with row order, row groups, compression or library versions, and changes with any
-field.
+- `id`, `url`, `source`, `language`: strings
+- `text`: large_string
+- `date`: string, as the source has it; null when unknown
+- `locator`: struct<file, offset, record, sub>, where the document was read
+- `signals`: struct of float64; null when not computed. The signal `bytes`, the UTF-8 length of the text, is always
+  present
+- `meta`: JSON with sorted keys, because HF datasets refuses map columns
+- `loss_spans`: list<struct<start, end>>, the ranges of the text (in UTF-8 bytes) that count in the training loss; null
+  when the whole text counts
+- `reason`, `stage`: only for dropped documents
 
-The same documents in the same order give the same bytes under one set of library versions: writer options are pinned,
-row groups are cut by the bytes of the rows alone, and the file holds no time.
+The *row digest* is the sha256 of an encoding of a row in which every column has a fixed place. The encoding begins with
+a hash of the names of the columns and signals. Then come the lengths of all strings (-1: null), integers, floats by
+their exact bits, the null flags, and finally the strings themselves. The `content` of a part is the sha256 of its row
+digests, sorted by the ids of the rows. It does not depend on row order, row groups, compression or library versions,
+and changes when any field changes.
+
+The same documents in the same order give the same bytes, as long as the library versions are the same: writer options
+are fixed, row groups depend only on the sizes of the rows, and the file holds no time.
 """
 
 from __future__ import annotations
@@ -29,9 +37,9 @@ import pyarrow.compute as pc
 from pipeline.base.parquet import open_parquet, parquet_writer
 from stages.document import Document, DuplicateId
 
-#: bytes of a row group, uncompressed; the document that exceeds it starts the next. A quarter of what the contract
-#: allows: a child holds one group of kept and one of dropped documents, and resident memory is about three times as
-#: much.
+#: uncompressed bytes of a row group; documents that would exceed this start the next group. It is a quarter of what
+#: docs/contracts.md allows, because a child process holds one group of kept and one of dropped documents in memory, and
+#: its resident memory is about three times their size.
 ROW_GROUP_BYTES = 16 << 20
 #: rows, or characters of text, converted to Arrow columns at a time; a longer text is a batch of its own
 BATCH_ROWS, BATCH_CHARS = 2048, 4 << 20
@@ -44,7 +52,8 @@ _STRINGS = ("id", "url", "source", "language", "date", "meta", "reason", "stage"
 
 
 def document_schema(signals: Iterable[str] = (), dropped: bool = False) -> pa.Schema:
-    """Schema of a document part whose stages write `signals` (in any order; `bytes` is added)."""
+    """Arrow schema of a part with these signals. Their order does not matter, and `bytes` is added. With `dropped`, the
+    columns `reason` and `stage` are added."""
     names = ["bytes", *sorted(set(signals) - {"bytes"})]
     fields = [("id", pa.string()), ("text", pa.large_string()), ("url", pa.string()), ("source", pa.string()),
               ("language", pa.string()), ("date", pa.string()), ("locator", LOCATOR),
@@ -58,10 +67,10 @@ def signal_names(schema: pa.Schema) -> list[str]:
 
 
 class PartWriter:
-    """Streams documents into one Parquet file. Memory: one row group and 64 bytes a row.
+    """Writes documents to one Parquet file. Memory holds one row group, and 64 bytes for each row.
 
-    After `close`: `rows`, `text_bytes` (UTF-8), `content`. UTF-8 files cannot hold surrogates: a lone one becomes
-    U+FFFD, a pair becomes the character it encodes.
+    After `close`, `rows`, `text_bytes` (UTF-8) and `content` (the hash, see the module) describe the file. Surrogates
+    in a text have no UTF-8 encoding: a lone one is written as U+FFFD, a pair as the character it encodes.
     """
 
     def __init__(self, path: str, schema: pa.Schema, row_group_bytes: int = ROW_GROUP_BYTES,
@@ -83,7 +92,7 @@ class PartWriter:
         self._writer = parquet_writer(
             path, schema, compression_level=3, version="2.6", data_page_version="1.0",
             use_dictionary=["source", "language", "locator.file", "reason", "stage"],
-            # no minima and maxima of texts: they would put whole documents into the footer
+            # no statistics of texts: their minimum and maximum would be whole documents in the footer
             write_statistics=["id", "source", "language", "date", "reason", "stage", "locator.offset", "locator.record",
                               *(f"signals.{name}" for name in self._names)])
 
@@ -202,8 +211,8 @@ class RowDigester:
         counts = pc.fill_null(pc.list_value_length(spans).cast(pa.int64()), -1).to_numpy()
         head = np.stack([*lengths, *bits, counts], axis=1).astype("<i8").view("u1")
         head = np.concatenate([np.broadcast_to(self._title, (n, 32)), head, np.stack(nulls, axis=1)], axis=1)
-        # join all but the text into one string per row: each avoided hash call saves 0.3 µs a document, while copying
-        # texts would cost more
+        # all fields of a row but its text are joined into one string, because each further hash call would cost 0.3 µs;
+        # the text is hashed by a call of its own, because copying it would cost more
         fixed = pa.LargeBinaryArray.from_buffers(pa.large_binary(), n, [
             None, pa.py_buffer(np.arange(0, (n + 1) * head.shape[1], head.shape[1])), pa.py_buffer(head)])
         joined = pc.binary_join_element_wise(fixed, *(c.cast(pa.large_binary()) for c in short),
@@ -222,9 +231,10 @@ class RowDigester:
 
 
 def read_documents(path: str, columns: Iterable[str] | None = None, batch_rows: int = 256) -> Iterator[Document]:
-    """Yield the documents of a part in row order. `columns` restricts what is read (`text` is "" when left out).
+    """Yield the documents of a part in row order. If `columns` is given, only these columns are read; `text` is "" when
+    it is not among them.
 
-    Memory: one row group of the columns read. Null signals are left out of `doc.signals`.
+    Memory holds one row group of the columns read. Signals that are null are absent from `doc.signals`.
     """
     with open_parquet(path, memory_map=True) as file:
         wanted = [c for c in file.schema_arrow.names if columns is None or c in set(columns)]
@@ -234,7 +244,7 @@ def read_documents(path: str, columns: Iterable[str] | None = None, batch_rows: 
 
 
 def batch_documents(batch: pa.RecordBatch) -> Iterator[Document]:
-    """Yield the rows of a batch (with any of the columns of a part) as documents."""
+    """Yield the rows of a batch as documents. The batch may lack columns of a part."""
     n, names = batch.num_rows, set(batch.schema.names)
 
     def column(name: str, default: Any) -> Iterable[Any]:
@@ -264,7 +274,7 @@ def batch_documents(batch: pa.RecordBatch) -> Iterator[Document]:
 
 
 def _meta_json(meta: dict[str, Any]) -> str:
-    """Metadata as JSON for storage: sorted keys, no ASCII escapes."""
+    """Encode metadata as JSON with sorted keys, without escaping non-ASCII characters."""
     for key, value in meta.items():
         if type(value) is not str or type(key) is not str:
             return _any_json(meta)
@@ -272,7 +282,8 @@ def _meta_json(meta: dict[str, Any]) -> str:
 
 
 def _order(ids: pa.ChunkedArray) -> tuple[np.ndarray, int | None]:
-    """Returns the rows in the order of their ids, and a row whose id occurs twice (None: there is none)."""
+    """Returns the row numbers in the order of the ids, and the number of a row whose id occurs twice (None when no id
+    does)."""
     text = "".join(ids.to_pylist())
     raw = _unhex(text) if len(text) == 32 * len(ids) else None
     if raw is not None and pc.all(pc.equal(pc.binary_length(ids), 32)).as_py():      # our own ids: as numbers, faster
@@ -290,8 +301,8 @@ def _order(ids: pa.ChunkedArray) -> tuple[np.ndarray, int | None]:
 
 
 def _unhex(text: str) -> np.ndarray | None:
-    """The text as numbers of 16 hex digits each, which sort like the text; None unless it is all lower-case hex
-    digits."""
+    """Convert each 16 hex digits of the text to a number. The numbers sort like the digits. None when the text holds
+    anything but lower-case hex digits."""
     try:
         raw = bytes.fromhex(text)
     except ValueError:
@@ -317,7 +328,7 @@ def _floats(values: Any) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> np.ndarray:
-    """The n + 1 offsets of a large_string array into its `_data`, int64."""
+    """The offsets of the n strings of a large_string array in its `_data`: n + 1 numbers of type int64."""
     return np.frombuffer(array.buffers()[1], "<i8")[array.offset:array.offset + len(array) + 1]
 
 

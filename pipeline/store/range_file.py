@@ -1,4 +1,4 @@
-"""An object of remote storage as a file."""
+"""Reads an object of remote storage like a file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-#: least and most bytes that a sequential reader fetches ahead
+#: least and most bytes that are fetched ahead of what was asked for
 AHEAD_LEAST, AHEAD_MOST = 256 << 10, 8 << 20
 
 
 class RangeFile(io.RawIOBase):
-    """An object as a file to read. It fetches the bytes that are asked for. It also reads ahead by 256 KiB, doubled up
-    to 8 MiB while reading is sequential. A Parquet footer therefore costs little, and a row group takes few
-    requests."""
+    """A read-only file over an object of `size` bytes, of which `fetch(start, stop)` fetches a range. At least 256 KiB
+    are fetched at a time. While reading is sequential, this amount doubles with each fetch, up to 8 MiB. So reading a
+    Parquet footer transfers little, and reading a row group takes few requests."""
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
         self.size, self._fetch = size, fetch

@@ -1,7 +1,7 @@
-"""Commit records: the data that a finished task leaves in the log.
+"""Commit records: the entries of the commit log, one for each finished task.
 
-Counters are nested dicts of numbers. To merge two of them, leaves are added up; for outermost keys that begin with
-`max_` the maximum is taken.
+A record holds the task's counters, which are nested dicts of numbers. When the counters of two tasks are merged,
+numbers under the same keys are added. Only for outermost keys that begin with `max_` the larger number is taken.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from typing import Any
 
 from stages.task import Counters as Counters
 
-#: The stage of a quarantined row that killed the process while it was being read. READING stands for the task's first
-#: input file, and READING - n for input file number n, counted from 0.
+#: Stands in place of a stage's number when a process died while it read a row, before any stage saw the row. The number
+#: also says from which file the row was read: READING - n for the task's input file number n, counted from 0.
 READING = -2
 
 
 @dataclass
 class FileInfo:
-    """A file that a task wrote, as committed. `content` is a hash of what the file says: of canonical rows for document
-    parts, otherwise the sha256 of the bytes. `sha256` is the hash of its bytes."""
+    """A file that a task wrote, as its commit record describes it.
+
+    `sha256` is the hash of the file's bytes. `content` is a hash of its content: for documents and other tables, a hash
+    of the rows that does not depend on how they are encoded; for other files, the same as `sha256`.
+    """
 
     path: str
     bytes: int
@@ -36,7 +39,8 @@ class FileInfo:
 
 @dataclass
 class PartRecord:
-    """The commit record of a task: the only thing that travels through Ray and into the log."""
+    """The commit record of a finished task: its key, the files it wrote, its counters, and the documents it
+    quarantined. Workers send this record to the driver, which appends it to the commit log. Documents stay in files."""
 
     key: str
     task: str                          # name of the task
@@ -48,7 +52,7 @@ class PartRecord:
     cpu_s: float = 0.0
     wall_s: float = 0.0
     rss_mb: float = 0.0
-    replay_key: str = ""               # that of its spec
+    replay_key: str = ""               # copied from the task's spec (`TaskSpec.replay_key`)
 
     def to_json(self) -> dict[str, Any]:
         """The record as a dict that can be written as JSON. It shares counters, quarantine and meta with the record,
@@ -61,8 +65,9 @@ class PartRecord:
 
 
 def merge_counters(into: Counters, other: Mapping[str, Any], maxima: bool = True) -> Counters:
-    """Merge `other` into `into` (in place): numbers are added, `max_*` takes the maximum, dicts are merged. Keys of
-    nested dicts are names (sources, languages such as `max_Latn`), so their values are always added."""
+    """Merge the counters `other` into `into`, which is changed and returned. Numbers are added, dicts are merged, and
+    for keys `max_*` the larger number is kept. Keys of nested dicts are names of sources or languages, one of which may
+    begin with `max_` (`max_Latn`), so nested numbers are always added."""
     for k, v in other.items():
         if isinstance(v, dict):
             merge_counters(into.setdefault(k, {}), v, False)

@@ -1,10 +1,10 @@
-"""Object storage below one URL, through fsspec: S3, Google Cloud Storage, the Hugging Face hub, or any other that
-fsspec knows.
+"""Object storage below one URL, through fsspec: S3, Google Cloud Storage, the Hugging Face hub, or any other storage
+that fsspec supports.
 
-Every request goes through `retry.patiently`. Large objects move in parallel pieces, each of which is retried by itself.
-Their sizes follow from two numbers: a request takes some 30 ms until its first byte, and a connection then carries some
-60 MB/s. A piece of 8 MiB therefore spends four fifths of its time on data, and eight pieces at a time fill a 4 Gb/s
-link.
+Every request goes through `retry.patiently`. Large objects are downloaded in parallel pieces, each of which is retried
+on its own. The size and number of pieces follow from two measurements: a request takes some 30 ms until its first byte,
+and a connection then transfers some 60 MB/s. A request for 8 MiB therefore spends four fifths of its time transferring
+data, and eight pieces at a time fill a link of 4 Gb/s.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pipeline.store.retry import answer, comes_back, patiently, say
 if TYPE_CHECKING:
     from pipeline.store.fs import Needs
 
-#: bytes of one request of a download, and how many run at a time (their product is held in memory)
+#: bytes of one request of a download, and requests of a download that run at a time (their product is held in memory)
 PIECE, DOWNLOADS = 8 << 20, 8
 #: copies, deletions and small requests that run at a time
 REQUESTS = 32
@@ -59,8 +59,9 @@ class Entry:
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """A string that identifies the content of an object: the hub's hash, an etag, or its creation time. The version id
-    of S3 is not used: listings lack it, and a file must have the same identity however it was found."""
+    """A string that identifies the content of an object: the hash that the Hugging Face hub gives, an etag, or a time.
+    The version id of S3 is not used, because listings lack it, and a file must have the same version whether it was
+    found in a listing or by a request of its own."""
     lfs = info.get("lfs")
     hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
     for found in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
@@ -71,10 +72,10 @@ def version_of(info: dict[str, Any]) -> str:
 
 
 class Remote:
-    """Objects below `root`. Paths are relative to it, with forward slashes.
+    """Access to the objects below the URL `root`. Paths are relative to it, with forward slashes.
 
-    Raises FileNotFoundError for an object that does not exist, and StoreError for other failures. The StoreError is an
-    EnvironmentFailure when storage kept failing through all retries.
+    Methods raise FileNotFoundError for an object that does not exist, and StoreError for other failures. When all
+    retries of a request have failed, the StoreError is an EnvironmentFailure.
     """
 
     #: keyword arguments of the fsspec filesystem
@@ -83,7 +84,7 @@ class Remote:
     tries: int | None = None
     #: the clock that waits between two tries
     clock: Clock = SYSTEM
-    #: whether `scan` is implemented: a listing then needs the memory of one page and can begin after any path
+    #: whether `scan` is implemented: listings then take the memory of one page, and can begin after any path
     by_pages = False
 
     def __init__(self, root: str) -> None:
@@ -106,8 +107,9 @@ class Remote:
                              f"folder") from e
 
     def reach(self) -> None:
-        """Raise StoreError when a web address or the hub accepts no connection, after one try of a few seconds.
-        Ordinary requests are retried for about a minute, which suits storage that has answered before."""
+        """Check, within a few seconds, that the server of a web address or the Hugging Face hub accepts a connection.
+        Raises StoreError when it does not. Without this check, an address that cannot be reached would be reported only
+        after a minute of retries."""
         url = urlsplit(self.root)
         if url.scheme == "hf":
             url = urlsplit(str(getattr(self.fs, "endpoint", "")))
@@ -174,9 +176,9 @@ class Remote:
         return self._ask("read", path, get)
 
     def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[Entry | str]:
-        """Yield the objects whose paths begin with `begin`, in order. Without `deep`, a folder below `begin` is yielded
-        instead of its objects, as a path with a slash at its end. Objects and folders that come before `after` are left
-        out, except a folder that holds `after`."""
+        """Yield the objects whose paths begin with `begin`, in the order of their paths. With `deep` False, a folder is
+        yielded instead of the objects in it, as a path that ends with a slash. Objects and folders that come before the
+        path `after` are left out, except a folder that holds `after`."""
         raise NotImplementedError
 
     def list(self, prefix: str, after: str = "") -> Iterator[Entry]:
@@ -207,8 +209,9 @@ class Remote:
         return RangeFile(entry.size, lambda a, b: self.read_range(path, a, b))
 
     def download(self, path: str, local: str, size: int, ranges: Sequence[Range] | None = None) -> None:
-        """Write an object of `size` bytes to the new file `local`. With `ranges` only those are written, and the rest
-        is a hole. Raises ChangedFile when bytes are missing, and leaves no file then."""
+        """Download an object of `size` bytes to the new file `local`. If `ranges` is given, only these bytes are
+        downloaded, and the rest of the file is a hole. Raises ChangedFile when the object is shorter than expected. No
+        file is left after an error."""
         pieces = [(a, min(a + PIECE, b)) for start, b in ([(0, size)] if ranges is None else ranges)
                   for a in range(start, b, PIECE)]
 
@@ -237,7 +240,7 @@ class Remote:
             os.close(fd)
 
     def fetch(self, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
-        """`Store.fetch` for a remote file."""
+        """Implements `Store.fetch` for a remote file: returns the path, in `scratch`, of a copy on local disk."""
         return cache.fetch(self, path, scratch, size, version, needs)
 
     def forget(self, path: str, scratch: str, size: int | None) -> None:
@@ -246,9 +249,9 @@ class Remote:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
-        """Create an object unless it exists (a conditional PUT). True when the object holds exactly `data`, which
-        should contain a nonce. A refusal alone proves nothing: when a connection breaks, client libraries repeat a
-        request whose first try may have created the object."""
+        """Create an object if it does not exist (a conditional PUT). Returns True when the object then holds exactly
+        `data`, which should contain a nonce (a random id). The storage's refusal alone does not show who created the
+        object: when a connection breaks, client libraries repeat a request, and the first try may have created it."""
         def create() -> None:
             try:
                 self._create(path, data)
@@ -268,8 +271,8 @@ class Remote:
 
     @property
     def looks_first(self) -> bool:
-        """Whether `put_absent` first checks and then writes, so that another driver may write in between. fsspec does
-        this for filesystems without a conditional write. A test with one writer cannot detect it."""
+        """Whether `put_absent` checks and then writes in a second step, so that another driver may write in between.
+        fsspec does this for storage without conditional writes. A trial with a single writer cannot detect it."""
         from fsspec import AbstractFileSystem
 
         return getattr(self.fs.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
@@ -285,7 +288,7 @@ class Remote:
             raise self._no_place(path, e) from e
 
     def upload(self, local: str, path: str) -> None:
-        """Copy a local file to an object, whose name no other process uses."""
+        """Upload a local file as an object whose name no other process uses."""
         try:
             self._ask("write", path, lambda: self.fs.put_file(local, self.at(path)))
         except FileNotFoundError as e:
@@ -298,7 +301,7 @@ class Remote:
         return StoreError(f"cannot list {redact(self.url(path))}: {say(error)}; see that the bucket exists")
 
     def copy(self, path: str, to: str) -> None:
-        """Copy an object on the server's side. FileNotFoundError names it when it does not exist."""
+        """Let the server copy an object. Raises FileNotFoundError, with the object's URL, when it does not exist."""
         try:
             self._ask("copy", path, lambda: self.fs.cp_file(self.at(path), self.at(to)))
         except FileNotFoundError as e:
@@ -314,18 +317,19 @@ def _proxied(url: SplitResult) -> bool:
     return url.scheme in getproxies() and not proxy_bypass(url.hostname or "")
 
 
-#: makes the connections of this process instead of `connect`, if set
+#: the function that `connect_through` was given; `connect` then calls it instead of connecting itself
 _through: Callable[[str], Remote] | None = None
 
 
 def connect_through(make: Callable[[str], Remote]) -> None:
-    """Make `connect` use `make` from here on, in a process without credentials or sockets (`store.broker`)."""
+    """From now on, let `connect` return what `make` returns. A confined child, which has neither credentials nor
+    sockets, so reaches object storage through its broker (`pipeline.store.broker`)."""
     global _through
     _through = make
 
 
 def connect(root: str) -> Remote:
-    """The objects below the URL `root`."""
+    """Access to the objects below the URL `root`, by the class for its kind of storage."""
     if _through is not None:
         return _through(root)
     if root.startswith(("s3://", "s3a://")):
@@ -338,8 +342,8 @@ def connect(root: str) -> Remote:
 
 
 class InMemory(Remote):
-    """Objects in this process (tests, notebooks). fsspec checks and then creates; a lock makes this one step for
-    threads."""
+    """Objects in the memory of this process, for tests and notebooks. To create an object only if it does not exist,
+    fsspec checks and then creates; a lock makes the two steps atomic among threads."""
 
     _creating = threading.Lock()
 
@@ -349,7 +353,8 @@ class InMemory(Remote):
 
 
 class Gcs(Remote):
-    """Google Cloud Storage. Its library itself retries a request six times, which takes a minute."""
+    """Google Cloud Storage. Its client library retries each request six times, which takes a minute, so we try a
+    request only twice."""
 
     options = {"use_listings_cache": False}  # noqa: RUF012
     tries = 2
@@ -374,9 +379,9 @@ class Gcs(Remote):
 
 
 def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
-    """The key from which a listing of `begin` must start so that it leaves out nothing after `after`. None means the
-    beginning of the listing. Without `deep` the key is the name of the folder that holds `after`, which comes before
-    the folder's objects."""
+    """The key at which a listing of `begin` must start, so that it holds everything that comes after the path `after`;
+    None when it must start at its beginning. With `deep` False, the key is the name of the folder that holds `after`,
+    because the listing names the folder instead of its objects. `top` is put before the key."""
     if not after or after < begin:
         return None
     folder = -1 if deep or not after.startswith(begin) else after.find("/", len(begin))
@@ -384,8 +389,9 @@ def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
 
 
 def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int) -> Iterator[Entry | str]:
-    """The objects (key, description) and folders of a page, in the order of their keys. The first `cut` characters of
-    each key are left out. Objects that stand for a folder, which some tools make, are left out too."""
+    """Merge the objects (key, description) and the folders of one page of a listing, in the order of their keys. The
+    first `cut` characters of each key are removed. Objects that stand for a folder (their keys end with a slash), which
+    some tools create, are left out."""
     for key, info in sorted([*objects, *((folder, None) for folder in folders)], key=lambda found: found[0]):
         if info is None:
             yield key[cut:]
@@ -395,7 +401,8 @@ def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int)
 
 def in_parallel(call: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:
     """Yield `call(item)` for each item, in order, with up to `threads` calls at a time. `items` is read lazily, in the
-    caller's thread. The first error ends it: running calls finish, waiting ones are cancelled."""
+    caller's thread. An error of a call is raised; calls that are running then finish, and those that wait are
+    cancelled."""
     window: deque[Future[T]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="storage") as pool:
         try:

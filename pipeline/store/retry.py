@@ -1,12 +1,14 @@
-"""Requests to object storage, retried where a retry may help, with errors that name the cause and the remedy.
+"""Retries requests to object storage where a retry may help, and turns the last error into one that names the cause and
+the remedy.
 
-Retries follow time-outs, broken connections, data garbled in transit, 5xx, throttling (429, SlowDown and similar) and
-the conflict of two conditional writes, which S3 answers with 409. Waits double from 0.2 s to 20 s, and each is
-shortened at random by up to a half, so that a thousand workers do not return together. Not retried are a refusal (401,
-403), a missing object (404) and an invalid request. Nothing here decides about documents, so the jitter needs no seed.
+A request is retried after a time-out, a broken connection, data that was garbled in transit, a status 5xx, throttling
+(429, SlowDown and similar), and a conflict of two conditional writes, which S3 reports as 409. It is not retried after
+a refusal (401, 403), for a missing object (404), or when the request is invalid. The waits between tries double from
+0.2 s to 20 s. Each wait is shortened at random by up to a half, so that a thousand workers do not retry at the same
+moment. These random numbers need no seed, because they cannot change any result.
 
-Client libraries raise their own exceptions. They are recognised by name and HTTP status, so that neither botocore nor
-aiohttp, google-auth or httpx needs to be installed.
+Exceptions of client libraries are recognised by their names and HTTP statuses, so that none of botocore, aiohttp,
+google-auth and httpx needs to be installed.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from pipeline.store.errors import FULL, EnvironmentFailure, StoreError
 
-TRIES = 10                  # the waits add up to 33 to 65 s, without the requests
+TRIES = 10                  # the waits add up to 33 to 65 s, not counting the requests
 FIRST_S, LONGEST_S = 0.2, 20.0
-QUIET_S = 60.0              # the log gets at most one line in this time
+QUIET_S = 60.0              # seconds between two warnings, at least
 
 T = TypeVar("T")
 log = logging.getLogger("tokenmill")
 
-#: statuses of failures that may be temporary. Not 501 (not implemented), 505 or 507 (storage full). Proxies give 520 to
-#: 530.
+#: HTTP statuses of failures that may be temporary. 501 (not implemented), 505 and 507 (storage full) are not among
+#: them. Proxies send 520 to 530.
 _AGAIN_STATUS = {408, 425, 429, 500, 502, 503, 504, 509, *range(520, 531)}
 _AGAIN_CODES = {"SlowDown", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
                 "RequestLimitExceeded", "BandwidthLimitExceeded", "TooManyRequestsException", "RequestTimeout",
@@ -46,15 +48,16 @@ _AGAIN_ERRNO = {errno.EBUSY, errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNREFUS
                 errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EAGAIN, errno.EINTR}
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError",
                    "DefaultCredentialsError", "ProfileNotFound", "LocalTokenNotFoundError", "TokenRetrievalError"}
-#: our own bugs, which must not be reported as errors of the store
+#: exceptions that show a bug of ours, and must not be reported as errors of the store
 _BUGS = (TypeError, AttributeError, NameError, AssertionError, MemoryError)
 
 
 def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = None, clock: Clock = SYSTEM) -> T:
-    """Return `call()`, retried up to `tries` times (default TRIES) while its error may be temporary. `what` ('read',
-    'write') and `url` are for messages.
+    """Call `call` and return its result. While its error may be temporary, it is called again, up to `tries` times in
+    all (default TRIES). `what` ('read', 'write') and `url` are for messages.
 
-    FileNotFoundError, FileExistsError and a full local disk are raised unchanged; everything else becomes a StoreError.
+    FileNotFoundError, FileExistsError, the OSError of a full local disk and exceptions that show a bug are raised
+    unchanged. Any other error is raised as a StoreError.
     """
     tries = tries or TRIES
     for attempt in range(1, tries + 1):
@@ -77,7 +80,7 @@ def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = No
 
 
 def comes_back(error: Exception) -> bool:
-    """Whether the same request may well succeed a little later."""
+    """Whether the same request may succeed if it is sent again a little later."""
     status, code = answer(error)
     if any("OfflineModeIsEnabled" in _kinds(e) for e in _chain(error)):      # a ConnectionError that the user asked for
         return False
@@ -89,14 +92,15 @@ def comes_back(error: Exception) -> bool:
 
 
 def _broken(error: BaseException) -> bool:
-    """Whether the connection failed, not the request."""
+    """Whether the error says that the connection failed, and not that the server refused the request."""
     return isinstance(error, (TimeoutError, ConnectionError)) or bool(_kinds(error) & _AGAIN_NAMES)
 
 
 def answer(error: BaseException) -> tuple[int | None, str]:
-    """(HTTP status, error code) of the response behind an exception; (None, "") when there was none."""
+    """(HTTP status, error code) of the server's response that caused an exception; (None, "") when there was no
+    response."""
     for e in _chain(error):
-        if _broken(e):  # causes further down are no HTTP answers: aiohttp gives its own errors a code
+        if _broken(e):  # what caused a broken connection is no HTTP response, though aiohttp gives its errors a code
             break
         response = getattr(e, "response", None)
         if isinstance(response, dict):                                          # botocore
@@ -143,7 +147,7 @@ def _final(what: str, url: str, error: Exception) -> Exception:
 
 
 def say(error: BaseException) -> str:
-    """'Kind: message' of an error, with the HTTP status and without secrets."""
+    """Format an error as 'Kind: message', with the HTTP status and without secrets."""
     status, code = answer(error)
     text = " ".join(str(error).split())[:300]
     known = " ".join(x for x in (str(status or ""), code if not code.isdecimal() else "") if x and x not in text)
@@ -158,7 +162,8 @@ class _Told:
 
 
 def _tell(what: str, url: str, error: Exception, attempt: int, tries: int, wait: float, now: float) -> None:
-    """Print at most one line a minute: storage that often fails must not fill the log."""
+    """Log a warning that a request will be retried. At most one is logged a minute, so that storage which often fails
+    does not fill the log; it states how many failures were left out."""
     with _Told.lock:
         _Told.since += 1
         if now - _Told.at < QUIET_S:

@@ -1,6 +1,8 @@
-"""The tasks of a run: runs/RUN/tasks.parquet, one row per task in the order of the plan.
+"""The list of a run's tasks: runs/RUN/tasks.parquet in the store, with one row per task in the order of the plan.
 
-plan.json describes the nodes. There may be millions of tasks, so they are kept here and read a few at a time.
+A row holds the task's key and the name of its plan node (a pass over a dataset, or a wave of a barrier). There may be
+millions of tasks. So they are not in plan.json, which describes the nodes, but in this file, which is read a few
+thousand rows at a time.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ ROWS = 1 << 14
 
 
 def write_tasks(store: Store, run: str, nodes: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """Write the list of tasks of a run. `nodes` are (name, keys of its tasks) in the order of the plan. Needs 16 bytes
-    per task in a temporary file, not in memory."""
+    """Write the list of tasks of a run. `nodes` yields (name of a plan node, keys of its tasks) in the order of the
+    plan. The list is first written to a temporary file, which takes 16 bytes per task; memory does not grow with it."""
     with Scratch() as scratch:
         local = os.path.join(scratch.path, "tasks.parquet")
         with parquet_writer(local, SCHEMA) as writer:
@@ -45,13 +47,14 @@ def _chunks(keys: Iterable[str]) -> Iterator[list[str]]:
 
 
 class RunTasks:
-    """Keys of the tasks of a run, by node."""
+    """Reads the keys of a run's tasks from the file that `write_tasks` wrote."""
 
     def __init__(self, store: Store, run: str) -> None:
         self._store, self._path = store, f"runs/{run}/tasks.parquet"
 
     def keys(self, node: str) -> Iterator[str]:
-        """Keys of a node's tasks in the order of the plan; a task that was asked for twice occurs twice."""
+        """Yield the keys of the tasks of a plan node in the order of the plan. A task that the node asked for twice
+        occurs twice."""
         with self._store.parquet(self._path) as file:
             for group in range(file.num_row_groups):  # iterating over all groups at once would buffer them all
                 found = file.read_row_group(group, use_threads=False)
@@ -59,7 +62,7 @@ class RunTasks:
                 yield from (key.hex() for key in mine.column("key").to_pylist())
 
     def all(self) -> Iterator[str]:
-        """Keys of the tasks of all nodes, in the order of the plan."""
+        """Yield the keys of the tasks of all plan nodes, in the order of the plan."""
         with self._store.parquet(self._path) as file:
             for group in range(file.num_row_groups):
                 keys = file.read_row_group(group, ["key"], use_threads=False)["key"]

@@ -1,8 +1,8 @@
-"""S3 and storage that speaks its protocol (MinIO, Ceph, R2 …), through s3fs.
+"""S3 and compatible storage (MinIO, Ceph, R2 …), through s3fs.
 
 A store needs conditional writes (`If-None-Match: *`, sent by `Remote.put_absent`), strong consistency and server-side
-copies. AWS has all of them. Listings come page by page, so that a million objects take no memory. An upload of more
-than one part is multipart, and each part is retried by itself.
+copies. AWS has all of them. Listings are read page by page, so that a listing of a million objects takes little memory.
+A file larger than one part is sent as a multipart upload, and each part is retried on its own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from pipeline.store.remote import Entry, Remote, in_parallel, merged, start_of, version_of
 from pipeline.store.retry import answer, patiently
 
-#: bytes of a part of an upload, parts sent at a time, most parts of an upload (S3 wants parts of at least 5 MiB, and at
-#: most 10,000 of them)
+#: bytes of a part of an upload, parts sent at a time, most parts of an upload (S3 allows parts of at least 5 MiB, and
+#: at most 10,000 of them)
 PART, UPLOADS, MAX_PARTS = 16 << 20, 4, 10_000
 
 
@@ -96,7 +96,8 @@ class S3(Remote):
             os.close(fd)
 
     def copy(self, path: str, to: str) -> None:
-        # one request, where fsspec would first ask for the size. S3 refuses it for objects beyond 5 GiB
+        # one request, while fsspec would first ask for the size. S3 refuses it for objects of more than 5 GiB, which
+        # fsspec copies in parts
         def ask() -> None:
             try:
                 self.fs.call_s3("copy_object", Bucket=self.bucket, Key=self._key(to),

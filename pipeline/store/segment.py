@@ -1,8 +1,10 @@
-"""Format of a segment of the commit log (docs/contracts.md: Store): ``{"sha256": …, "body": {…}}``.
+"""Encodes and decodes segments, the files of the commit log (docs/contracts.md: Store).
 
-A record is encoded once. The same bytes are then in the segment, in a snapshot and in the state of a driver. In a
-segment each record has a line of its own at the end of the body. It begins with its key, replay key and quarantine. The
-log can therefore be replayed without parsing a record, unless the record quarantines documents.
+A segment is JSON: ``{"sha256": …, "body": {…}}``. The records of finished tasks come last in the body, each on a line
+of its own that begins with the record's key, replay key and quarantine. Replaying the log reads these three without
+parsing the line; it parses only records that quarantine documents.
+
+A record is encoded once. The segment, the snapshots of the log, and the memory of a driver all hold the same bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class CorruptLog(StoreError):
 
 
 class Facts(NamedTuple):
-    """The facts about a record that replaying the log needs. `quarantines`: whether it quarantines documents."""
+    """What replaying the log needs to know about a record: its key, its replay key, and whether it quarantines
+    documents."""
 
     key: str
     replay_key: str
@@ -43,13 +46,15 @@ def segment_name(number: int) -> str:
 
 
 def dumps(value: Any) -> bytes:
-    """Canonical JSON in ASCII (file names may hold lone surrogates). Raises ValueError for a NaN, which JSON lacks."""
+    """Encode a value as JSON with sorted keys and no spaces. The JSON is ASCII, because file names may hold lone
+    surrogates, which UTF-8 cannot encode. Raises ValueError for a NaN, which JSON lacks."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def encode_record(record: PartRecord) -> bytes:
-    """Encode a record, with the keys that `facts` reads first. The other keys keep the record's order. No canonical
-    order is needed, because a record's bytes are compared and hashed only as stored."""
+    """Encode a record as JSON. Its key, replay key and quarantine come first, where `facts` finds them. The other
+    fields keep the record's order. They need no canonical order, because a record is never encoded a second time to be
+    compared or hashed."""
     doc = record.to_json()
     first = {name: doc.pop(name) for name in ("key", "replay_key", "quarantine")}
     return quick_json.dumps(first)[:-1] + b"," + quick_json.dumps(doc)[1:]
@@ -63,7 +68,7 @@ def facts(record: bytes) -> Facts:
 
 
 def encode_segment(body: dict[str, Any]) -> bytes:
-    """Encode a segment. The items of `records`, if there are any, are already encoded."""
+    """Encode a segment with this body. If the body has `records`, they are already encoded (`encode_record`)."""
     data = dumps({name: value for name, value in body.items() if name != "records"})
     if "records" in body:
         data = data[:-1] + RECORDS + b",\n".join(body["records"]) + _AFTER
@@ -71,7 +76,8 @@ def encode_segment(body: dict[str, Any]) -> bytes:
 
 
 def decode_segment(data: bytes, where: str) -> dict[str, Any]:
-    """The body of a segment. The items of its `records` stay encoded. Raises CorruptLog when the segment is damaged."""
+    """The body of a segment. Its `records` stay encoded, as bytes. Raises CorruptLog when the segment is damaged, and
+    StoreError when another version of Tokenmill wrote it. `where` names the segment in these errors."""
     head = len(_HEAD) - 2 + 64
     body = data[head:-2]
     if data[:head] != _HEAD % hashlib.sha256(body).hexdigest().encode() or data[-2:] != b"}\n":

@@ -1,25 +1,32 @@
-"""Snapshots of the commit log. Each pack compacts a range of segments into one file, so that a start is quick.
+"""Snapshots of the commit log, so that a driver starts quickly: each pack compacts a range of segments into one file.
 
-A snapshot consists of the packs `log/packs/FIRST-LAST.pack`. A pack holds the segments FIRST to LAST, byte for byte.
-They are compressed in blocks, with an index of their records, under a hash of everything. So a pack can be replayed
-without being parsed, one record can be read from it alone, and a damaged segment can be restored from it. Packs are
-written by put-if-absent and never changed; the next snapshot adds packs, and rewrites none.
+A snapshot consists of the packs `log/packs/FIRST-LAST.pack`. A pack holds the segments FIRST to LAST, byte for byte,
+compressed in blocks, together with an index of their records and a hash of the whole pack. So a pack can be replayed
+without parsing its records, a single record can be read from it, and a damaged segment can be restored from it. Packs
+are written by put-if-absent and are not changed; the next snapshot only adds packs.
 
-Segments are committed before they are packed and never change. So every sound pack is true, even one written by a
-fenced driver or by two drivers at once. Packs may overlap. Readers take the longest sound pack that holds the next
-segment, or the segment itself where no pack holds it, and then the segments behind the last pack. A damaged or missing
-pack therefore costs time only, as long as its segments exist. `store gc` removes the segments that a pack holds, once
-it has read and verified the pack (`pipeline.store.garbage`). Removed segments can be read from packs alone. If a listed
-pack names a range that can be read neither from packs nor from segments, readers raise CorruptLog; they never take it
-for the end of the log.
+Segments are committed before they are packed, and never change. So every sound pack (one whose hash matches) is
+correct, even if it was written by a fenced driver or by two drivers at once. Packs may overlap. A reader takes, for the
+next segment, the sound pack that holds it and reaches furthest. Where no sound pack holds it, the reader takes the
+segment itself. After the last pack it reads the segments that follow. A damaged or missing pack therefore costs only
+time, as long as its segments exist. `store gc` removes the segments that a pack holds after it has read and verified
+the pack (`pipeline.store.garbage`). These segments can then be read only from packs. If the name of a pack covers
+segments that can be read neither from a pack nor from a segment file, readers raise CorruptLog, so that the gap is not
+mistaken for the end of the log.
 
-The layout is that of a checkpoint in Delta Lake or of manifests in Iceberg, with one difference: the history is kept,
-not the net state. Retired records are few, and in return no pack depends on later segments.
+The layout resembles a checkpoint in Delta Lake or the manifests of Iceberg, with one difference: a pack keeps the
+history, including retired records, and not only the state at its end. So no pack depends on later segments, and since
+retired records are few, this costs little space.
 
-Layout of a pack: ``{"sha256":"…"}\\n`` (of all that follows), one line of JSON (`first`, `last`, `raw`: bytes of all
-segments, `blocks`: bytes of each block, `index`: bytes of the index before and after compression), the blocks, the
-index. The index is one line of JSON (`segments`: [bytes, records] of each; `events`: [number, body without records] of
-those with more than records) and arrays with one item for each record (`_COLUMNS`).
+A pack consists of:
+
+1. ``{"sha256":"…"}\\n``, the hash of all that follows
+2. one line of JSON: `first`, `last`, `raw` (bytes of all segments), `blocks` (compressed bytes of each block), `index`
+   (bytes of the index before and after compression)
+3. the compressed blocks
+4. the compressed index: one line of JSON, then arrays with one item for each record (`_COLUMNS`). The JSON has
+   `segments`, which is [bytes, number of records] of each segment, and `events`, which is [number, body without
+   records] of each segment that holds anything besides records
 """
 
 from __future__ import annotations
@@ -52,8 +59,9 @@ FOLDER = "log/packs"
 _PACK = re.compile(FOLDER + r"/(\d{8})-(\d{8})\.pack")
 _HEAD = b'{"sha256":"%s"}\n'
 _ZSTD = pa.Codec("zstd", 3)
-#: types of the columns, which have one item for each record: hash of its key, hash of its replay key (empty if it has
-#: none), place among the bytes of all segments, length, whether it quarantines documents
+#: numpy types of the columns of the index, which have one item for each record: hash of its key, hash of its replay key
+#: (empty if it has none), its first byte among the bytes of all segments, its length in bytes, and whether it
+#: quarantines documents
 _COLUMNS = ("S16", "S16", "<u8", "<u4", "u1")
 
 
@@ -86,7 +94,8 @@ def covering(packs: Iterable[Pack], number: int, damaged: Collection[Pack] = ())
 
 
 def digest(key: str) -> bytes:
-    """The 16 bytes that stand for a key in an index. The last byte is not zero, because numpy would strip a zero."""
+    """The 16 bytes that stand for a key in the index of a pack. The last byte is not zero, because numpy would strip a
+    zero at the end."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=15).digest() + b"."
 
 
@@ -140,8 +149,9 @@ class _Builder:
 
 def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_SEGMENTS,
           full: bool = False) -> Iterator[tuple[Pack, bytes]]:
-    """Yield packs of the segments of `store` from `first` on. With `full`, the remaining segments that do not fill a
-    pack are left out. Raises CorruptLog for a damaged segment."""
+    """Yield (pack, its bytes) for consecutive segments, of which the first has number `first`. A pack holds at most
+    `most` segments. With `full`, the last segments are left out if they do not fill a pack. Raises CorruptLog, with the
+    segment's path in `store`, for a damaged segment."""
     builder = _Builder(first)
     for data in segments:
         builder.add(data, store.at(segment_name(builder.last + 1)))
@@ -169,8 +179,8 @@ def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), mo
 # -- reading ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class PackData:
-    """The content of a pack. The arrays from `keys` to `quarantines` have one item for each record, in the order of
-    commits."""
+    """The content of a pack, read and verified. The arrays from `keys` to `quarantines` have one item for each record,
+    in the order of commits (meanings: `_COLUMNS`)."""
 
     pack: Pack
     raw: int
@@ -186,7 +196,7 @@ class PackData:
     quarantines: np.ndarray
 
     def segments(self) -> Iterator[tuple[int, bytes]]:
-        """Yields each segment with its number."""
+        """Yield (number, bytes) of each segment."""
         whole, at, left = [], 0, self.raw
         for size in self.block_sizes:
             whole.append(inflate(self.blocks[at:at + size], min(BLOCK, left)))
@@ -203,7 +213,8 @@ def inflate(block: bytes, size: int) -> bytes:
 
 
 def decode(pack: Pack, data: bytes, where: str) -> PackData:
-    """Decode a pack. Raises CorruptLog when `data` is not the pack of that name, byte for byte."""
+    """Decode the bytes of a pack. Raises CorruptLog when they are damaged or belong to another pack; `where` is its
+    path, for the message."""
     at = len(_HEAD) - 2 + 64
     if data[:at] != _HEAD % hashlib.sha256(memoryview(data)[at:]).hexdigest().encode():
         raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); "
@@ -263,9 +274,10 @@ def damage(store: Store) -> dict[str, str]:
 
 
 def restore(store: Store, path: str) -> bool:
-    """Write a damaged segment again from a pack, or a damaged pack from its segments. A damaged pack that cannot be
-    written again is removed when other packs hold its segments. Returns False when nothing holds the lost segments. The
-    damaged file then stays, since a copy of it may be found."""
+    """Repair the damaged segment or pack at `path`. A segment is written again from a pack that holds it, and a pack
+    from its segments. A pack that cannot be written again is removed when other packs hold all its segments. Returns
+    False when the lost segments are in no other file. The damaged file is then kept, since an intact copy may be found
+    elsewhere."""
     pack = pack_at(path)
     if pack is not None:
         with contextlib.suppress(CorruptLog, FileNotFoundError):
@@ -294,8 +306,8 @@ def _sound(store: Store, pack: Pack) -> bool:
 
 
 def segment_head(store: Store, number: int) -> bytes:
-    """The beginning of a segment, with its checksum. Raises FileNotFoundError when neither the segment nor a sound pack
-    with it exists."""
+    """The first 128 bytes of a segment, which include its checksum. Raises FileNotFoundError when neither the segment
+    nor an undamaged pack that holds it exists."""
     try:
         return store.read_range(segment_name(number), 0, 128)
     except FileNotFoundError:
@@ -306,7 +318,7 @@ def segment_head(store: Store, number: int) -> bytes:
 
 
 def _from_packs(store: Store, number: int) -> bytes | None:
-    """The segment, read from a sound pack. None when no sound pack holds it."""
+    """The bytes of segment `number`, read from an undamaged pack. None when no such pack holds the segment."""
     for pack in listed(store):
         if pack.first <= number <= pack.last:
             with contextlib.suppress(CorruptLog):

@@ -1,4 +1,4 @@
-"""A temporary database for a process's working data, on disk so that memory does not grow with it."""
+"""Temporary databases and lists on disk, for working data of a process that would take too much memory."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
 
 
 def path_bytes(path: str) -> bytes:
-    """A path as bytes that sort as the string does. The path may hold lone surrogates, because file names need not be
-    UTF-8."""
+    """Encode a path as bytes that sort in the same order as the strings. The path may hold lone surrogates, because
+    file names need not be UTF-8."""
     return path.encode("utf-8", "surrogatepass")
 
 
@@ -66,7 +66,8 @@ def path_of(data: bytes) -> str:
 
 
 class OnDisk(Sequence[T], Generic[T]):
-    """A sequence whose items are read in pieces. Subclasses set `_size` and define `_read`."""
+    """Base class for a sequence on disk, whose items are read CHUNK at a time. A subclass sets `_size` (the number of
+    items) and defines `_read`."""
 
     _size = 0
 
@@ -98,8 +99,8 @@ class OnDisk(Sequence[T], Generic[T]):
 
 
 class Spilled(OnDisk[T]):
-    """A list on disk that only grows at its end. `encode` makes a value of an item that can be written as JSON;
-    `decode` turns that value back into an item.
+    """A list on disk, to which items can only be appended. `encode` turns an item into a value that can be written as
+    JSON; `decode` turns that value back into the item.
 
     The items are written in blocks of CHUNK, because a statement for each of millions of items takes longer than its
     JSON. The items of the last, incomplete block are in memory.

@@ -1,14 +1,15 @@
 """Reads a whole store, compares every file with its recorded size and hash, and repairs damage where possible.
 
-Files that the log names (`objects/`), lists of tasks, published folders, shard sets and their manifests are read once
-each. A published name that is a hard link to a file in `objects/` is not read again. Damaged files are reported by
-path. `repair`, which needs a log, retires their records and removes damaged copies, so that the next run recomputes
-them. Manifests are never removed. The next run replaces its own anyway, and a manifest that this version cannot read
-may be sound, for example if another version made the set and a training run still pins it.
+Files that the log names (`objects/`), argument lists of tasks, published folders, shard sets and their manifests are
+read once each. A published part that is a hard link to a file in `objects/` is not read again. Damaged files are
+reported by path. `repair`, which needs the lease of the log, retires (withdraws) the records of damaged files and
+removes damaged copies, so that the next run makes them anew. Manifests are never removed. The next run replaces its own
+manifests anyway. A manifest that this version of Tokenmill cannot read may be intact: another version may have made the
+shard set, and a training run may still use it.
 
-Segments and packs of the log are read, too. A damaged segment is restored from a pack that holds it, a damaged pack is
-rebuilt from its segments. A segment that no pack holds cannot be restored. The replay of the log, which comes before
-the verification, refuses such a segment by name.
+Segments and packs of the log are read, too. A damaged segment is restored from a pack that holds it, and a damaged pack
+is rebuilt from its segments. A damaged segment that no pack holds cannot be restored. The log is replayed before the
+verification begins, and the replay raises an error that names such a segment.
 
 An interrupted verification continues where it stopped: `verify.json` in the store records its progress.
 """
@@ -54,7 +55,8 @@ class File:
 
 @dataclass
 class Verified:
-    """What a verification has found so far. `damaged`: path → what is wrong."""
+    """Results of a verification so far: the number of files read, their bytes, and path → what is wrong for damaged
+    ones."""
 
     files: int = 0
     bytes: int = 0
@@ -63,10 +65,10 @@ class Verified:
 
 def verify_store(store: Store, log: LogView,
                  seen: Callable[[Verified, int], None] = lambda done, total: None, *, batch: int = NOTE) -> Verified:
-    """Verify the whole store. After every `batch` files `seen` is called with the results so far and the total bytes of
-    all objects.
+    """Verify the whole store, and return the results. After every `batch` files, `seen` is called with the results so
+    far and the total bytes of all files in `objects/`.
 
-    Memory holds the inodes of those files of `objects/` that have further names.
+    Memory holds the inode numbers of the files in `objects/` that have further hard links.
     """
     done = _resumed(store, log)
     of_the_log = snapshot.damage(store)                       # a driver may have repaired the log meanwhile
@@ -104,8 +106,8 @@ def verify_store(store: Store, log: LogView,
 
 
 class Repaired(NamedTuple):
-    """Numbers of records retired, of damaged copies removed, and of segments and packs of the log restored. `lost`:
-    packs of the log that cannot be restored."""
+    """Result of `repair`: the numbers of records retired, of damaged copies removed, and of segments and packs of the
+    log restored, and the paths of those (`lost`) that cannot be restored."""
 
     retired: int
     removed: int
@@ -114,8 +116,9 @@ class Repaired(NamedTuple):
 
 
 def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
-    """Retire the records of damaged files and remove damaged copies, so that the next run recomputes them. Restore
-    damaged segments and packs of the log. Manifests stay."""
+    """Retire the records of damaged files and remove damaged copies, so that the next run makes them anew. Restore
+    damaged segments and packs of the log. Manifests are kept. `damaged` maps paths to descriptions, as in
+    `Verified`."""
     retired, removed, restored, lost = log.retire_files(damaged), 0, 0, []
     for path in sorted(damaged):                              # segments sort before packs, which are rebuilt from them
         if path.startswith("log/"):
@@ -132,7 +135,7 @@ def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
 
 
 def problem(store: Store, file: File) -> str:
-    """What is wrong with a file; "" when it has the recorded size and hash."""
+    """Describe what is wrong with a file; "" when it has the recorded size and hash."""
     digest, size = hashlib.sha256(), 0
     try:
         with store.open(file.path) as f:
@@ -158,7 +161,8 @@ def _recorded(store: Store, log: LogView) -> Iterator[File]:
 
 
 def _published(store: Store, damaged: Mapping[str, str]) -> Iterator[File]:
-    """Lists of tasks, parts of published folders and files of shard sets, as far as their manifests can be read."""
+    """Yield argument lists of tasks, parts of published folders, and files of shard sets. Folders whose manifests are
+    `damaged` are left out."""
     for entry in store.entries(LISTS):
         yield File(entry.path, entry.size, entry.path.removeprefix(LISTS + "/").removesuffix(".json"))
     for kind in PUBLISHED:
@@ -174,7 +178,7 @@ def _published(store: Store, damaged: Mapping[str, str]) -> Iterator[File]:
 
 
 def _manifests(store: Store) -> Iterator[tuple[str, str]]:
-    """Manifests that cannot be read, and why."""
+    """Yield (path, reason) for each manifest that cannot be read."""
     for kind in PUBLISHED:
         for name in _folders(store, kind, MANIFEST):
             try:
@@ -207,7 +211,8 @@ def _is_manifest(path: str) -> bool:
 
 
 def _resumed(store: Store, log: LogView) -> Verified:
-    """The results of an interrupted verification of the same records; empty results when there is none."""
+    """The results of an interrupted verification. They are empty when there is none, or when the records of the log
+    have changed since."""
     try:
         doc: dict[str, Any] = json.loads(store.read(PROGRESS))
         if doc.pop("state") == log.state():

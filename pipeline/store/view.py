@@ -1,23 +1,26 @@
-"""The commit log as it is read: the state after replaying its packs (`pipeline.store.snapshot`) and segments.
+"""Reads the commit log: replays its segments, or the packs that hold them (`pipeline.store.snapshot`), into a state.
 
-Nothing here writes. `LogView` is the state that reports, plans and the writer (`pipeline.store.log.Log`) share: the
-record that counts for each key, and the documents in quarantine. A document is quarantined in one of two ways:
+The state is a `LogView`: the record that counts for each key, and the documents in quarantine. Reports, plans and the
+writer of the log (`pipeline.store.log.Log`) all use it. Nothing in this module writes to the store.
 
-by id    {row, id, stage, stage_key, reason}: committed with the record of the part in which the document was found. Any
-         task that later meets the document at this stage skips it, in other partitions and streams, too
-by row   {key, row, stage, reason}: reported at once by a supervisor, which knows the row within the task but not the
-         document's id. The next attempt of the task skips the row, even under another driver, and names the document
-         by id when it commits. If the task fails for good, nothing is proved against its rows, and their quarantine is
-         withdrawn (`released`)
+A document is quarantined in one of two ways:
 
-A record whose files were damaged or missing is *retired*, by key and attempt: {key, attempt, why}. It no longer counts,
-and the next record of its key does. The content hashes of its files are remembered, so that `Log.append` detects a task
-whose next attempt makes different contents. They are not remembered when no run named the record any more
+by id    {row, id, stage, stage_key, reason}: committed with the record of the task that met the document. Every task
+         that later meets the document at this stage skips it, also in other partitions and streams
+by row   {key, row, stage, reason}: committed as soon as a supervisor sees that a row of the task `key` killed its
+         process. The supervisor does not know the document's id. The next attempt of the task skips the row, even under
+         another driver, and quarantines the document by id when it commits. If the task fails for good, nothing shows
+         that its rows were to blame, and their quarantine is withdrawn (`released`)
+
+A record whose files are damaged or missing is *retired* by an entry {key, attempt, why}. It no longer counts, and the
+next record of its key does. The content hashes of its files are remembered, so that `Log.append` detects when the task
+runs again and produces other contents. They are not remembered for a record that was retired because no run needed it
 (`unnamed: true`).
 
-An input file that killed its reader is quarantined in the same two ways, from a certain record on. By row, `stage` is
-one of `Cursor.reading`. By id, `file` says which file, which piece of it, and how many of its records come before, and
-`stage_key` is the key of the reader.
+When a process dies while it reads an input file, the rest of the file, from the record it was reading on, is
+quarantined in the same two ways. In the entry by row, `stage` is a number that stands for the file
+(`pipeline.store.records.READING`). In the entry by id, `file` says which file it is, which piece of the file, and how
+many records of it come before; `stage_key` is the key of the reader.
 """
 
 from __future__ import annotations
@@ -42,8 +45,9 @@ log = logging.getLogger("tokenmill")
 
 
 class LogView:
-    """The state of the log, for reading. Records stay encoded until they are asked for. Those of packs are kept in a
-    file of their own, later ones in a temporary database, so that a log of millions of records needs little memory."""
+    """The state of the commit log, for reading. Records are kept on disk, and each is decoded only when it is asked
+    for, so that a log of millions of records needs little memory. Records from packs are in a temporary file
+    (`PackedRecords`), later ones in a temporary database."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -51,7 +55,8 @@ class LogView:
         self._begin_with(PackedRecords())
 
     def _begin_with(self, packed: PackedRecords) -> None:
-        """Reset the state to that before the first segment, with the records of the packs that are replayed first."""
+        """Reset the state to what it is before the first segment. `packed` holds the records of the packs that will be
+        replayed first."""
         self.segments = 0                                    # number of segments replayed
         self.retired_at = 0                                  # the last segment that retired a record; 0: none did
         self.epoch = 0                                       # the latest epoch
@@ -92,7 +97,8 @@ class LogView:
         return records
 
     def earlier(self, replay_key: str) -> PartRecord | None:
-        """The latest record that counts whose pass differs only in thresholds (`TaskSpec.replay_key`), or None."""
+        """The latest record that counts and has this replay key, or None. Tasks with the same replay key differ only in
+        thresholds, so the signals that the earlier task computed can be used again."""
         if not replay_key:
             return None
         found = self._db.execute("SELECT data FROM record WHERE replay_key = ? AND replay_key != '' "
@@ -110,8 +116,8 @@ class LogView:
         return len(self._packed) + int(self._db.execute("SELECT count(*) FROM record").fetchone()[0])
 
     def state(self) -> str:
-        """A name for the set of records that count: it changes when one is added or retired, but not with a new
-        epoch."""
+        """A string that identifies the set of records that count. It changes when a record is added or retired, and
+        stays the same when a new epoch begins."""
         found = self._db.execute("SELECT data FROM record ORDER BY number DESC LIMIT 1").fetchone()
         number = self._packed.last() if found is None else None
         last = found[0] if found is not None else b"{}" if number is None else self._packed.data(number)
@@ -147,8 +153,9 @@ class LogView:
         return {} if row is None else json.loads(row[0])
 
     def quarantined(self, stage_keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Documents that one of these stages quarantined, by id: {"id", "stage", "stage_key", "reason", "row"}. Later
-        attempts, resumes and reruns skip them. If several stages did, the first of `stage_keys` counts."""
+        """Documents that one of these stages quarantined: id → {"id", "stage", "stage_key", "reason", "row"}. Tasks
+        skip these documents. If several of the stages quarantined a document, the result holds the entry of the first
+        one in `stage_keys`."""
         result: dict[str, dict[str, Any]] = {}
         for key in stage_keys:
             for id, entry in self._quarantined_documents.get(key, {}).items():
@@ -156,14 +163,14 @@ class LogView:
         return result
 
     def quarantined_rows(self, key: str) -> dict[int, tuple[int, str]]:
-        """Rows of the task `key` that earlier attempts quarantined: {row: (stage as the cursor counts, reason)}. Empty
-        once the task has a record, which names them by id."""
+        """Rows of the task `key` that are quarantined because its attempts died on them: {row: (stage, reason)}, with
+        the stage's number as in `Cursor.set`. Empty once the task has a record, which names the documents by id."""
         return dict(self._quarantined_rows.get(key, ()))
 
     # -- replay --------------------------------------------------------------------------------------------------
     def refresh(self) -> None:
-        """Replay the segments added since the last call. If a pack holds one of them, replay the whole log. Raises
-        CorruptLog when a segment is damaged or missing and no sound pack holds it."""
+        """Replay the segments added since the last call. If a pack holds one of them, replay the whole log instead.
+        Raises CorruptLog when a segment is damaged or missing and no undamaged pack holds it."""
         packs, again, done = snapshot.listed(self.store), False, False
         while not done:
             try:
@@ -183,7 +190,7 @@ class LogView:
                     self._begin_with(PackedRecords())
 
     def _replay_packs(self, packs: Sequence[Pack]) -> None:
-        """Replay the log from its beginning to the end of the last sound pack."""
+        """Replay the log from its beginning to the end of the last undamaged pack."""
         packed, holes, at = PackedRecords(), [], 1
         for data, hole in self._sound(packs):
             if hole:
@@ -195,7 +202,7 @@ class LogView:
         self.holes = holes
         quarantining = packed.settle()
         with_rows = {entry["key"] for _, _, body in packed.events for entry in body.get("quarantined", ())}
-        # any other record changes only what look-ups by its keys return, so it need not be replayed
+        # replaying any other record would change nothing: `packed` already finds it by its keys
         numbers = iter(sorted({*quarantining, *itertools.chain.from_iterable(map(packed.numbers_of, with_rows))}))
         number = next(numbers, None)
         for before, segment, body in [*packed.events, (packed.limit, 0, {})]:
@@ -210,8 +217,9 @@ class LogView:
                 self._apply(body, segment, "a pack")
 
     def _sound(self, packs: Sequence[Pack]) -> Iterator[tuple[PackData, bool]]:
-        """Yield the data of the packs that hold the log from its beginning (with False), and of segments between them
-        that no sound pack holds (with True)."""
+        """Yield (data of a pack, False) for the undamaged packs that together hold the log, from its beginning on.
+        Where no such pack holds the next segments but a later one exists, read these segments, pack them in memory,
+        and yield (that pack's data, True)."""
         at = 1
         while True:
             chain, end = [], at
@@ -251,7 +259,8 @@ class LogView:
                              f"there; restore it from a copy, or start a new --store") from e
 
     def _replay_segments(self, known: int) -> None:
-        """Replay the segments after those already replayed, at least up to number `known`, which a pack holds."""
+        """Replay all segments that have not been replayed. Segments up to number `known` must exist, even if the
+        listing lacks them, because the store has a pack whose name ends with this number."""
         last = known
         for path in self.store.list("log", after=segment_name(self.segments)):
             if path.count("/") > 1:
@@ -272,8 +281,9 @@ class LogView:
         self.segments = number
 
     def _apply(self, body: dict[str, Any], segment: int, where: str) -> None:
-        """Apply everything in segment number `segment` except its records. Raises CorruptLog when its epoch is wrong:
-        a write that a dead driver requested may take effect after `store gc` removed the segment of that name."""
+        """Apply everything in the body of segment number `segment` except its records. Raises CorruptLog when the epoch
+        does not follow from the segments before. This can happen when `store gc` has removed the segment of that
+        number, and a write that a dead driver had requested takes effect only then."""
         if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
             raise CorruptLog(f"{where} is of epoch {body['epoch']} and comes behind epoch {self.epoch}; restore what "
                              f"was there from a copy, or start a new --store")
@@ -288,7 +298,7 @@ class LogView:
             self._retire(entry, segment)
 
     def _take(self, data: bytes) -> bool:
-        """Add an encoded record to the state. False when its key already has a record."""
+        """Add an encoded record to the state. Returns False when its key already has a record."""
         fact = facts(data)
         if self._packed.find(fact.key) is not None:
             return False
@@ -306,8 +316,8 @@ class LogView:
                 self._quarantine_document(entry)
 
     def _retire(self, entry: dict[str, Any], segment: int) -> bool:
-        """Retire the record that an entry of segment number `segment` names. False when the record of that attempt does
-        not count (any more)."""
+        """Retire (withdraw) the record that `entry`, from segment number `segment`, names by key and attempt. Returns
+        False when another record of the key counts, or none."""
         record = self.get(entry["key"])
         if record is None or record.attempt != entry["attempt"]:
             return False
@@ -325,7 +335,7 @@ class LogView:
         return of_stage.setdefault(entry["id"], entry) is entry
 
     def _quarantine_row(self, entry: dict[str, Any]) -> bool:
-        """Quarantine a row. False when it is quarantined already, or when the task has a record."""
+        """Quarantine a row. Returns False when the row is quarantined already, or when the task has a record."""
         if entry["key"] in self:
             return False
         rows = self._quarantined_rows.setdefault(entry["key"], {})
