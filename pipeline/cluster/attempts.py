@@ -1,13 +1,16 @@
-"""The folder of a run, seen from other processes: its state, its driver's log, and the request to stop.
+"""Reads and writes the files in a run's folder by which processes on any machine learn its state, read its driver's
+log, and ask it to stop. An attempt is one start of the run by a driver, the process that plans and commits its tasks.
 
-    runs/RUN/run.json        facts of its latest attempt: {"attempt", "how": job | local, "begun", "host", …}
-            progress.json    snapshot of its driver (`pipeline.engine.driver.progress`), with the attempt it belongs to
-            cancel.json      {"attempt"}: the attempt that is to stop
+    runs/RUN/run.json        facts about the latest attempt: {"attempt", "how": job | local, "begun", "host", …}
+            progress.json    the driver's latest report of its progress (`pipeline.engine.driver.progress`), with the
+                             number of its attempt
+            cancel.json      {"attempt"}: the attempt that is asked to stop
             log/0001-000001.txt …    output of the driver of a submitted attempt, in pieces of `PIECE` bytes
-            code/            copies of the files of `code:`, so that the run can be resumed from anywhere
+            code/            copies of the files of `code:`, so that the run can be resumed from any machine
 
-Everything here works on the store alone, from any machine that reaches it. These files decide nothing: only the commit
-log says whether a driver may commit. Ray's state of a job is only a hint, and may be wrong after a head node is lost.
+A machine needs only access to the store to use these functions. The files do not decide which driver may commit; only
+the commit log does. The state that Ray reports of a job is not used here, since it may be wrong after a head node is
+lost.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from pipeline.store.fs import Store
 from pipeline.store.lease import alive
 
 FRESH_S = 20.0           # a heartbeat at most this old comes from a living driver
-AHEAD_S = 5.0            # the driver's clock may be ahead of ours by this much
+AHEAD_S = 5.0            # the driver's clock may be this much ahead of the clock of this machine
 WATCH_S = 12.0           # an older heartbeat is watched for two beats: its counter must advance, since clocks differ
 PIECE = 64 << 10
 #: states that do not change by themselves
@@ -40,12 +43,14 @@ _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a run.
+    """The state of a run, as the files in the store show it.
 
-    `state`: submitted (its driver has not begun), started, running, stopping, done, failed, stopped, cancelled (before
-    it began), died (its driver vanished without a report), or unknown (its files cannot be read). `progress` is the
-    snapshot of this attempt, {} when there is none yet; `error` says why it failed. `silent_s`: seconds since its
-    driver's last sign of life, None unless a living driver runs it; `age_s`: seconds since its driver wrote `progress`.
+    `state` is one of: submitted (its driver has not begun), started (no progress has been reported yet), running,
+    stopping, done, failed, stopped, cancelled (stopped before it began), died (its driver is gone without having
+    reported an end), unknown (its files cannot be read). `facts` is the content of run.json. `progress` is the content
+    of progress.json, or {} when this attempt has not written it yet. `error` says why the run failed. `silent_s` is the
+    number of seconds since its driver's last sign of life, or None when no living driver runs it. `age_s` is the number
+    of seconds since its driver wrote `progress`.
     """
 
     run: str
@@ -63,8 +68,8 @@ class Standing:
 
 
 def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
-    """The state of `run` according to the store. Takes up to `WATCH_S` seconds if a driver on another machine is
-    silent."""
+    """The state of `run`, read from the store. Takes up to `WATCH_S` seconds when the driver is on another machine and
+    its heartbeat is old."""
     facts = facts_of(store, run)
     attempt = facts.get("attempt", 0)
     found = _json(store, f"runs/{run}/progress.json", _PROGRESS)
@@ -93,9 +98,13 @@ def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
 
 
 def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
-    """Seconds since the driver of `run` gave a sign of life; None when the store's latest driver serves another run, or
-    is gone. On the driver's own machine its process is looked up. Elsewhere its heartbeat must be fresh, or advance
-    while we watch. A driver whose process exists but is silent is suspended or hangs."""
+    """Seconds since the driver of `run` wrote its last heartbeat. None when the driver is gone, or when the store's
+    latest driver runs another run.
+
+    On the driver's own machine, its process is looked up. If the process exists but the result is large, the driver is
+    suspended or hangs. On another machine the driver counts as alive if its heartbeat is recent, or advances while this
+    function watches it for up to `WATCH_S` seconds.
+    """
     names = sorted(store.list("log/heartbeat"))
     beat = (_json(store, names[-1]) if names else None) or {}
     holder = beat.get("holder")
@@ -123,8 +132,8 @@ def driver_of(store: Store) -> dict[str, Any]:
 
 
 def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:
-    """A JSON object from the store; None when there is no such file, {} when it cannot be read or a field is not of its
-    type in `kinds`."""
+    """Read a JSON object from the store. Returns None when there is no such file, and {} when the file cannot be read
+    or a field does not have the type that `kinds` gives for it."""
     try:
         found = json.loads(store.read(path))
     except FileNotFoundError:
@@ -148,8 +157,8 @@ def facts_of(store: Store, run: str) -> dict[str, Any]:
 
 
 def note_attempt(store: Store, run: str, attempt: int, how: str, **facts: Any) -> dict[str, Any]:
-    """Write run.json for a new attempt, which runs as a Ray job or on this machine (`how`: job | local). Secrets are
-    masked."""
+    """Write run.json for a new attempt, and return its content. `how` is "job" when the attempt runs as a Ray job, and
+    "local" when it runs on this machine. `facts` are added to the content. Secrets are masked."""
     document = {"run": run, "attempt": attempt, "how": how, "host": socket.gethostname(), "begun": utc_now(), **facts}
     document = redact_json(document)
     store.write(facts_name(run), json.dumps(document, indent=1, sort_keys=True).encode())
@@ -157,7 +166,8 @@ def note_attempt(store: Store, run: str, attempt: int, how: str, **facts: Any) -
 
 
 def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
-    """Record that an attempt failed before it had progress to show, unless a later attempt has begun."""
+    """Record in run.json that an attempt failed before it could report progress. Does nothing when a later attempt has
+    begun."""
     facts = facts_of(store, run)
     if facts.get("attempt") == attempt:
         facts = redact_json({**facts, "error": error})
@@ -171,7 +181,7 @@ def utc_now(clock: Clock = SYSTEM) -> str:
 
 # -- cancel ----------------------------------------------------------------------------------------------------------
 def ask_to_stop(store: Store, run: str, attempt: int) -> None:
-    """Leave a request that this attempt stop; its driver polls for it every few seconds."""
+    """Ask this attempt to stop, by writing cancel.json. The driver of the attempt looks for it every few seconds."""
     store.write(f"runs/{run}/cancel.json", json.dumps({"attempt": attempt, "at": utc_now()}).encode())
 
 
@@ -193,7 +203,7 @@ class LogReader:
         self.piece, self.offset = 1, 0
 
     def more(self) -> Iterator[str]:
-        """The text that was added since the last call."""
+        """Yield the text that was added since the last call."""
         while True:
             try:
                 data = self.store.read(piece_name(self.run, self.attempt, self.piece))
@@ -210,7 +220,7 @@ class LogReader:
 
 # -- the user's own code ---------------------------------------------------------------------------------------------
 def keep_code(store: Store, run: str, files: Sequence[str]) -> None:
-    """Copy the files of the recipe's `code:` into the folder of the run."""
+    """Copy the Python files that the recipe lists under `code:` into the folder of the run."""
     for path in files:
         with open(path, "rb") as f:
             store.write(f"{code_folder(run)}/{os.path.basename(path)}", f.read())
@@ -221,8 +231,8 @@ def code_folder(run: str) -> str:
 
 
 def kept_code(store: Store, run: str, names: Sequence[str], scratch: str) -> list[str]:
-    """Paths on this machine of the files that `keep_code` kept, in the order of `names`. The path of a file that was
-    not kept does not exist."""
+    """Paths on this machine of the files that `keep_code` copied, in the order of `names`. From object storage they are
+    downloaded to `scratch`. When a file was not copied, nothing exists at its path."""
     result = []
     for name in names:
         path = f"{code_folder(run)}/{os.path.basename(name)}"

@@ -1,4 +1,4 @@
-"""Cancellation: a driver watches the store for the request to stop. No result depends on it."""
+"""Cancellation of a run: its driver checks the store every few seconds for a request to stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ GRACE_S = 60.0           # seconds for which running tasks may go on after a can
 @contextlib.contextmanager
 def watching(store: Store, run: str, attempt: int, stop: Callable[[], None],
              poll_s: float = POLL_S) -> Iterator[None]:
-    """Call `stop` from another thread, once, when this attempt is asked to stop (`attempts.ask_to_stop`)."""
+    """A context manager that calls `stop` once, from another thread, when this attempt of the run is asked to stop
+    (`attempts.ask_to_stop`)."""
     ended = threading.Event()
 
     def poll() -> None:

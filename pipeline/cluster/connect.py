@@ -1,6 +1,6 @@
 """Checks a Ray cluster before it is used: it must answer at its address, demand a token, and accept ours.
 
-Ray is imported late, because it looks for a token only once, when it is imported.
+Ray is imported only after the token has been set, because Ray looks for a token only once, when it is imported.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pipeline.base.redact import redact
 
 
 def check_cluster(address: str, insecure_local: bool = False) -> str:
-    """Return `gcs_of(address)` if that cluster demands a token and accepts ours. `insecure_local`: also accept a
-    cluster without authentication on loopback. Raises BadAddress and ClusterError."""
+    """Return 'host:port' of the Ray cluster at `address` (see `gcs_of`), if the cluster demands a token and accepts
+    ours. With `insecure_local`, a cluster without authentication is also accepted if it is on loopback. Raises
+    BadAddress for an address of another kind, and ClusterError when a check fails."""
     found = gcs_of(address)
     from pipeline.cluster import jobs
 
@@ -22,9 +23,9 @@ def check_cluster(address: str, insecure_local: bool = False) -> str:
 
 
 def gcs_of(address: str) -> str:
-    """'host:port' of the Ray cluster at `address` ('host:port', or 'auto' for the one this machine is part of), once
-    something answers there. Call it before Ray is imported, because Ray reads whether it has a token only at its
-    import. Raises BadAddress and ClusterError."""
+    """Return 'host:port' of the Ray cluster at `address`, which is 'host:port' already, or 'auto' for the cluster that
+    this machine is part of. Call this before Ray is imported, because it sets the token that Ray reads at its import.
+    Raises BadAddress for an address of another kind, and ClusterError when nothing answers at the address."""
     if address.startswith(("http://", "https://")):
         raise BadAddress(f"--address {redact(address)} is a job server, which is for tokenmill submit; to attach, give "
                          f"the cluster itself, HOST:6379")

@@ -1,8 +1,9 @@
-"""Checks one machine for faults before a run. `tokenmill doctor` runs the checks here and on every node.
+"""Checks whether the machine that this runs on is fit for a run. `tokenmill doctor` calls it on the user's machine and
+on every node of a cluster.
 
-A check is {"name", "level": green | yellow | red, "said", "remedy"}. A red check means that a run will fail, a yellow
-one that it may fail or be slow. Checks are plain JSON, so that a node can send them. Files that they write are removed
-again.
+The result of a check is {"name", "level": green | yellow | red, "said", "remedy"}, where `said` describes what was
+found. A red check means that a run will fail, and a yellow one that it may fail or be slow. Results are plain JSON, so
+that a node can send them. Files that the checks write are removed again.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from stages.scoring.models import default_lid176
 
 Check = dict[str, str]
 
-#: below the first limit a check is red, below the second yellow
+#: limits of checks: a value below the first number is red, a value below the second is yellow
 OPEN_FILES = (1024, 4096)
 FREE_BYTES = (2 << 30, 20 << 30)
 FREE_INODES = (10_000, 200_000)
 CORE_BYTES = (700 << 20, 2 << 30)         # of memory for each core
 SHM_BYTES = 256 << 20                     # Ray's object store takes 200 MB of it
-#: seconds a clock may be off: beyond the first, times in reports mislead; beyond the second, object storage refuses
-#: signed requests (S3: 15 minutes)
+#: seconds by which a clock may be wrong. Beyond the first number, times in reports mislead (yellow). Beyond the second,
+#: object storage may refuse signed requests (red; S3 does so from 15 minutes on).
 CLOCK_S = (5.0, 300.0)
 
 
@@ -46,10 +47,11 @@ def check(name: str, level: str, said: str, remedy: str = "") -> Check:
 
 
 def inspect_node(store_root: str | None = None, witness: str | None = None) -> dict[str, Any]:
-    """{"fingerprint", "time" (of the call, in seconds since 1970), "checks"} of the machine this runs on.
+    """Inspect the machine that this runs on. Returns {"fingerprint" (versions of code and libraries), "time" (of the
+    call, in seconds since 1970), "checks"}.
 
-    `store_root`: also check this store. `witness`: a file that another machine wrote to it and that must be visible
-    here.
+    If `store_root` is given, this store is also checked. `witness` is the path of a file that another machine has
+    written to the store. If this machine does not see the file, it does not see the same store.
     """
     began = SYSTEM.wall()
     parts = (_open_files, _shm, _scratch, _memory, _children, _confinement, _models, _ocr, _gpus)
@@ -111,7 +113,7 @@ def _space(name: str, folder: Path, remedy: str) -> Iterator[Check]:
 
 
 def _there(folder: Path) -> Path:
-    """The folder, or its nearest ancestor that exists."""
+    """The folder itself if it exists, else its nearest ancestor that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -159,7 +161,8 @@ def _models() -> Iterator[Check]:
 
 
 def _ocr() -> Iterator[Check]:
-    """Report the OCR programs, which only recipes that read scanned pages need."""
+    """Report which OCR programs are installed. Only recipes that read scanned pages need one, so this check is always
+    green."""
     from stages.extract.pdf.ocr import MissingEngine, engine, languages_of_tesseract
 
     found = []
@@ -185,8 +188,8 @@ def _gpus() -> Iterator[Check]:
 
 # -- the store -------------------------------------------------------------------------------------------------------
 def check_store(store: Store, witness: str | None = None) -> Iterator[Check]:
-    """Check that this machine can commit to a store: it sees the store, can write to it, and can create a file only
-    once."""
+    """Check that this machine can commit to a store: that it sees the store, that it can write to it, and that the
+    store refuses to create a file that exists already."""
     try:
         seen = witness is None or store.exists(witness)
     except (StoreError, OSError) as e:                           # no credentials or no connection, not another store
@@ -227,7 +230,8 @@ def _refusal(name: str, error: Exception) -> Check:
 
 
 def _clock_of_store(store: Store, probe: str, began: float) -> Iterator[Check]:
-    """Compare the time the store gives a new file with our clock."""
+    """Compare the clock of this machine with the time that the store gave the file `probe`, which was written after
+    `began` (seconds since 1970)."""
     written = None
     if store.local is not None:
         written = (store.local / probe).stat().st_mtime

@@ -17,11 +17,12 @@ LEVELS = ("green", "yellow", "red")
 
 
 def diagnose(store_root: str | None = None, address: str | None = None, insecure_local: bool = False) -> dict[str, Any]:
-    """{"store", "address", "worst": green | yellow | red, "checks": [{"where", "name", "level", "said", "remedy"}]}.
+    """Inspect this machine and, if `address` ('host:port') is given, every node of that Ray cluster.
 
-    This machine is inspected, and with `address` ('host:port') every node of the Ray cluster there: a small task runs
-    on each. A cluster without authentication is reported and not used, unless it is on loopback and `insecure_local`.
-    Files that the checks write are removed again.
+    Returns {"store", "address", "worst": green | yellow | red, "checks": [{"where", "name", "level", "said",
+    "remedy"}]}; `worst` is the worst level of all checks. On each node of the cluster a small task runs the checks.
+    When a cluster demands no token, this is reported and its nodes are not inspected; with `insecure_local`, they are
+    inspected if the cluster is on loopback. Files that the checks write are removed again.
     """
     store = Store(store_root) if store_root is not None else None
     mine = inspect_node(store.root if store else None)
@@ -60,8 +61,9 @@ def _cluster(address: str, store: Store | None, insecure_local: bool) -> Iterato
 
 @contextlib.contextmanager
 def _witness(store: Store | None) -> Iterator[str | None]:
-    """Write a file into the store for the nodes to find, and yield its path. The file is removed at the end, and so is
-    a store that did not exist before."""
+    """A context manager that writes a file to the store and yields its path, so that each node can check whether it
+    sees the same store. At the end the file is removed, and the folder of the store, too, if it did not exist
+    before."""
     if store is None:
         yield None
         return
@@ -90,7 +92,7 @@ def _node(node: dict[str, Any], ours: Fingerprint) -> Iterator[Check]:
     yield {"where": where, **check("code and versions", "red" if wrong else "green",
                                    "; ".join(wrong) or "the same as here",
                                    "install the same version on every node, or run with --ship-code")}
-    # it answered between `began` and `ended`: only a time outside them shows that its clock is off
+    # the node answered between `began` and `ended`, so its clock is certainly wrong only if its time is outside them
     off = max(0.0, node["began"] - theirs["time"], theirs["time"] - node["ended"])
     yield {"where": where, **clock("clock", off, "the clock here")}
     yield from ({"where": where, **c} for c in theirs["checks"])

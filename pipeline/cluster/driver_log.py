@@ -1,4 +1,4 @@
-"""The driver's log: what a driver prints, copied into the store. No result depends on it."""
+"""Copies what a run's driver prints into the store, so that it can be read from any machine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from pipeline.base.redact import redact
 from pipeline.cluster.attempts import PIECE, piece_name
 from pipeline.store.fs import Store
 
-COPY_S = 2.0             # seconds until the driver's output is in the store, at most
-LONGEST = 64 << 10       # characters after which an unfinished line or private key is written as it is
+COPY_S = 2.0             # seconds between two copies of new output to the store
+LONGEST = 64 << 10       # characters after which an unfinished line or private key is passed on unfinished
 
 
 class DriverLog:
-    """Copies everything that this process and its libraries write to stdout and stderr into the store as well
-    (runs/RUN/log/), with secrets masked in both places. A context manager; when it exits, the copy is complete.
+    """A context manager that copies to runs/RUN/log/ in the store everything that this process and its libraries write
+    to stdout and stderr. Secrets are masked both in the copy and in the output. When the context ends, the copy is
+    complete.
 
-    Object stores cannot append, so the log is a series of pieces, of which only the last one is replaced as it grows.
+    Object storage cannot append to a file. So the log is a series of files (pieces), and only the last one is replaced
+    as it grows.
     """
 
     def __init__(self, store: Store, run: str, attempt: int, clock: Clock = SYSTEM,
@@ -77,7 +79,8 @@ class DriverLog:
         self._copy()
 
     def _take(self, text: str, last: bool = False) -> None:
-        """Pass on only whole lines and whole private keys, because half a secret would not be recognised."""
+        """Add `text` to the output, and pass on whole lines and whole private keys, with secrets masked. An unfinished
+        line or key waits for its end, because half a secret would not be recognised. With `last`, nothing waits."""
         lines = self._line + text
         cut = lines.rfind("\n") + 1
         key = lines.rfind("-----BEGIN ", 0, cut)

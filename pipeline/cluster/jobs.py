@@ -1,8 +1,9 @@
-"""Ray Jobs: submits a driver to a cluster, reports and stops its job, and checks whether a cluster demands a token.
+"""Submits a driver to a Ray cluster as a job, reports the job's state, stops it, and checks whether the cluster demands
+a token.
 
-What Ray says about a job is a hint: after the loss of a head node it may be wrong (ray#65608, ray#65025) or missing.
-The truth about a run is in its store (`pipeline.cluster.attempts`). Only job ids, options and the packages go through
-Ray. A recipe never does, because its text must not reach a shell.
+The state that Ray reports of a job may be wrong (ray#65608, ray#65025) or missing after a head node is lost. The state
+of a run is therefore read from its store (`pipeline.cluster.attempts`), and Ray's report is only a hint. Job ids,
+options and packages are sent through Ray. A recipe is not, because its text must not reach a shell.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from stages.catalog import load
 
-#: seconds Ray waits between SIGTERM and SIGKILL: tasks may finish (`cancellation.GRACE_S`), and the driver may write
-#: its report
+#: seconds that Ray waits between SIGTERM and SIGKILL, so that running tasks can finish (`cancellation.GRACE_S`) and the
+#: driver can write its report
 STOP_WAIT_S = 180
 #: environment variables that Ray prefers to the addresses it is given
 _OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
@@ -38,7 +39,8 @@ _OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 
 @dataclass(frozen=True)
 class JobState:
-    """What Ray says of a job. `status`: PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED."""
+    """The state of a job as Ray reports it. `status` is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED. `exit_code` is
+    None as long as Ray does not know it."""
 
     status: str
     message: str
@@ -50,16 +52,19 @@ class JobState:
 
 
 def job_id(store_root: str, run: str, attempt: int) -> str:
-    """The id of the job for this attempt. Every submitter gets the same one, so Ray refuses a second submission."""
+    """The id of the Ray job for this attempt of a run. It depends only on the arguments, so that Ray refuses to start
+    the same attempt a second time."""
     digest = hashlib.blake2b(f"{store_root}\0{run}".encode(), digest_size=5).hexdigest()
     return f"tokenmill-{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:64]}-{digest}-{attempt}"
 
 
 def submit(address: str, id: str, arguments: Sequence[str], *, python: str = "python",
            packages: Sequence[str] = ()) -> bool:
-    """Start `python -m pipeline.cli ARGUMENTS` on the head node as the job `id`. False when this job exists already.
+    """Start `python -m pipeline.cli ARGUMENTS` on the head node of the cluster as the job `id`, and do not wait for it.
+    Returns False when a job with this id exists already.
 
-    `packages`: folders to send along; by default the image of the head has them. Does not wait for the job.
+    `packages` are folders of Python packages to send along. Without them the packages must be installed on the head
+    node. `address` is the URL of the job server. Raises ClusterError when the cluster does not accept the job.
     """
     # -P: Python must not find other packages in the folder Ray was started in
     entrypoint = "exec " + shlex.join([python, "-P", "-m", "pipeline.cli", *arguments])
@@ -76,7 +81,7 @@ def submit(address: str, id: str, arguments: Sequence[str], *, python: str = "py
 
 
 def state(address: str, id: str) -> JobState | None:
-    """The state of a job; None when the cluster does not know it."""
+    """The state of the job `id`; None when the cluster has no such job."""
     with _client(address) as client:
         try:
             info = client.get_job_info(id)
@@ -89,7 +94,8 @@ def state(address: str, id: str) -> JobState | None:
 
 
 def stop(address: str, id: str) -> bool:
-    """Ask the job to stop, first by SIGTERM; returns at once. False when it has ended or is unknown."""
+    """Ask Ray to stop the job, by SIGTERM and STOP_WAIT_S later by SIGKILL, and return at once. Returns False when the
+    job has ended or the cluster has no such job."""
     with _client(address) as client:
         try:
             return bool(client.stop_job(id))
@@ -100,7 +106,7 @@ def stop(address: str, id: str) -> bool:
 
 
 def said(address: str, id: str) -> str:
-    """The output of a job as far as Ray kept it, with secrets masked; "" when there is none."""
+    """The output of a job, as far as Ray has kept it, with secrets masked; "" when there is none."""
     with _client(address) as client:
         try:
             return redact(client.get_job_logs(id))
@@ -110,7 +116,8 @@ def said(address: str, id: str) -> str:
 
 @contextlib.contextmanager
 def _client(address: str) -> Iterator[JobSubmissionClient]:
-    """A client of the job server at `address`. Errors of the connection are raised as ClusterError."""
+    """A context manager that yields a client of the job server at `address`. Errors of the connection are raised as
+    ClusterError."""
     logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)     # "Uploading package …"
     before = {name: os.environ.pop(name, None) for name in (*_OVERRIDES, "no_proxy")}
     host = urlsplit(address).hostname
@@ -130,7 +137,7 @@ def _client(address: str) -> Iterator[JobSubmissionClient]:
 
 
 def _line(error: BaseException) -> str:
-    """A Ray error in one line. In a traceback, the last line says what happened."""
+    """The line of a Ray error that says what happened: the last line of a traceback, else the first line."""
     text = redact(str(error)).strip().strip("\"'").replace("\\n", "\n")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
@@ -139,7 +146,8 @@ def _line(error: BaseException) -> str:
 
 
 def local_cluster() -> str:
-    """GCS address ('host:port') of what `--address auto` means: RAY_ADDRESS, or the cluster this machine is part of."""
+    """The address ('host:port') that `--address auto` stands for. It is the address of the GCS (the server of the head
+    node) of the cluster that RAY_ADDRESS names or, without RAY_ADDRESS, that this machine is part of."""
     try:
         return str(ray._private.services.canonicalize_bootstrap_address_or_die("auto"))
     except ConnectionError as e:
@@ -148,8 +156,9 @@ def local_cluster() -> str:
 
 
 def check_gcs(address: str, insecure_local: bool = False) -> bool:
-    """Check the cluster whose GCS is at `address` ('host:port'). True when it demands a token and accepts ours. False
-    when it demands none and that is allowed (`insecure_local`, on loopback). Raises ClusterError otherwise."""
+    """Check the Ray cluster at `address` ('host:port' of its GCS). Returns True when it demands a token and accepts
+    ours. Returns False when it demands none, which is allowed only with `insecure_local` and on loopback. Raises
+    ClusterError in all other cases."""
     if _admits(address, None):
         refuse_open(address, address.rpartition(":")[0].strip("[]"), insecure_local)
         return False
@@ -159,7 +168,8 @@ def check_gcs(address: str, insecure_local: bool = False) -> bool:
 
 
 def _admits(address: str, bearer: str | None) -> bool:
-    """Whether the GCS answers a request with this token, or without any (None)."""
+    """Whether the GCS at `address` accepts a request with this token. None for `bearer` means a request without a
+    token."""
     # like Ray's own channels, use no proxy, which would see the token
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
@@ -183,11 +193,13 @@ def _call(target: str, arguments: dict[str, Any]) -> Any:
 
 def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout: float = 60.0,
                   clock: Clock = SYSTEM) -> dict[str, Any]:
-    """Call the function named 'module:function' on every living node of the cluster at `address` ('host:port').
+    """Call the function `target` ('module:function') with these arguments on every living node of the cluster at
+    `address` ('host:port').
 
-    Returns {"dashboard": "host:port", "nodes": [{"name", "id", "began", "ended" (seconds since 1970, here), "result" or
-    "error"}]}, sorted by name. A node that does not answer within `timeout` seconds has an error. Raises ClusterError
-    when it cannot attach to the cluster.
+    Returns {"dashboard": "host:port", "nodes": [{"name", "id", "began", "ended", "result" or "error"}]}, with nodes
+    sorted by name. `began` and `ended` are the times of the call by the clock of this machine, in seconds since 1970. A
+    node that does not answer within `timeout` seconds has an error. Raises ClusterError when this process cannot attach
+    to the cluster.
     """
     own = not ray.is_initialized()
     try:
