@@ -1,4 +1,5 @@
-"""`make demo`: runs the whole pipeline on real input: fetches pages, runs the recipe, trains a toy model."""
+"""`make demo`: runs the whole pipeline on real input. It fetches pages, runs a recipe on them, and trains a small
+model."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ RECIPE = Path(__file__).with_name("recipe.yaml")
 
 
 def main(store: str | None = None) -> int:
-    """Run everything into `store` (default: demo-store in the repository). A second call continues where the first one
-    stopped."""
+    """Run the demo, with results in the folder `store` (default: demo-store in the repository). A second call continues
+    where an interrupted one stopped. Returns the exit status."""
     began = time.monotonic()
     print("1. input", flush=True)
     if fetch_main():
@@ -40,7 +41,7 @@ def main(store: str | None = None) -> int:
     folder = at / "runs" / made.run
     print(f"\nThe report of the data is there to look at, while the model trains: {folder / 'report.html'}\n"
           f"What was dropped, and why: tokenmill inspect clean --dropped --store {at}\n\n3. training", flush=True)
-    # in its own process: the trainer needs nothing of the pipeline, and sets its own threads
+    # in a process of its own, because the trainer sets the number of its threads for its whole process
     code = subprocess.run([sys.executable, "-m", "pipeline.cli", "train", "run", str(folder)], cwd=ROOT).returncode
     if code:
         return code
@@ -51,7 +52,8 @@ def main(store: str | None = None) -> int:
 
 
 def closing(folder: Path, datasets: dict[str, int], shards: dict[str, int]) -> str:
-    """The closing summary: the report, the loss before and after, a sample."""
+    """The text that is printed at the end: path of the report, loss before and after training, number of tokens and
+    documents, and a sample of generated text."""
     import json
 
     summary = json.loads((folder / "train" / "summary.json").read_text())

@@ -7,9 +7,10 @@
     manuals/**.html         HTML documentation of four libraries
     papers/**.pdf           PDF files of every kind
     code/**.py              the standard library of the Python that runs this
-    models/quality.bin      a fastText quality classifier, trained here: encyclopaedia and documentation or web page?
+    models/quality.bin      a fastText quality classifier that this module trains: it tells encyclopaedia and
+                            documentation from other web pages
 
-Everything is checked against pinned checksums; a second call finds its work done.
+All downloads are checked against pinned checksums. A second call does nothing when the folder is complete.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from demo.warc import Page, write_warc
 from pipeline.fetch import FetchError, download, fetch, members, put
 
 FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "demo"
-#: raised when the files below change, so that a folder made by an older version is made again
+#: increased whenever this module makes other files than before, so that an older folder is made again
 VERSION = 2
-#: modification time of every file made here, because it is part of an input's identity
+#: modification time given to every file, in seconds since 1970. It is fixed because it is part of an input's identity.
 MTIME = 1_767_225_600
 #: licence notices shorter than this (characters) are left out: most are one line that names a licence
 SHORTEST_LICENCE = 1_000
@@ -46,7 +47,8 @@ _ADDRESS = re.compile(rb"""<link[^>]{0,200}?rel=["']?canonical["']?[^>]{0,200}?h
 
 
 def fetch_demo(folder: Path = FOLDER, say: Say = print) -> dict[str, int]:
-    """Make the demo's input in `folder`. Returns the number of items by source. Raises FetchError."""
+    """Make the demo's input in `folder`. Returns the number of items by source. Raises FetchError when a package cannot
+    be downloaded or is not as expected. `say` is called with lines about the progress."""
     stamp = folder / "data" / "made.json"
     made = {"version": VERSION, "python": sys.version.split()[0], "packages": {p.name: p.sha256 for p in packages.ALL}}
     fetch("lid176")
@@ -74,8 +76,8 @@ def fetch_demo(folder: Path = FOLDER, say: Say = print) -> dict[str, int]:
 
 
 def web(folder: Path, target: Path) -> int:
-    """Write front, login and contact pages to one file, articles to another. Pages without a known address are left
-    out."""
+    """Write web pages of many kinds (front, login, contact …) to one WARC file, and article pages to another. Articles
+    that do not name their address are left out. Returns the number of pages."""
     archive = folder / "packages" / packages.FORMASAURUS.file
     [(_, index)] = members(archive, lambda p: p == "formasaurus/data/index.json")
     addresses = {name: entry["url"] for name, entry in json.loads(index).items()}
@@ -99,7 +101,7 @@ def _articles(folder: Path) -> Iterator[Page]:
 
 
 def wiki(folder: Path, target: Path) -> int:
-    """Copy the dump unchanged. Returns its number of pages, redirects included."""
+    """Copy the slice of the Wikipedia dump unchanged. Returns its number of pages, including redirects."""
     archive = folder / "packages" / packages.GENSIM.file
     [(_, dump)] = members(archive, lambda p: "test_data/enwiki-latest-pages-articles1" in p and p.endswith(".bz2"))
     put(target / "enwiki.xml.bz2", dump)
@@ -107,7 +109,8 @@ def wiki(folder: Path, target: Path) -> int:
 
 
 def licences(folder: Path, target: Path) -> int:
-    """Write licence texts without the YAML block that scancode puts in front of them."""
+    """Write licence texts as JSONL, without the YAML block that scancode-toolkit puts in front of each. Returns their
+    number."""
     lines = []
     archive = folder / "packages" / packages.SCANCODE.file
     for path, text in sorted(members(archive, lambda p: p.endswith((".LICENSE", ".RULE")))):
@@ -123,7 +126,8 @@ def docs(folder: Path, target: Path) -> int:
 
 
 def manuals(folder: Path, target: Path) -> int:
-    """Copy built documentation, without the pages that only list names or source code."""
+    """Copy the HTML documentation of four libraries, without pages that only list names or source code. Returns the
+    number of pages."""
     places = ((packages.SQLALCHEMY, "doc/"), (packages.MAKO, "doc/"), (packages.ALEMBIC, "docs/"),
               (packages.PYGAME, "pygame/docs/generated/"))
     return sum(_copy(folder / "packages" / package.file, prefix, ".html", target / package.name)
@@ -136,7 +140,8 @@ def papers(folder: Path, target: Path) -> int:
 
 
 def code(target: Path) -> int:
-    """Copy the standard library, without its tests and installed packages."""
+    """Copy the files of Python's standard library, without its tests and without installed packages. Returns their
+    number."""
     top, count = Path(sysconfig.get_paths()["stdlib"]), 0
     for path in sorted(top.rglob("*.py")):
         parts = path.relative_to(top).parts
@@ -147,7 +152,8 @@ def code(target: Path) -> int:
 
 
 def _copy(archive: Path, prefix: str, suffix: str, target: Path) -> int:
-    """Copy the members with this prefix and suffix below `target`, under names that cannot leave it."""
+    """Copy the files of an archive whose paths have this prefix and suffix to the folder `target`. Parts of a path that
+    would lead out of `target` are removed. Returns the number of files."""
     count = 0
     for path, data in members(archive, lambda p: p.startswith(prefix) and p.lower().endswith(suffix)):
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]

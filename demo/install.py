@@ -1,6 +1,8 @@
-"""`python demo/install.py ARGUMENTS…` is `pip install ARGUMENTS…` with a line now and then instead of none or hundreds.
+"""`python demo/install.py ARGUMENTS…` runs `pip install ARGUMENTS…` and prints a line about the progress every few
+seconds, while pip itself prints either nothing or hundreds of lines.
 
-It runs before anything is installed, in the environment that it installs into: standard library only.
+It uses only the standard library, because it runs before anything is installed, in the environment into which it
+installs.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ _STEP = re.compile(r"\s*(Collecting|Processing|Downloading|Using cached|Building
 
 
 class Progress:
-    """The progress of pip, from the lines it prints. It prints nothing while it unpacks, so installed packages are
-    counted then."""
+    """The progress of pip, taken from the lines that it prints. While pip unpacks packages it prints nothing; the
+    packages installed so far are counted then."""
 
     def __init__(self) -> None:
         self.collected, self.packages, self.last = 0, 0, ""
@@ -51,8 +53,8 @@ def installed() -> int:
 
 
 def main(*arguments: str, every: float = EVERY) -> int:
-    # --no-compile: Python compiles a module on first import, and compiling all of them takes longer than installing
-    # them
+    # --no-compile: Python compiles a module when it is first imported, and compiling all modules would take longer than
+    # installing them
     command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", "--no-compile", *arguments]
     pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                            env={**os.environ, "PYTHONUNBUFFERED": "1"})

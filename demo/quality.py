@@ -1,4 +1,4 @@
-"""Trains the demo's quality classifier: encyclopaedia and documentation against web pages of every kind."""
+"""Trains the demo's quality classifier, which tells encyclopaedia and documentation from web pages of every kind."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stages.read.reader import Reader, Slice
 from stages.read.warc import Warc
 from stages.read.wiki import Wiki
 
-#: characters of the passages into which texts are cut, so that one long article does not outweigh a hundred pages
+#: characters of a passage. Texts are cut into passages, so that one long article does not outweigh a hundred pages.
 PASSAGE = 2_000
-#: most passages of each side
+#: about the most passages of each of the two classes
 MOST = 2_500
 
 
@@ -31,8 +31,9 @@ def train(data: Path) -> str:
 
 
 def _texts(reader: Reader, folder: Path, pattern: str, extract: Html | None = None) -> Iterator[str]:
-    """Yields the texts of the files that match, in path order. Records that are not documents, and pages without text,
-    are skipped."""
+    """Yield the texts that `reader` reads from the files in `folder` that match `pattern`, in the order of their paths.
+    With `extract`, texts are extracted from HTML. Records that are not documents, and pages without text, are
+    skipped."""
     for path in sorted(folder.glob(pattern)):
         for doc in reader.read(str(path), Slice("demo", path.relative_to(folder).as_posix())):
             if isinstance(doc, Document) and (extract is None or extract.process(doc) is None):

@@ -1,4 +1,5 @@
-"""Writes WARC/1.1 (ISO 28500:2017) with one gzip member per record, as crawlers do. Equal input gives equal bytes."""
+"""Writes WARC/1.1 files (ISO 28500:2017) with one gzip member per record, as crawlers do. Equal input gives equal
+bytes."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ DATE = "2026-01-01T00:00:00Z"
 
 @dataclass(frozen=True)
 class Page:
-    """A web page: its address and its body as it was served (or saved)."""
+    """A web page: its address, and its body as it was served or saved."""
 
     url: str
     body: bytes
 
 
 def write_warc(path: Path, pages: Iterable[Page], description: str) -> int:
-    """Write `pages` as response records after a warcinfo record. Returns their number."""
+    """Write a WARC file that holds a warcinfo record with `description`, and a response record for each page. Returns
+    the number of pages."""
     info = f"software: tokenmill demo\r\nformat: WARC File Format 1.1\r\ndescription: {description}\r\n".encode()
     out = [_record("warcinfo", f"{path.name}/info", [("WARC-Filename", path.name)], "application/warc-fields", info)]
     for n, page in enumerate(pages):

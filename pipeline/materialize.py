@@ -1,5 +1,5 @@
-"""`tokenmill materialize RUN`: writes out the samples of a run in training order (see
-`pipeline.passes.materialize`)."""
+"""`tokenmill materialize RUN`: writes the training samples of a run to files, in the order in which a training reads
+them. `pipeline.passes.materialize` describes the tasks and the files."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ from tokenizer.shards.rows import RowManifest
 def materialize(store_root: str, run: str, format: str, *, make_backend: Callable[[Store], Backend],
                 show: str = "quiet", takeover: bool = False, map_bytes: int | None = None,
                 file_bytes: int = FILE_BYTES) -> tuple[RowManifest, str]:
-    """Write all samples of `run` to runs/RUN/rows-FORMAT. Returns the manifest, and that folder relative to the store.
+    """Write all training samples of `run` to runs/RUN/rows-FORMAT. Returns the manifest, and the path of that folder
+    relative to the store.
 
-    `format`: bytes | parquet. Tasks are committed like those of a run, so an interrupted call resumes where it stopped,
-    and the other format reuses the exchange.
+    `format` is bytes or parquet. Tasks are committed like those of a run, so an interrupted call resumes where it
+    stopped. The tasks that sort the samples do not depend on the format, so a later call with the other format reuses
+    their results.
     """
     store = Store(store_root)
     path, folder = f"runs/{run}/curriculum.json", f"runs/{run}/rows-{format}"
@@ -65,8 +67,9 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
 
 
 def copy_rows(store: Store, folder: str, out: str) -> None:
-    """Copy the rows in `folder` of the store to the folder or URL `out`, rows.json last. File names identify contents,
-    so files of the right size that an interrupted copy has left there are kept."""
+    """Copy the files that `materialize` wrote to `folder` of the store to the folder or URL `out`. The manifest
+    rows.json is copied last. The name of a file identifies its content, so files of the right size that an interrupted
+    copy has left in `out` are not copied again."""
     target = Store(out)
     sums = {file["files"][kind]: sha256 for file in json.loads(store.read(f"{folder}/{ROWS}"))["files"]
             for kind, sha256 in file["sha256"].items()}

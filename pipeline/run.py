@@ -1,4 +1,5 @@
-"""Runs a recipe (`tokenmill run`): recipe → plan → tasks → datasets, shards, curriculum, report."""
+"""Runs a recipe (`tokenmill run`): makes a plan, runs the tasks whose results are missing, and publishes datasets,
+shards, curriculum and report."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ from pipeline.store.runs import write_tasks
 from tokenizer.mixture.resolve import resolve
 
 logger = logging.getLogger("tokenmill")
-#: most files that the report names as damaged and remade
+#: most damaged files that the report names
 SHOWN = 20
 
 
@@ -58,15 +59,15 @@ class RunSummary:
     store: str
     datasets: dict[str, int]            # rows
     shards: dict[str, int]              # tokens
-    executed: int                       # tasks run; the others were done before
+    executed: int                       # tasks that ran; `reused` ones were done before
     reused: int
     warnings: list[str]
 
 
 def run_name(recipe: Recipe) -> str:
-    """The name of a recipe's run. The same recipe gets the same name, so running it again continues or reuses the run.
-    Characters other than letters, digits, '_', '.' and '-' are replaced, so that the name is safe as a file name and as
-    a word in a shell."""
+    """The name of a recipe's run. It depends only on the recipe, so running the same recipe again continues or reuses
+    the same run. Characters other than letters, digits, '_', '.' and '-' are replaced, so that the name is safe as a
+    file name and as a word in a shell."""
     stem = re.sub(r"[^\w.-]+", "-", recipe.name)[:64].strip("-.")
     return f"{stem or 'recipe'}-{recipe.digest()[:8]}"
 
@@ -74,13 +75,16 @@ def run_name(recipe: Recipe) -> str:
 def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store], Backend], show: str = "quiet",
                run: str | None = None, dispatch_seed: int | None = None, takeover: bool = False,
                verify_inputs: bool = False, report: bool = True, attempt: int | None = None) -> RunSummary:
-    """Run `recipe` into the store. Returns when everything is published; raises when something failed.
+    """Run `recipe` and write the results to the store. Returns when everything is published, and raises when something
+    failed.
 
-    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within a second, so after any
-    failure the next run of the same recipe resumes from there. The backend starts its workers when there is something
-    to run, and has stopped them when this returns. `attempt` is the number of the attempt in run.json that this process
-    drives (default: a new attempt). `attempts.ask_to_stop` ends the run from any machine: running tasks get a minute to
-    finish, then Interrupted is raised.
+    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within about a second, so
+    after any failure the next run of the same recipe continues from there. The backend starts its workers only when
+    there are tasks to run, and has stopped them when this returns.
+
+    `attempt` is given when another process has already created an attempt of the run in run.json that this process is
+    to execute; by default a new attempt is created. A process on any machine can stop the run with
+    `attempts.ask_to_stop`: running tasks then get a minute to finish, and Interrupted is raised.
     """
     store = Store(store_root)
     name = run or run_name(recipe)
@@ -124,9 +128,11 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
 
 def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler, verify_inputs: bool,
          report: bool) -> RunSummary:
-    """Do the work of a run, between the first and the last snapshot of progress.
+    """Collect garbage, record what is run (recipe, code, tokenizer), and then plan and run until no damaged file is
+    met.
 
-    Files outside the log are written only while this driver owns the log: `log.check_lease` is called first.
+    Before it writes files outside the log, it calls `log.check_lease`, which raises when another driver has taken over
+    the store.
     """
     our_code()                                    # early: another version may be installed while sources are listed
     mended = dict(collect_garbage(log).damaged)
@@ -144,8 +150,8 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
 
 def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler,
                     verify_inputs: bool, report: bool, mended: Mapping[str, str]) -> RunSummary:
-    """Plan from the log, run the missing tasks, and publish the results. Raises DamageFound or DamagedFile when a file
-    that it needs differs from its record."""
+    """Make the plan, run the tasks that have no record in the log, and publish the results. Raises DamageFound or
+    DamagedFile when a file that is needed differs from its record."""
     journal = ListingJournal(store, log.check_lease)
     planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                       verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal)
@@ -201,13 +207,13 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
 
 
 def _without_document(sums: NodeSums) -> list[str]:
-    """The sources that a pass read without getting any document."""
+    """The sources from whose records a pass got no document: all were unreadable or skipped."""
     return [name for name, counts in sums.counters.get("read", {}).items()
             if counts["records"] == sum(counts["bad"].values()) + sum(counts["skipped"].values())]
 
 
 def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> str:
-    """The error message of the first quarantined record of a source that has one; '' when there is none."""
+    """The error message of the first quarantined record of `source` that has a message; "" when none has."""
     for record in records:
         if record.files["quarantine.parquet"].rows:
             info = record.files["quarantine.parquet"]
@@ -220,9 +226,10 @@ def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> s
 
 def make_backend(kind: str, workers: int | None, address: str | None,
                  ship_code: bool = False) -> Callable[[Store], Backend]:
-    """Return a function that makes the backend of a kind: 'ray' (embedded, or attached to `address`), 'process' or
-    'inline'. `workers` None: one per CPU. `ship_code` sends this machine's packages to the nodes of an attached
-    cluster."""
+    """Return a function that creates the backend, which runs tasks. `kind` is 'ray' (on a Ray that this process starts,
+    or on the cluster at `address`), 'process' (in child processes) or 'inline' (in this process). `workers` is the
+    number of tasks that run at a time; None means one per CPU. With `ship_code`, this machine's packages are sent to
+    the nodes of the cluster."""
     def make(store: Store) -> Backend:
         if kind == "inline":
             from pipeline.engine.backends.inline import InlineBackend
@@ -245,8 +252,8 @@ def make_backend(kind: str, workers: int | None, address: str | None,
 
 def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any],
              sums: Mapping[str, NodeSums]) -> None:
-    """Link the finished dataset: the kept rows of its last pass, the dropped and quarantined rows of all its passes.
-    Nothing is done when the same parts are published already."""
+    """Publish a finished dataset: the kept rows of its last pass, and the dropped and quarantined rows of all its
+    passes. Does nothing when the same parts are published already."""
     # another version of the code may lay out a folder differently
     state = [our_code(), *(sums[p.name].results for p in planner.passes[node.dataset])]
     if is_published(store, node.dataset, state):
@@ -257,22 +264,23 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
 
 
 def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
-    """Link the rows that the passes of a dataset have quarantined so far. An error message is about to name the
-    folder."""
+    """Publish the rows that the passes of a dataset have quarantined so far. This is done before an error message that
+    names their folder."""
     log.flush()
     passes = [results[p.name].records for p in planner.passes[node.dataset] if p.name in results]
     publish_quarantine(store, node.dataset, chain.from_iterable(passes), log.check_lease)
 
 
 def _publish_lost(store: Store, log: Log, node: Node, result: StreamResult) -> None:
-    """Link the documents that a token stream lost to errors of the tokenizer."""
+    """Publish the documents that could not be encoded for a token stream, with the reasons."""
     log.flush()
     publish_quarantine(store, stream_quarantine(node.name.removeprefix("shards:")), result.encoded, log.check_lease)
 
 
 def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: Mapping[str, Any],
                    warnings: list[str]) -> dict[str, int]:
-    """Publish tokenizer, shards and curriculum. Returns the number of training tokens by stream."""
+    """Publish tokenizer, shards and curriculum, and add warnings to `warnings`. Returns the number of training tokens
+    by stream; {} when the recipe has no tokens."""
     if TOKENIZER not in results:
         return {}
     tokenizer = results[TOKENIZER]
@@ -291,8 +299,8 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
 
 
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
-    """The content of plan.json: what ran, and in which order. The report and the lineage are read from it and
-    tasks.parquet."""
+    """The content of plan.json: the nodes of the plan, in the order in which they ran. Reports are made from it and
+    from tasks.parquet, which lists the tasks."""
     return {
         "version": 1,
         "recipe": planner.recipe.digest(),

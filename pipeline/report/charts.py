@@ -1,6 +1,7 @@
-"""Draws small SVG charts. Colours come from the page's CSS (classes c0…c9), for light and dark mode.
+"""Draws the small SVG charts of the report. Their colours come from the page's CSS (classes c0…c9), which has a light
+and a dark mode.
 
-Every chart also carries its numbers as text: a `title` on each mark, a label for screen readers.
+Most charts also give their numbers as text: each bar has a `title`, and each chart has a label for screen readers.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from itertools import pairwise
 from pipeline.base.humanize import count, digits, percent, plural
 from pipeline.base.svg import Element, tag
 
-#: number of categorical colours in the style sheet
+#: number of colours in the style sheet that distinguish categories
 COLORS = 10
-#: width of a digit in the type of the axis (11 px, the widest of its fonts), and the space between two labels
+#: in pixels: the width of a digit on the axis (11 px text, in the widest of the possible fonts), and the least space
+#: between two labels
 DIGIT, SPACE = 7.2, 8
 
 
 def stacked(parts: Sequence[tuple[str, float, int]], *, height: int = 22, label: str = "") -> Element:
-    """One horizontal bar divided by shares: (name, value, colour). Widths are percentages, so the bar fits any page. A
-    name is written inside its part if it fits on a phone's screen."""
+    """A horizontal bar, divided among `parts` in proportion to their values. Each part is (name, value, number of its
+    colour). Widths are percentages, so the bar fits any page. A name is written inside its part if it fits there on a
+    phone's screen."""
     total = sum(v for _, v, _ in parts) or 1.0
     x, out = 0.0, []
     for name, value, color in parts:
@@ -37,7 +40,8 @@ def stacked(parts: Sequence[tuple[str, float, int]], *, height: int = 22, label:
 
 
 def meter(share: float, color: int = 0) -> Element:
-    """A thin bar for a table cell: `share` in [0, 1] of the cell's width. The neighbouring cell has the number."""
+    """A thin bar for a table cell, which fills the fraction `share` (0 to 1) of the cell's width. It has no text,
+    because the neighbouring cell states the number."""
     width = max(100 * min(share, 1.0), 0.6)
     bars = [tag("rect", class_="track", width="100%", height=8, rx=2)]
     if share > 0:
@@ -46,7 +50,8 @@ def meter(share: float, color: int = 0) -> Element:
 
 
 def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str) -> Element:
-    """Vertical bars: (label below the bar, value, full text of its title). Only as many labels are written as fit."""
+    """A chart of vertical bars. Each bar is (label below the bar, value, text of its title). Labels are left out where
+    they would not fit."""
     width, height, gap = 360, 110, 2
     step = (width - 10) / max(1, len(values))
     top = max((v for _, v, _ in values), default=0)
@@ -63,8 +68,9 @@ def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str) -> E
 
 
 def axis(names: Sequence[str], step: float, width: float) -> list[tuple[str, float, float]]:
-    """Returns (label, left edge, width) of every n-th label. Each is centred under its bar but kept inside the picture.
-    n is the smallest number for which no two labels touch."""
+    """Choose which labels of a bar chart are written: every n-th, with the smallest n for which no two labels touch.
+    Returns (label, left edge, width) of each. A label is centred under its bar, but moved so that it stays inside the
+    picture."""
     boxes = []
     for i, name in enumerate(names):
         room = DIGIT * len(name)
@@ -77,7 +83,8 @@ def axis(names: Sequence[str], step: float, width: float) -> list[tuple[str, flo
 
 
 def lengths(bins: dict[str, int], color: int, *, low: int, high: int, label: str) -> Element:
-    """Documents by log2 of their characters, bins `low`…`high`."""
+    """A chart of the lengths of documents. Bin b counts documents with 2^b to 2^(b+1) characters; the bins from `low`
+    to `high` are shown."""
     values = [(count(2 ** b), bins.get(str(b), 0),
                f"{count(2 ** b)} to {count(2 ** (b + 1))} characters: {plural(bins.get(str(b), 0), 'document')}")
               for b in range(low, high + 1)]
@@ -85,8 +92,8 @@ def lengths(bins: dict[str, int], color: int, *, low: int, high: int, label: str
 
 
 def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> Element:
-    """Removed documents by their similarity to the kept document. `of` is the number of bins over [0, 1]; the chart
-    begins at the lowest bin with documents."""
+    """A chart of removed documents by their similarity to the document that was kept instead. `of` is the number of
+    bins over [0, 1]. The chart begins at the lowest bin with documents."""
     low = min(map(int, bins), default=of - 1)
     values = [(f"{b / of:.2f}", bins.get(str(b), 0),
                f"similarity {b / of:.2f} to {(b + 1) / of:.2f}: {plural(bins.get(str(b), 0), 'document')}")
@@ -95,7 +102,7 @@ def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> El
 
 
 def scores(values: Sequence[tuple[float, float, int]], color: int, *, label: str) -> Element:
-    """Documents by score. Each bar is (from, to, documents), and the bars are in order."""
+    """A chart of documents by score. Each value is (lowest score, highest score, documents), in ascending order."""
     named = [(digits(low) if low else "0", docs, f"{digits(low)} to {digits(high)}: {plural(docs, 'document')}")
              for low, high, docs in values]
     return bars(named, color, label=label)

@@ -1,8 +1,9 @@
-"""Makes report.json: the figures of a run, from the log's records and the parts they name. No document is reprocessed.
+"""Makes report.json, the figures of a run, from the commit records of its tasks and from a few of the files they wrote.
 
-All figures except measured times can be recomputed by a query over the published parts;
-tests/e2e/test_report_figures.py does so with DuckDB. Counters are already sums, and only a few parts are opened, for
-samples chosen by id. Apart from reading the log, neither memory nor time depends on the number of parts.
+No document is processed again. The records hold counters, which are added up, and only a few parts (files of documents)
+are opened, to show samples. So apart from reading the log, neither memory nor time depends on the number of parts. All
+figures except measured times can be checked by a query over the published parts; tests/e2e/test_report_figures.py does
+so with DuckDB.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ VERSION = 1
 
 def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], None] = lambda: None,
                  sums: Sums = MappingProxyType({})) -> dict[str, Any]:
-    """Collect the report of a run and write runs/RUN/report.{json,html} and STORE/report.json. Returns the document.
+    """Collect the report of a run and write runs/RUN/report.{json,html} and STORE/report.json. Returns the content of
+    report.json.
 
-    `get` returns the record of a key: `Log.get`, or `Log.read(store).get` where no driver runs. `check_lease`
-    (`Log.check_lease`) is called before anything is written, because collecting may take long and another driver may
-    have taken over. `sums` maps names of nodes to the sums of their counters, as far as the caller has them; for other
-    nodes the records are read.
+    `get` returns the commit record of a task's key: `Log.get`, or `Log.read(store).get` in a process that is not a
+    driver. `check_lease` (`Log.check_lease`) is called before anything is written, because collecting may take long and
+    another driver may have taken over. `sums` maps names of plan nodes to the sums of their counters. For nodes that
+    are not in `sums`, all records are read and added up.
     """
     document = collect(store, run, get, sums)
     _write(store, document, latest=True, check_lease=check_lease)
@@ -48,8 +50,9 @@ def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], Non
 def add_training(store: Store, run: str) -> bool:
     """Write the report of a run again, with the trainer's results from runs/RUN/train.
 
-    Everything else is taken from report.json: a copy of a run without its log and parts, as on another cluster, must
-    not lose its figures. Returns False where there is no report of this version or no training.
+    All other figures are copied from the run's report.json, so that this also works for a copy of a run, on another
+    cluster, that has neither the log nor the parts. Returns False, and writes nothing, when there are no results of a
+    training, or no report.json of this version.
     """
     at, section = f"runs/{run}/report.json", training(store, run)
     if section is None or not store.exists(at):
@@ -77,7 +80,7 @@ def _write(store: Store, document: dict[str, Any], *, latest: bool,
 
 
 def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> dict[str, Any]:
-    """The report as a JSON document. Each section is described where it is made."""
+    """The content of report.json. The docstrings of the functions called here describe its sections."""
     plan, nodes = nodes_of(store, run, get, sums)
     passes = [n for n in nodes if n.kind == "pass"]
     tokens = token_counts(store, nodes)
@@ -104,20 +107,20 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
 
 
 def nodes_of(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> tuple[dict[str, Any], list[Node]]:
-    """plan.json of a run, and its nodes with the counters of their tasks."""
+    """The content of a run's plan.json, and the nodes of the plan, joined with the counters of their tasks."""
     plan = json.loads(store.read(f"runs/{run}/plan.json"))
     tasks = RunTasks(store, run)
     return plan, [Node(n, partial(_committed, tasks, n["name"], get), sums.get(n["name"])) for n in plan["nodes"]]
 
 
 def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:
-    """Records of the tasks of a node, in plan order."""
+    """The commit records of a plan node's tasks, in plan order. Tasks without a record are left out."""
     return (record for key in tasks.keys(node) if (record := get(key)) is not None)
 
 
 def names(plan: dict[str, Any], passes: list[Node], tokens: dict[str, Any]) -> dict[str, list[str]]:
-    """The names of sources, datasets and streams in plan order (the keys of a JSON object have no order), and the names
-    of the `final` datasets, from which no other dataset is made."""
+    """The names of sources, datasets and streams as lists in plan order, because the keys of a JSON object have no
+    order. `final` lists the datasets from which no other dataset is made."""
     datasets = [n.dataset for n in passes if n.publishes]
     inputs = {d for n in passes for d in n.deps if d != n.dataset}
     return {"sources": list(plan["sources"]), "datasets": datasets, "streams": list(tokens),

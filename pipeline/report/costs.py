@@ -1,6 +1,7 @@
-"""Makes the report's sections about time. They give what the work cost according to the records, whichever run did it.
+"""Makes the report's sections about time and memory.
 
-These figures are measurements, the only ones in the report that no query over the parts can reproduce.
+The figures come from the commit records, so they include work that an earlier run did and this run reused. They are
+measurements, the only figures in the report that cannot be checked by a query over the published parts.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from pipeline.report.nodes import Node
 
 
 def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
-    """For every pass: tasks, documents and bytes in, CPU seconds, wall seconds of all tasks (each has one core),
-    documents per second and core, the largest memory of a task (MB)."""
+    """One row for every pass (steps that run together): its tasks, the documents and bytes they read, CPU seconds, wall
+    seconds added up over the tasks (each of which has one core), documents per second and core, and the largest memory
+    of a task in MB."""
     rows = []
     for node in passes:
         read = node.counters.get("in", {}).values()
@@ -25,13 +27,14 @@ def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
 
 
 def _before(node: Node) -> float:
-    """The CPU seconds that earlier passes spent on the replayed results."""
+    """The CPU seconds that earlier tasks had spent on results which the tasks of this node replayed (reused, with new
+    thresholds) instead of computing them."""
     return node.counters.get("replayed", {}).get("cpu_s", 0.0)
 
 
 def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
-    """For every stage of every pass: documents in and dropped, CPU seconds, documents per CPU-second, share of all CPU.
-    """
+    """One row for every stage of every pass: documents in and dropped, CPU seconds, documents per CPU second, and the
+    share of the CPU time of all rows. In each pass, "read and write" is the CPU time that no stage used."""
     rows = []
     for node in passes:
         inside = 0.0
@@ -51,6 +54,7 @@ def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
 
 
 def task_costs(nodes: list[Node]) -> list[dict[str, Any]]:
-    """For every node of the plan: tasks, CPU and wall seconds, the largest memory of a task (MB)."""
+    """One row for every node of the plan: its tasks, their CPU and wall seconds, and the largest memory of a task in
+    MB."""
     return [{"node": n.name, "kind": n.kind, "tasks": n.tasks, "cpu_s": n.cpu_s, "wall_s": n.wall_s,
              "max_rss_mb": n.max_rss_mb} for n in nodes]

@@ -1,4 +1,5 @@
-"""Makes the report's sections about documents: sources, the funnel, datasets, duplicates."""
+"""Makes the report's sections about documents: sources, the funnel (how many remain after each dataset), datasets, and
+duplicates."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pipeline.report.samples import drop_samples, pair_samples, quarantine_sampl
 from pipeline.store.fs import Store
 from pipeline.store.records import Counters, merge_counters
 
-#: a barrier that removes more than this share of the documents of a source raises an alarm
+#: the report warns when a deduplication removes more than this share of the documents of a source
 ALARM = 0.5
 #: most quarantined input files of a source that are named
 BAD_FILES = 100
@@ -19,14 +20,15 @@ PAGES = ("text_layer", "ocr", "empty", "no_text", "unreadable", "cipher")
 
 
 def readers(name: str, passes: list[Node]) -> list[Node]:
-    """The passes that read a source directly. If several datasets read it, their passes read the same records."""
+    """The passes that read the files of a source. When several datasets use the source there are several, and all of
+    them read the same records."""
     return [p for p in passes if f"index:{name}" in p.deps and name in p.counters.get("read", {})]
 
 
 def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> dict[str, Any]:
-    """The section of a source: its files and bytes; its records; skipped and unreadable records, by reason; values that
-    got into no document, by column and reason; and quarantined files, with the unread bytes by reason. A file may be
-    quarantined whole or in part. At most BAD_FILES quarantined files are named."""
+    """The report's section about a source: its files, bytes and records; `skipped` and `bad` (unreadable) records, by
+    reason; `lost`, which counts values that are in no document, by column and reason; and `bad_files`, the files that
+    are quarantined as a whole or in part, with their unread bytes by reason. At most BAD_FILES of them are named."""
     read: Counters = next((p.counters["read"][name] for p in readers(name, passes)), {})
     files: dict[str, dict[str, int]] = {}
     for node in readers(name, passes):
@@ -39,11 +41,11 @@ def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> di
 
 def funnel(sources: Mapping[str, Any], passes: list[Node],
            tokens: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """For each source: the documents and bytes read, then the documents and bytes that each dataset in turn kept, then
-    tokens (training and held out).
+    """For each source, rows that show how much is left of it: the documents and bytes that were read, then those that
+    each dataset kept, then the documents and tokens of each stream (training and held-out data together).
 
-    `bytes` of the first row are raw bytes (HTML, PDF) where a step has yet to extract text. All other bytes are UTF-8
-    bytes of text.
+    `bytes` are UTF-8 bytes of text. Only in the first row they are raw bytes (HTML, PDF) when a later step extracts the
+    text.
     """
     out: dict[str, list[dict[str, Any]]] = {}
     for name in sources:
@@ -60,10 +62,10 @@ def funnel(sources: Mapping[str, Any], passes: list[Node],
 
 
 def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
-    """The section of a dataset, from all its passes. It has the numbers of kept, dropped and quarantined documents, and
-    the reasons with samples. For kept documents it has languages, lengths and personal data; for dropped ones,
-    languages by stage. Scores cover all documents that a stage has seen (`pipeline.passes.tally`). Everything except
-    the samples comes from counters of the passes."""
+    """The report's section about a dataset, which `passes` made. It has the numbers of kept, dropped and quarantined
+    documents, and the reasons for dropping, with samples. It has the languages, lengths and personal data of kept
+    documents, and the languages of dropped ones by stage. The distributions of scores cover all documents that the
+    scoring stage saw (`pipeline.passes.tally`). Everything except the samples comes from counters of the passes."""
     last = next(p for p in passes if p.publishes)
     reasons: dict[tuple[str, str], dict[str, Any]] = {}
     quarantined: Counters = {}
@@ -100,9 +102,9 @@ def merged(passes: Iterable[Node], name: str) -> Counters:
 
 
 def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
-    """The pages of the PDFs that passes read, whether kept or dropped. `pages` counts them by route, `confidence`
-    counts pages with text by confidence in tenths, and `unread` counts documents with pages that are not blank but
-    could not be read. None where no PDF was read."""
+    """Counts of the PDFs that these passes read, whether they kept or dropped them. `pages` counts pages by the way in
+    which they were read (PAGES), `confidence` counts pages with text by confidence in tenths, and `unread` counts
+    documents with pages that are not blank but could not be read. None when no PDF was read."""
     tally = merged(passes, "tallies").get("pdf")
     if tally is None:
         return None
@@ -111,11 +113,12 @@ def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
 
 
 def duplicate_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str, Any]:
-    """The section of a deduplication: documents compared, removals by reason and source, similarity of the removed
-    documents to the kept ones, a few pairs, and the sources that lost more than the share ALARM.
+    """The report's section about a deduplication: documents compared, removals by reason and source, similarity of the
+    removed documents to the kept ones, a few pairs, and the sources that lost more than the share ALARM.
 
-    `candidates` is the number of documents that share a band with another, `clusters` the number of their connected
-    components, `max_cluster` the number of documents in the largest component.
+    For near-duplicates (minhash), `candidates` is the number of documents that share a band of hashes with another
+    document. Documents that share a band, directly or through others, form a cluster: `clusters` is the number of
+    clusters, and `max_cluster` the number of documents in the largest one.
     """
     step = barrier.steps[0]
     appliers = [n for n in nodes if barrier.name in n.deps]

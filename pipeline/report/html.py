@@ -1,5 +1,5 @@
-"""Turns report.json into one HTML file that works offline, without scripts, fonts or downloads; for light and dark
-mode, print and phones."""
+"""Turns report.json into one HTML file, which works offline, because it needs no scripts, fonts or downloads. It has a
+light and a dark mode, and can be printed and read on a phone."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from pipeline.base.visible import visible_json
 from pipeline.passes.tally import BINS, SIMILARITY_BINS, bin_edges
 from pipeline.report import charts
 
-#: most languages shown of a source, stages in the legend of the cost bar, and languages shown of a dataset; the others
-#: are combined
+#: most languages shown for a source, most stages in the bar of costs, and most languages shown in the table of a
+#: dataset. All further ones are combined.
 LANGUAGES, COSTS, FATES = 7, 9, 12
 #: most bars in a chart of scores
 MOST_BARS = 40
-#: shares of the documents whose score threshold is reported
+#: for each of these shares, the report says which score this share of the documents reaches
 SHARES = (0.5, 0.25, 0.1, 0.05)
 #: the grey of bars that combine several items
 REST = charts.COLORS - 1
 
 
 def render(document: dict[str, Any]) -> str:
-    """The report as HTML. `document` is the result of `pipeline.report.collect.collect`, or the content of report.json.
+    """The report as HTML. `document` is the content of report.json (`pipeline.report.collect.collect`).
 
-    The keys of `document` may come in any order. Where the order matters, the values are in a list, or
+    The HTML does not depend on the order of keys in `document`. Where an order matters, `document` has lists, or
     `document["names"]` lists the keys in order.
     """
     document = visible_json(json.loads(json.dumps(document, sort_keys=True)))
@@ -56,13 +56,15 @@ def _template() -> Template:
 
 
 def colors(document: dict[str, Any]) -> dict[str, int]:
-    """Colour numbers by name: sources in order, then streams that are not named like a source."""
+    """Number of the colour of each source and stream, by name. A stream that has the name of a source has its
+    colour."""
     names = [*document["names"]["sources"], *document["names"]["streams"]]
     return {name: i % (charts.COLORS - 1) for i, name in enumerate(dict.fromkeys(names))}
 
 
 def headline(document: dict[str, Any]) -> dict[str, Any]:
-    """The few numbers at the top. Kept documents are those of the datasets that no other dataset is made from."""
+    """The few numbers at the top of the report. Kept documents are those of the final datasets, from which no other
+    dataset is made."""
     read = sum(rows[0]["docs"] for rows in document["funnel"].values() if rows)
     final = [document["datasets"][name] for name in document["names"]["final"]]
     removed = sum(n for dup in document["duplicates"] for by in dup["removed"].values() for n in by.values())
@@ -75,7 +77,8 @@ def headline(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mixture rows grouped by phase, with shares of realised tokens."""
+    """The rows of `document["mixture"]`, grouped by phase. Each row gets its share of the phase's realised windows, and
+    the difference between realised and planned windows. In a phase the largest streams come first."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in document["mixture"]:
         grouped.setdefault(row["phase"], []).append(row)
@@ -89,8 +92,8 @@ def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
-    """CPU seconds by stage name over all passes, and by kind for other tasks. The largest come first; the small ones
-    are combined."""
+    """Parts of the bar of costs: (name, CPU seconds, colour). CPU time in passes is added up by the names of stages;
+    CPU time of other tasks by their kind. The largest come first, and the smallest are combined."""
     by: dict[str, float] = {}
     for row in document["stages"]:
         by[row["stage"]] = by.get(row["stage"], 0.0) + row["cpu_s"]
@@ -103,7 +106,8 @@ def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
 
 
 def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[str, Any]]:
-    """One histogram per source over the final datasets, on a common axis."""
+    """A histogram of document lengths for each source, over the documents that the final datasets kept. All have the
+    same axis."""
     by_source: dict[str, dict[str, int]] = {}
     for name in document["names"]["final"]:
         for source, bins in document["datasets"][name]["lengths"].items():
@@ -118,7 +122,8 @@ def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[
 
 
 def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Kept documents of the final datasets by source and language (the most common ones, the others combined)."""
+    """For each source, the documents that the final datasets kept, by language. The most common languages come first,
+    and the rest are combined."""
     out = []
     for source in document["names"]["sources"]:
         by_language: dict[str, int] = {}
@@ -136,16 +141,17 @@ def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def similarity_charts(document: dict[str, Any]) -> dict[str, Markup]:
-    """Charts by barrier, for barriers whose removed documents differ in similarity."""
+    """A chart of similarities for each deduplication, by its name. There is none if all documents that it removed are
+    in the same bin of similarity."""
     return {dup["barrier"]: Markup(charts.similarities(dup["similarity"], 0, of=SIMILARITY_BINS,
                                                        label=f"similarity of what {dup['step']} removed"))
             for dup in document["duplicates"] if len(dup["similarity"]) > 1}
 
 
 def score_charts(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The distribution of each score of every dataset over the documents that have the score, with thresholds. A pair
-    (share, score) in `reached` says that this share of the documents has at least this score, which is the lower edge
-    of a bin. Of several shares with the same score only the largest is listed."""
+    """A chart of each score of every dataset, over the documents that have the score. A pair (share, score) in
+    `reached` says that this share of the documents has at least this score. Scores are counted in bins, so the score is
+    the lower edge of a bin. If several shares have the same score, only the largest share is listed."""
     out = []
     for dataset in document["names"]["datasets"]:
         for signal, bins in sorted(document["datasets"][dataset]["scores"].items()):
@@ -171,8 +177,9 @@ def least(number: int) -> float:
 
 
 def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
-    """Returns (from, to, documents) of the bars of a chart, from the lowest bin used to the highest. Bins are joined in
-    pairs until there are at most MOST_BARS. Empty bars stay, so that the axis is even in octaves."""
+    """The bars of a chart of scores, as (lowest score, highest score, documents), from the lowest bin that is used to
+    the highest. Neighbouring bins are joined in pairs, repeatedly, until there are at most MOST_BARS bars. Empty bars
+    are kept, so that the axis is regular."""
     width = 1
     while max(bins) // width - min(bins) // width >= MOST_BARS and width < 64 * BINS:
         width *= 2
@@ -184,8 +191,8 @@ def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
 
 
 def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each language of a dataset: the documents kept and dropped, and the stages that dropped them. Only the most
-    common languages are listed; the others are combined. Empty where there is at most one language."""
+    """For each language of a dataset: the documents kept and dropped, and how many each stage dropped. The most common
+    languages come first, and the rest are combined. Empty when the dataset has at most one language."""
     row_of_language: dict[str, dict[str, Any]] = {}
 
     def of(language: str) -> dict[str, Any]:
@@ -216,12 +223,13 @@ def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def marked(text: str, other: str) -> Markup:
-    """`text` with <mark> around the words that differ from `other`."""
+    """`text` as HTML, with <mark> around the words that differ from the text `other`."""
     a, b = text.split(), other.split()
     out = []
     for tag, i, j, _, _ in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if i < j:
             words = escape(" ".join(a[i:j]))
-            # words past the end of the other excerpt are not marked: its text may continue with them
+            # words at the end are not marked when `other` ends before them: it is an excerpt of a text that may
+            # continue with these words
             out.append(words if tag == "equal" or j == len(a) else Markup("<mark>{}</mark>").format(words))
     return Markup(" ").join(out)

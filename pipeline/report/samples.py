@@ -1,8 +1,9 @@
-"""Makes the report's samples: a few documents of each kind, chosen by id, shown as scrubbed excerpts.
+"""Makes the report's samples: for each reason, a few documents that were dropped, quarantined or removed as duplicates.
 
-The choice depends on the documents alone: those with the smallest ids, which are hashes, among the first SAMPLE_PARTS
-parts of a pass. Everything shown (text, URL, path, error) is scrubbed here, even if it was scrubbed before, because an
-excerpt may come from a dataset whose recipe scrubs nothing.
+A sample shows an excerpt of its text. The documents chosen are those with the smallest ids among the first SAMPLE_PARTS
+parts (files) of a pass. Ids are hashes, so this is like a random choice, but each report of the same data shows the
+same samples. Everything shown (text, URL, path, error) is scrubbed of personal data here, even if a step has scrubbed
+it before, because the recipe of a dataset may scrub nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from stages.scrub.pii import scrub_text
 
 #: samples per reason; characters of an excerpt; parts of a pass that are searched
 SAMPLES, EXCERPT, SAMPLE_PARTS = 3, 320, 64
-#: near-duplicate pairs shown per barrier; pairs tried (the kept document must be in a searched part)
+#: pairs of near-duplicates shown for each deduplication; pairs tried, because a pair can only be shown if its kept
+#: document is in one of the parts that are searched
 PAIRS, PAIRS_TRIED = 4, 64
-#: at most this many characters and words of two texts are compared; words shown before the place where they differ
+#: most characters and most words of two texts that are compared; words shown before the point where the texts differ
 PARTING_CHARS, PARTING_WORDS, PARTING_BEFORE = 1 << 15, 1500, 8
 #: an excerpt is made from this many characters of a text, because the text may begin with much white space
 _LOOKED_AT = 4096
@@ -34,7 +36,7 @@ Place = tuple[str, int, int]                        # (id, number of its file, r
 
 
 def excerpt(text: str) -> str:
-    """The start of a text on one line, scrubbed; it ends in … when there is more."""
+    """The start of a text on one line, without personal data. It ends in … when the text continues."""
     head = text[:_LOOKED_AT]
     words = head.split()
     if len(text) > _LOOKED_AT and not head[-1].isspace():
@@ -44,7 +46,7 @@ def excerpt(text: str) -> str:
 
 
 def shown(address: str | None) -> str:
-    """A URL or a path, scrubbed; '@' is also recognised where a URL has it as %40."""
+    """A URL or a path without personal data. E-mail addresses are also recognised when the URL has %40 for '@'."""
     return scrub_text((address or "").replace("%40", "@"))[:EXCERPT]
 
 
@@ -53,14 +55,16 @@ def _looked_through(node: Node, name: str) -> list[FileInfo]:
 
 
 def smallest(store: Store, files: list[FileInfo], by: list[str], n: int) -> dict[tuple[str, ...], list[Place]]:
-    """The places of the `n` documents with the smallest ids, in that order, for each value of the columns `by`."""
+    """Find, for each combination of values in the columns `by`, the `n` documents with the smallest ids. Returns
+    {values: [(id, number of the file, row), …]}, sorted by id."""
     best: dict[tuple[str, ...], list[tuple[str, Place]]] = {}
     for number, info in enumerate(files):
         row = 0
         for batch in batches(store, info, ["id", *by]):
             for id, *key in zip(*(batch.column(c).to_pylist() for c in ("id", *by))):
                 heap = best.setdefault(tuple(key), [])
-                # heapq removes the smallest item, but the largest id must go, so the hex digits are inverted
+                # heapq removes the smallest item, but here the largest id must be removed, so the hex digits are
+                # inverted
                 turned = id.translate(_TURNED)
                 if len(heap) < n:
                     heapq.heappush(heap, (turned, (id, number, row)))
@@ -72,7 +76,7 @@ def smallest(store: Store, files: list[FileInfo], by: list[str], n: int) -> dict
 
 def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
             columns: list[str]) -> dict[Place, dict[str, Any]]:
-    """The rows at the given places."""
+    """Read the rows at these places, (id, number of the file, row). Returns {place: {column: value}}."""
     wanted: dict[int, list[int]] = {}
     for _, number, row in places:
         wanted.setdefault(number, []).append(row)
@@ -81,7 +85,7 @@ def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
 
 
 def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """A few dropped documents for each (stage, reason) of the passes of a dataset."""
+    """A few samples of the documents that these passes dropped, by (stage, reason)."""
     out: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
         files = _looked_through(node, "dropped.parquet")
@@ -94,9 +98,10 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
 
 
 def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
-    """The fields of a document in the report: id, url, file (and the entry inside it), source, characters, excerpt. A
-    duplicate also has the kept id and the similarity. Other fields of `meta` are left out, because titles and links in
-    them are not scrubbed."""
+    """The fields of a document that the report shows: id, url, file (with the entry inside it, for an archive), source,
+    number of characters, excerpt. `stage` is the step that dropped the document; if that was a deduplication, the
+    sample also has the id of the kept document and the similarity. Other fields of `meta` are not shown, because titles
+    and links in them are not scrubbed."""
     removal, place = verdict(row["meta"], stage), row["locator"] or {}
     file = ":".join(filter(None, (place.get("file"), place.get("sub"))))
     return {"id": row["id"], "url": shown(row["url"]), "file": shown(file), "source": row["source"],
@@ -105,13 +110,14 @@ def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
 
 
 def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
-    """The verdict of a barrier on a removed document: {kept, similarity}."""
+    """Why the barrier removed a document: {"kept": id of the document it duplicates, "similarity"}, from the document's
+    `meta`. None when the barrier has noted nothing there."""
     removal = json.loads(meta or "{}").get(barrier) if barrier and meta and "kept" in meta else None
     return removal if isinstance(removal, dict) and "kept" in removal else None
 
 
 def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]:
-    """A few quarantined records for each (stage, reason), with their place and error message."""
+    """A few quarantined records for each (stage, reason), with their file, record number and error message."""
     columns = ["id", "source", "file", "record", "stage", "reason", "detail"]
     by_reason: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
@@ -126,9 +132,10 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
 
 
 def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[Node]) -> list[dict[str, Any]]:
-    """Pairs of a removed document and the kept one it resembles. `barrier` is the step name of the barrier, and
-    `appliers` are the passes that applied it. Pairs that are not fully equal come first, then the order is by id. The
-    excerpts begin a few words before the first difference. A similarity that was not computed (`verify: 0`) is None."""
+    """A few pairs of a document that a deduplication removed and the kept document that it resembles. `barrier` is the
+    name of the deduplication's step, and `appliers` are the passes that left the removed documents out. Pairs with a
+    similarity of 1 come last; otherwise pairs are ordered by id. The excerpts begin a few words before the first
+    difference. The similarity is None when it was not computed (`verify: 0`)."""
     out: list[dict[str, Any]] = []
     columns = ["id", "url", "source", "text", "meta", "locator"]
     for node in appliers:
@@ -152,8 +159,8 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[N
 
 
 def _texts(node: Node, nodes: list[Node]) -> Iterator[FileInfo]:
-    """The files with the documents that a pass kept. A pass that wrote row sets has no such files, so those of the
-    passes before it are taken."""
+    """The files with the texts of the documents that a pass kept. Some passes write no texts, but only lists of the
+    rows that are gone (row sets). For these, the files of the passes before them are yielded."""
     if "gone.parquet" not in node.writes:
         yield from node.files("kept.parquet")
         return
@@ -163,8 +170,9 @@ def _texts(node: Node, nodes: list[Node]) -> Iterator[FileInfo]:
 
 
 def parting(first: str, second: str) -> tuple[str, str]:
-    """Scrubbed excerpts of two similar texts. They start a few words before the first difference that follows a long
-    common stretch. For equal texts they are the beginnings."""
+    """Excerpts of two similar texts, without personal data. They start a few words before the first difference that
+    comes after a stretch of at least PARTING_BEFORE common words. If the texts are equal, or have no such stretch, they
+    start at the beginning."""
     a, b = (text[:PARTING_CHARS].split()[:PARTING_WORDS] for text in (first, second))
     if a == b:
         return excerpt(first), excerpt(second)
@@ -179,7 +187,8 @@ def parting(first: str, second: str) -> tuple[str, str]:
 
 
 def _find(store: Store, files: list[FileInfo], ids: set[str]) -> dict[str, Place]:
-    """The places of the documents with these ids. Ids that are not found are left out."""
+    """Find the documents with these ids. Returns {id: (id, number of the file, row)}; ids that are not found are
+    absent."""
     places: dict[str, Place] = {}
     for number, info in enumerate(files):
         row = 0

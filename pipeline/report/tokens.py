@@ -13,8 +13,9 @@ from tokenizer.mixture.realised import plan, realised
 
 
 def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
-    """Counts for every stream: documents and tokens of training and held-out data; both together by source; and the
-    documents that could not be encoded, by reason, with samples. `targets` are the tokens that count for the loss."""
+    """Counts for every token stream: documents, tokens and targets of training data, and, with the prefix `val_`, of
+    held-out data; documents and tokens by source, for both together; and the documents that could not be encoded, by
+    reason, with samples. `targets` are the tokens that count in the training loss."""
     out = {}
     for node in nodes:
         if node.kind != "shards":
@@ -38,9 +39,11 @@ def curriculum_of(store: Store, run: str) -> Curriculum | None:
 
 
 def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
-    """One row per phase and stream: windows planned (a share of the phase) and realised (counted over the whole order),
-    `tokens`, `epochs` (targets read by the end of the phase, divided by the tokens of the stream), and `repeats_from`:
-    the first sample that reads the stream a second time, or None."""
+    """One row for each phase of the curriculum and each stream with a weight in it. `planned` is the number of windows
+    that the stream's weight gives it (it may be fractional), and `realised` is the number that the order of samples
+    gives it. `tokens` are those of the realised windows. `epochs` is the number of tokens read of the stream by the end
+    of the phase, divided by the tokens that the stream has. `repeats_from` is the number of the first sample in the
+    phase that reads the stream a second time, or None."""
     if curriculum is None:
         return []
     again = {(r["phase"], r["stream"]): r["repeats_from"] for r in plan(curriculum)}
@@ -56,7 +59,8 @@ def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
 
 
 def warnings(document: dict[str, Any]) -> list[str]:
-    """The warnings at the top of the report: those of the run, and those that follow from its figures."""
+    """The warnings at the top of the report: those that the run gave, followed by those that the report's figures give
+    reason for."""
     out = list(document["warnings"])
     if document["missing_records"]:
         out.append(f"{document['missing_records']:,} tasks of this run have no record in the log: figures are "

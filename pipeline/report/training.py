@@ -1,4 +1,4 @@
-"""Makes the report's section about training, from the trainer's files in runs/RUN/train, if it has run."""
+"""Makes the report's section about training, from the files that the trainer has written to runs/RUN/train."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ KEYS = ("parameters", "parameters_without_embeddings", "steps", "tokens", "secon
 
 
 def training(store: Store, run: str) -> dict[str, Any] | None:
-    """Losses, speed and a sample from train/summary.json, and the loss curve as SVG. None without these files."""
+    """Losses, speed and a sample of generated text from train/summary.json, and the loss curve from train/loss.svg as
+    SVG. None when there is no summary.json, because the run has not been trained on."""
     folder = f"runs/{run}/train"
     if not store.exists(f"{folder}/summary.json"):
         return None
@@ -37,9 +38,9 @@ def training(store: Store, run: str) -> dict[str, Any] | None:
 
 
 def sanitised(data: bytes) -> str | None:
-    """The trainer's plot as SVG, safe to embed in a page. Only known elements, numbers and classes (prefixed `t-`)
-    are kept, so that neither its styles nor a script in a replaced file reach the page. None when the data is no
-    such plot."""
+    """The trainer's plot as SVG that is safe to embed in a page. Only known elements, numeric attributes and known
+    classes (with the prefix `t-`) are kept. So the plot's own styles do not reach the page, nor does a script, if
+    somebody has replaced the file. None when `data` is not an SVG of the expected form."""
     if len(data) > LARGEST or b"<!" in data:  # refuse DOCTYPE and entities, which could expand without limit
         return None
     try:
