@@ -227,8 +227,8 @@ def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> s
 def make_backend(kind: str, workers: int | None, address: str | None,
                  ship_code: bool = False) -> Callable[[Store], Backend]:
     """Return a function that creates the backend, which runs tasks. `kind` is 'ray' (on a Ray that this process starts,
-    or on the cluster at `address`), 'process' (in child processes) or 'inline' (in this process). `workers` is the
-    number of tasks that run at a time; None means one per CPU. With `ship_code`, this machine's packages are sent to
+    or on the cluster at `address`), 'process' (in child processes) or 'inline' (in this process). `workers` is the most
+    child processes that run at a time; None means one per CPU. With `ship_code`, this machine's packages are sent to
     the nodes of the cluster."""
     def make(store: Store) -> Backend:
         if kind == "inline":

@@ -6,8 +6,8 @@ import sys
 
 
 def main() -> None:
-    """Entry point. `tokenmill train …` imports nothing but the trainer, because a GPU node may have only that
-    installed."""
+    """Entry point of the command. For `tokenmill train …` only the trainer is imported, because a GPU node may have
+    nothing else installed."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["train"]:
         from pipeline.cli.training import forward

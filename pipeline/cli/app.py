@@ -18,8 +18,8 @@ from pipeline.base.redact import mask_record
 from pipeline.cli import buckets, classifier, cluster, data, doctor, extract, inspect, lm, runs, steps, store, tokens
 from pipeline.cli.training import forward
 
-#: the usage errors that `standalone_mode=False` raises: the base class of typer.BadParameter. Typer may bring its own
-#: copy of click, so the class is found through Typer, and typed as the one that Typer exports.
+#: The class of the usage errors that `standalone_mode=False` raises, click's ClickException. It is looked up among the
+#: base classes of typer.BadParameter, because Typer may bring its own copy of click.
 ClickException: type[typer.BadParameter] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 STOPPED = 130                      # the exit code that Typer gives a KeyboardInterrupt
 
@@ -58,8 +58,8 @@ def train(ctx: typer.Context) -> None:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run one command line (without the program's name). Returns the exit code. Errors become one line on stderr, with
-    --debug after their traceback. No secret gets into either, nor into log messages."""
+    """Run one command line, given without the program's name. Returns the exit code. An error is printed on stderr as
+    one line; with --debug its traceback is printed first. Secrets are masked in both, and in log messages."""
     arguments, debug = take_debug(arguments)
     logging.getLogger("tokenmill").addFilter(mask_record)
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the terminal cannot print are escaped
@@ -88,8 +88,9 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Returns the command line with --debug moved to the front, where the command group expects it, and whether it was
-    given. --debug may stand anywhere, except after `--` or in `train`, whose command line is the trainer's own."""
+    """Returns the command line, with --debug moved to the front, where the command group expects it, and whether
+    --debug was given. It may stand anywhere except after `--`. The command line of `train` is not changed, because the
+    trainer parses it."""
     end = next((i for i, a in enumerate(arguments) if a == "--"), len(arguments))
     if list(arguments[:1]) == ["train"]:
         end = 0

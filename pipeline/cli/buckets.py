@@ -15,7 +15,7 @@ from pipeline.cli.errors import BadUsage, reading, writing
 from pipeline.cli.options import JsonOpt
 from pipeline.cli.texts import files
 
-#: with fewer documents per bucket, edges are called rough
+#: with fewer documents per bucket, a message says that the edges are rough
 ENOUGH = 50
 
 
@@ -89,7 +89,7 @@ def fit(data: Annotated[list[Path], typer.Argument(
 
 
 def _shares(text: str) -> list[Fraction]:
-    """Parses '30,60' into shares, which must ascend."""
+    """Parse percentages such as '30,60' into shares between 0 and 1. Raises BadUsage when they do not ascend."""
     try:
         shares = [Fraction(part.strip().rstrip("%")) / 100 for part in text.split(",")]
     except (ValueError, ZeroDivisionError):
@@ -101,7 +101,9 @@ def _shares(text: str) -> list[Fraction]:
 
 def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,
              weight: str) -> Iterator[tuple[Any, Any, Any]]:
-    """Yields (groups or None, {score: float64}, weights int64) for batches of rows."""
+    """Read the scores from Parquet files of documents. Yields, for each batch of rows, (group of each row, {signal:
+    scores as float64}, weight of each row as int64). Groups are None when `by` is None. Raises BadUsage for a file
+    without one of the signals, and for weights that are not whole numbers."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -72,7 +72,7 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
     """Train a fastText quality classifier, calibrate it and write its model card.
 
     Writes FILE and, beside it, .calibration.json, .card.json and .card.md. Equal texts, settings and seed give equal
-    files. A judged text has no near-duplicate among the texts trained on.
+    files. The texts on which the model's accuracy is measured have no near-duplicates among the texts trained on.
 
     \b
     Examples:
@@ -108,8 +108,9 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
 
 def _labelled(path: Path, label: str | None, text_column: str, label_column: str,
               data: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yields (label, text) of the documents at a path. `label` None: each row has its own label. Adds an entry about
-    the path to `data`."""
+    """Yield (label, text) of the documents at a path. All have the label `label`; if it is None, each row has its own
+    label in the column `label_column`, and rows without one are skipped. At the end, an entry that describes the path
+    (label, name, number of documents, bytes, hash) is added to `data`."""
     from stages.stage import file_sha256
 
     whole, documents_read, size = hashlib.sha256(), 0, 0
@@ -129,7 +130,8 @@ def _labelled(path: Path, label: str | None, text_column: str, label_column: str
 
 
 def _label_of(value: Any) -> str | None:
-    """A label in fastText's form: 3, 3.0 and "3" are the same label."""
+    """A label from a table as a string. The values 3, 3.0 and "3" give the same label. None for a missing or empty
+    value."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):
@@ -181,7 +183,8 @@ def check(model: ModelArg, data: DataArg,
           json_lines: JsonOpt = False) -> None:
     """Check whether data has drifted away from the data that a model's threshold was chosen on.
 
-    Compares scores, lengths and languages with those in the model's card. Exit code 1 when something has drifted.
+    Compares scores, lengths and languages of the documents with those in the model's card. The exit code is 1 when the
+    data has drifted.
 
     \b
     Example:
@@ -221,7 +224,8 @@ def check(model: ModelArg, data: DataArg,
 
 
 def _same_labels(card: dict[str, Any]) -> dict[str, str]:
-    """Returns {label in the data: label of the model}. 1 and 0 are accepted for the two sides of a binary model."""
+    """Returns {label in the data: label of the model}. For a model with two labels, the data may have 1 for the label
+    that the model scores (its target) and 0 for the other."""
     known = {label: label for label in card["labels"]}
     if card["kind"] == "binary":
         [rest] = set(card["labels"]) - {card["target"]}
@@ -276,7 +280,8 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
           json_lines: JsonOpt = False) -> None:
     """Score documents, and print the distribution of the scores.
 
-    Scores equal those of the step `quality` (with the calibration beside the model, unless --raw), or of `encoder`.
+    The scores are those that the step `quality` gives in a recipe (or `encoder`, for a transformer). They are
+    calibrated if there is a calibration file beside the model; --raw turns this off.
 
     \b
     Example:
@@ -323,7 +328,7 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
 
 
 def _scorer(model: Path, label: str | None, raw: bool) -> tuple[Stage, str]:
-    """Returns (a stage that is ready to score, the signal it writes)."""
+    """Returns a stage that is ready to score documents with `model`, and the name of the signal that it writes."""
     from stages.catalog import stage_class
     from stages.filter.quality import Quality
     from stages.models.classifier import beside
@@ -383,7 +388,8 @@ def _card(model: Path) -> dict[str, Any]:
 
 
 def _opened(model: Path) -> tuple[dict[str, Any], Classifier]:
-    """Returns (the card of a model, the model with its calibration)."""
+    """Open a model. Returns its card, and the classifier with its calibration table. Raises BadUsage when the card or
+    the calibration file is missing or belongs to another model."""
     from stages.models.classifier import Classifier, beside
     from stages.scoring import calibration
     from stages.scoring.models import FastText

@@ -1,6 +1,7 @@
-"""`tokenmill submit` and `resume`: run recipes on a cluster. The job on the head node itself also runs `resume`.
+"""`tokenmill submit` and `tokenmill resume`: start and continue runs on a cluster.
 
-The state of runs is read from the store alone (`pipeline.cli.watch`).
+`submit` starts a job on the cluster's head node, and this job runs `tokenmill resume` with the hidden option --job. The
+commands about the state of a run are in `pipeline.cli.watch`.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def submit(recipe: opt.RecipeArg, address: ServerOpt, store: opt.StoreOpt = "sto
            insecure_local: opt.InsecureOpt = False, json_lines: opt.JsonOpt = False) -> None:
     """Run a recipe as a job on a Ray cluster.
 
-    Prints the name of the run and returns as soon as the cluster has the job; closing the terminal does not affect it.
-    The store and the inputs must be where every node sees them: object storage, or a file system all of them share.
+    Prints the name of the run and returns as soon as the cluster has accepted the job; the run continues when the
+    terminal is closed. The store and the inputs must be on object storage, or on a file system that all nodes share.
 
     \b
     Examples:
@@ -73,8 +74,8 @@ def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
            ) -> None:
     """Continue a run that was stopped, has failed, or whose cluster is gone.
 
-    Uses the same recipe and the same store, and does not repeat what was committed. Runs on this machine, or with
-    --address on a cluster, which need not be the one the run began on.
+    Uses the same recipe and the same store, and does not repeat tasks whose results were committed. Runs on this
+    machine, or with --address on a cluster, which may be another one than before.
 
     \b
     Examples:
@@ -100,7 +101,8 @@ def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
 
 
 def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_custom_stages: bool) -> list[str]:
-    """The part of the command line that a job gets: flags and a number, none of the user's own text."""
+    """The options for the command line of a job. They are only flags and a number, so that no text of the user's
+    reaches a shell."""
     return [*(("--workers", str(workers)) if workers else ()), *(("--takeover",) if takeover else ()),
             *(("--verify-inputs",) if verify_inputs else ()),
             *(("--allow-custom-stages",) if allow_custom_stages else ())]
@@ -108,7 +110,8 @@ def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_
 
 def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str], ship_code: bool, python: str,
          insecure_local: bool, json_lines: bool) -> None:
-    """Start a job for the next attempt at `run`, unless one is under way."""
+    """Start a Ray job for the next attempt at `run`, on the job server `address`. When an attempt has been submitted or
+    is running, no other one is started, and a message says so."""
     from pipeline.base import auth
     from pipeline.cluster.attempts import facts_of, keep_code, note_attempt, note_refusal, standing
 
@@ -129,7 +132,8 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
     if known is not None and not known.ended:
         _sent(run, attempt, job, address, store, json_lines, "submitted")
         return
-    # the attempt's job was never sent, or its cluster is gone. The same id keeps two senders from starting it twice
+    # If the latest attempt's job was never sent, or its cluster is gone, it is sent now with the attempt's job id, so
+    # that two senders cannot start it twice. Otherwise a new attempt begins.
     if attempt == 0 or known is not None or now.state != "submitted":
         attempt += 1
     store.write(f"runs/{run}/recipe.yaml", recipe.canonical_yaml().encode())
@@ -147,7 +151,7 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
             raise
         if known is None or not known.ended:
             break
-        attempt += 1              # the cluster remembers a job for an earlier store at this place
+        attempt += 1              # the cluster knows an ended job of this id, from an earlier store at the same path
     for note in notes(store, address, auth.in_clear(address)):
         typer.echo(f"note: {note}", err=True)
     _sent(run, attempt, job, address, store, json_lines, "new" if new else "submitted")
@@ -169,7 +173,7 @@ def _sent(run: str, attempt: int, job: str | None, address: str | None, store: S
 
 
 def check_store(store: Store) -> None:
-    """Refuse a store that a cluster surely cannot see."""
+    """Raise BadUsage for a store in this process's memory, which a cluster cannot see."""
     if store.root.startswith("memory://"):
         raise BadUsage(f"--store {store.root} is this process's own memory, which no cluster sees; use object storage "
                        f"or a file system that all nodes share")
@@ -189,8 +193,9 @@ def notes(store: Store, address: str, in_clear: bool) -> Iterator[str]:
 
 # -- the job ---------------------------------------------------------------------------------------------------------
 def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
-    """Returns (store, run) for a job. Raises UserError where this node does not see what the submitter wrote, and
-    StoreError where the store denies access, since its credentials may differ from the submitter's."""
+    """Open the store in a job on the head node, and return (store, run). Raises UserError when this node does not see
+    the run that the submitting machine wrote to the store. Raises StoreError when the store denies access; the head
+    node's credentials may differ from those of the submitting machine."""
     from pipeline.cluster.attempts import facts_name
     from pipeline.store.fs import Store
 
@@ -208,8 +213,8 @@ def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
 
 def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: bool, verify_inputs: bool,
           allow_custom_stages: bool) -> int:
-    """Runs the driver of a submitted attempt, as a job on the head node, and returns the exit code. Its output is
-    written to the store too, and so is the reason if it fails."""
+    """Run the driver of a submitted attempt, in the job on the head node, and return the exit code. The driver's output
+    is also copied to the store, and if the attempt fails, the reason is written to run.json."""
     from pipeline.cli.runs import drive
     from pipeline.cluster.attempts import asked_to_stop, facts_of, note_refusal
     from pipeline.cluster.driver_log import DriverLog
@@ -242,8 +247,8 @@ def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: b
 
 @contextlib.contextmanager
 def kept_recipe(store: Store, run: str, allow_custom_stages: bool) -> Iterator[Recipe]:
-    """Loads the recipe that a run keeps in the store. The user's own code that it names is loaded with it if
-    `allow_custom_stages` is set."""
+    """A context manager that loads the recipe which a run has kept in the store, and yields it. With
+    `allow_custom_stages`, the user's own code that the recipe names is loaded too, from the copies in the store."""
     import yaml
 
     from pipeline.base.scratch import Scratch

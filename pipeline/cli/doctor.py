@@ -22,9 +22,9 @@ def doctor(address: AddressOpt = None,
            insecure_local: InsecureOpt = False, json_lines: JsonOpt = False) -> None:
     """Check this machine, or every node of a cluster, before a run.
 
-    Checks open files, shared memory, disk space and inodes, memory, clocks, models and GPUs, and whether a store can be
-    committed to. On a cluster it also checks that all nodes run the same code and versions, and that the cluster
-    demands a token. Exit code 1 when something is red.
+    Checks open files, shared memory, disk space and inodes, memory, clocks, models and GPUs, and whether results can be
+    committed to a store. On a cluster it also checks that all nodes run the same code and versions, and that the
+    cluster demands a token. The exit code is 1 when a check is red.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def doctor(address: AddressOpt = None,
 
 
 def show(document: dict[str, Any]) -> None:
-    """Print one line per check; checks that are not green have a remedy below."""
+    """Print one line per check. Below a check that is not green, a remedy is printed."""
     places = list(dict.fromkeys(c["where"] for c in document["checks"]))
     width = max(len(c["name"]) for c in document["checks"]) + 2
     for place in places:

@@ -1,4 +1,4 @@
-"""Errors that a user can mend: they are shown as one line, without a traceback."""
+"""Errors that a user can fix, and how errors are shown: as one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.base.errors import TokenmillError
 
 
 class UserError(TokenmillError):
-    """A command cannot do what it was asked. The message says why and what to do."""
+    """A command cannot do what the user asked for. The message says why, and what to do."""
 
 
 class BadUsage(UserError):
@@ -24,8 +24,8 @@ class BadUsage(UserError):
 
 
 def report_error(e: BaseException, debug: bool = False) -> int:
-    """Print on stderr what went wrong, in one line, with secrets masked. With `debug`, first print the traceback, and
-    those of the workers. Returns the exit code."""
+    """Print on stderr what went wrong, in one line, with secrets masked. With `debug`, first print the traceback,
+    including those of worker processes. Returns the exit code."""
     from pipeline.base.redact import redact
     from pipeline.base.visible import visible
 
@@ -36,7 +36,7 @@ def report_error(e: BaseException, debug: bool = False) -> int:
 
 
 def in_words(e: BaseException) -> str:
-    """One line about an error."""
+    """Describe an error in one line, for a user. If it is not one of the expected errors, the line says so."""
     from pipeline.store.errors import FULL, cannot_write
 
     if isinstance(e, (KeyboardInterrupt, SystemExit, TokenmillError)):
@@ -49,8 +49,8 @@ def in_words(e: BaseException) -> str:
 
 @contextlib.contextmanager
 def stoppable(address: str | None = None) -> Iterator[None]:
-    """Raises UserError for Ctrl-C in a run, which says what is kept, and for a cluster at `address` that cannot be
-    reached."""
+    """A context manager around a run. It turns Ctrl-C into a UserError that says what is kept, and a failed connection
+    to the cluster at `address` into a UserError that says what to do."""
     from pipeline.engine.driver.endings import Interrupted
 
     try:
@@ -69,7 +69,7 @@ def stoppable(address: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns an error on reading a user's file into BadUsage."""
+    """A context manager that turns an OSError, from reading a user's file, into BadUsage."""
     try:
         yield
     except OSError as e:
@@ -78,7 +78,8 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Makes the folder, and turns an error on writing to a place the user chose into UserError."""
+    """A context manager for writing the file `path`, which the user chose. It creates the file's folder, and turns an
+    OSError into a UserError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield

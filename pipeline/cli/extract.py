@@ -1,5 +1,5 @@
-"""`tokenmill extract`: prints the text that the readers and stages of a recipe make of single files; compares
-engines."""
+"""`tokenmill extract`: prints the text that the readers and steps of a recipe extract from single files, or compares
+the texts of two engines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeline.cli.options import JsonOpt
 if TYPE_CHECKING:
     from stages.document import BadRecord, Document
 
-#: documents of a file named for each reason; the others are only counted
+#: most documents without text that are named for each reason and file; the others are only counted
 SAID = 5
 #: what to do about a file without text, by reason
 REMEDIES = {
@@ -77,8 +77,8 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
     """Extract the text of files.
 
     Reads web pages, PDFs, crawls (WARC), code, notebooks, LaTeX, books, wiki dumps, JSON lines, tables and records of
-    fine-tuning, as the readers and steps of a recipe do. A document without text is named on stderr, with the reason a
-    run would drop it for. With two engines, the differences of their texts are shown paragraph by paragraph.
+    fine-tuning, as the readers and steps of a recipe do. A document without text is named on stderr, with the reason
+    for which a run would drop it. With two engines, the differences of their texts are shown paragraph by paragraph.
 
     \b
     Examples:
@@ -116,7 +116,8 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
 
 
 def engines(given: str) -> list[str]:
-    """Names of one or two engines. Raises BadUsage."""
+    """The names of the one or two engines that --engine lists. Raises BadUsage for unknown names, more than two, or the
+    same one twice."""
     from pipeline.recipe.errors import nearest
     from stages.extract.html.step import ENGINES
 
@@ -131,7 +132,9 @@ def engines(given: str) -> list[str]:
 
 # -- files -------------------------------------------------------------------------------------------------------------
 def listed(given: Sequence[str]) -> list[str]:
-    """The files that the arguments name: those of folders and globs in order of their names. Raises BadUsage."""
+    """The paths of the files that the arguments stand for. The files of a folder or glob come in the order of their
+    names; hidden files in folders are left out. Raises BadUsage for a URL, and for an argument that matches no
+    file."""
     if given.count("-") > 1:
         raise BadUsage("- stands for stdin, which can be read only once")
     out: list[str] = []
@@ -158,7 +161,8 @@ def listed(given: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def on_disk(file: str) -> Iterator[str]:
-    """Gives the path of a file. Input from stdin or a pipe is copied to a temporary file, because it is read twice."""
+    """A context manager that yields the path of the file to read. Input from stdin or a pipe is copied to a temporary
+    file, because it is read twice."""
     with reading(Path(file)):
         piped = file == "-" or stat.S_ISFIFO(os.stat(file).st_mode)
     if not piped:
@@ -175,7 +179,7 @@ def on_disk(file: str) -> Iterator[str]:
 
 
 def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Extracted]]:
-    """Yields a reader's documents. Its errors become UserErrors."""
+    """Yield the documents, and turn errors of their reader into UserErrors."""
     try:
         with reading(Path(file)):
             yield from documents
@@ -186,7 +190,8 @@ def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Ex
 # -- what is shown -----------------------------------------------------------------------------------------------------
 def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, extractor: Extractor, many: bool,
           limit: int, as_json: bool) -> bool:
-    """Print the documents of a file. Returns whether a step failed on one."""
+    """Print the documents of a file, or compare them if there are two engines. `collection` says that the file may hold
+    many documents, `many` that several documents are printed in all. Returns whether a step failed on one of them."""
     from pipeline.cli.compare import compare
     from stages.read.reader import Skipped
 
@@ -229,7 +234,8 @@ def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, ext
 
 
 def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
-    """Where a document is, with its URL if it has one."""
+    """The place of a document, for messages: its file, and in a file with many documents also its record number or
+    member, and its URL if it has one."""
     from stages.read.streams import is_archive
 
     member, url = doc.locator.get("sub") or "", getattr(doc, "url", "")
@@ -241,7 +247,7 @@ def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
 
 
 def row(file: str, version: Extracted) -> dict[str, Any]:
-    """A document as one line of JSON output."""
+    """A document as a dict, for one line of JSON output."""
     record, reason = version.record, version.reason
     at = record.locator
     out = {"file": file, "member": at.get("sub") or "", "record": at.get("record", 0), "kind": version.file_type,
@@ -254,7 +260,8 @@ def row(file: str, version: Extracted) -> dict[str, Any]:
 
 
 def text_of(version: Extracted) -> str:
-    """The text. On a terminal, the parts of a record that do not count for the loss are dim."""
+    """The text to print. On a terminal, the parts of a fine-tuning record that do not count in the training loss are
+    dim."""
     spans = getattr(version.record, "loss_spans", None)
     if not spans or not sys.stdout.isatty():
         return visible(version.text)
@@ -267,7 +274,8 @@ def text_of(version: Extracted) -> str:
 
 
 def no_text(version: Extracted, ocr: bool) -> str:
-    """Why there is no text, and what to do about it. `ocr`: PDFs were read with OCR, too."""
+    """A message that says why a document has no text, and what to do about it. `ocr` says that OCR was already used
+    for PDFs."""
     remedy = REMEDIES.get(version.reason or "") or getattr(version.record, "detail", "")
     if (version.reason or "").startswith("error: "):
         remedy = "a run puts this document into quarantine"
@@ -279,7 +287,7 @@ def no_text(version: Extracted, ocr: bool) -> str:
 
 
 def note(place: str, version: Extracted, ocr: bool) -> None:
-    """Print which pages of a PDF were not read."""
+    """Print on stderr which pages of a PDF have no text, and what to do about it. Prints nothing when all have."""
     pages = [str(n) for n, route in enumerate(version.meta.get("pdf_routes", ""), 1) if route in "sc"]
     if pages:
         which = ", ".join(pages[:8]) + (" …" if len(pages) > 8 else "")

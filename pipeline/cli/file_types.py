@@ -1,4 +1,5 @@
-"""Finds the type of a file, and makes documents of it with the reader and the step of a recipe."""
+"""Determines the type of a file, and reads its documents with the reader and the step that a recipe would use for this
+type (`tokenmill extract`)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 #: the type of an archive, whose members may be of any type
 ARCHIVE = "archive"
-#: seconds after which a message says what takes so long
+#: seconds after which a message says what is taking so long
 PATIENCE = 3.0
 #: bytes at the start of a file that decide its type
 SNIFFED = 64 << 10
@@ -28,8 +29,9 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class Extracted(NamedTuple):
-    """A record of a file as an engine makes it. `file_type` is the type the file has, or would have alone. `engine` is
-    None where engines make no difference. `reason` says why the record has no text; None if it has."""
+    """A record of a file, with the text that an engine extracted. `file_type` is the type of the file, or of the record
+    if the file holds records of several types. `engine` is None if there is no choice of engines for this type.
+    `reason` says why the record has no text; None if it has text."""
 
     file_type: str
     engine: str | None
@@ -46,8 +48,9 @@ class Extracted(NamedTuple):
 
 
 def resolve(file_type: str) -> tuple[type[Reader], str]:
-    """Returns the reader of a type of file, and the step that makes text of what it reads ("" if it reads text). The
-    reader has the name of the type, or the step of that name says which reader it needs (`book`). Raises BadUsage."""
+    """Returns the reader for a type of file, and the name of the step that extracts text from what it reads ("" if it
+    reads text). A type is the name of a reader, or of a step that declares which reader it needs (such as `book`).
+    Raises BadUsage for an unknown type."""
     from pipeline.recipe.errors import nearest
     from stages.catalog import reader_class, readers, stage_class, steps
 
@@ -60,16 +63,16 @@ def resolve(file_type: str) -> tuple[type[Reader], str]:
 
 
 def _file_types() -> list[str]:
-    """The types that `--as` accepts: readers a user can name, and our steps that are asked for by their own name
-    (`book`)."""
+    """The types that `--as` accepts: the names of readers, and of steps that declare which reader they need (such as
+    `book`)."""
     from stages.catalog import STAGES, readers, stage_class
 
     return [*(name for name in readers() if name != "sample"), *(n for n in STAGES if stage_class(n).read_by)]
 
 
 def _installed_readers() -> Iterator[tuple[str, type[Reader]]]:
-    """Yields the readers that installed packages add. A reader that cannot be imported is named on stderr and left out,
-    because a file of another type must not fail for it."""
+    """Yield (name, class) of the readers that other installed packages add. A reader that cannot be imported is named
+    on stderr and left out, so that files of other types can still be read."""
     from stages.catalog import READERS, reader_class, readers
 
     for name in readers():
@@ -87,8 +90,8 @@ def has_many(file_type: str) -> bool:
 
 
 def archive_readers() -> list[str]:
-    """The names of the readers that are asked for the members of an archive, in order; the first that takes a member
-    reads it."""
+    """The names of the readers for members of an archive, in order. A member is read by the first reader that accepts
+    it."""
     from stages.catalog import READERS, reader_class
 
     return [*(name for name in READERS if reader_class(name).in_archives),
@@ -96,10 +99,10 @@ def archive_readers() -> list[str]:
 
 
 class Extractor:
-    """Reads files and runs the step that makes their text.
+    """Reads files and runs the step that extracts their text.
 
-    `engines` and `format` apply to web pages; `settings` are further settings by name of reader or step. Raises
-    RecipeError for settings that do not fit.
+    `engines` and `format` apply to web pages. `settings` maps names of readers and steps to their settings. Raises
+    RecipeError for unknown settings and for values that do not fit.
     """
 
     def __init__(self, engines: Sequence[str], format: str, settings: dict[str, dict[str, Any]]) -> None:
@@ -111,9 +114,9 @@ class Extractor:
             _check(name, settings[name])
 
     def documents(self, path: str, file: str, file_type: str) -> Iterator[list[Extracted]]:
-        """Yields the documents of the file at `path`, which is called `file` and has this type. Each document is a
-        list: one version per engine, or one version where engines make no difference. In an archive, each reader yields
-        the members with its suffixes."""
+        """Yield the documents of the file at `path`, which has this type; `file` is its name for the user. A document
+        is a list with one version for each engine, or with one version if there is no choice of engines for its type.
+        In an archive, each reader yields the members whose suffixes it accepts."""
         if file_type != ARCHIVE:
             yield from self._read(file_type, path, file)
             return
@@ -180,7 +183,7 @@ class Extractor:
 
 @contextlib.contextmanager
 def patience(message: str) -> Iterator[None]:
-    """Prints `message` on stderr when the body takes longer than PATIENCE seconds."""
+    """A context manager that prints `message` on stderr when its body takes longer than PATIENCE seconds."""
     timer = threading.Timer(PATIENCE, typer.echo, (message,), {"err": True})
     timer.start()
     try:
@@ -197,7 +200,8 @@ def _processed(stage: Any, doc: Document) -> str | None:
 
 
 def settings_of(given: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parses `pdf.ocr=tesseract` … into {name of a reader or step: {key: value}}. Raises BadUsage, RecipeError."""
+    """Parse the values of --set, such as `pdf.ocr=tesseract`, into {name of a reader or step: {key: value}}. Raises
+    BadUsage for another form or an unknown name, and RecipeError for a value that is not YAML."""
     from pipeline.recipe.errors import nearest
     from pipeline.recipe.marks import parse_yaml
     from stages.catalog import STAGES, readers, stage_class, steps
@@ -218,12 +222,13 @@ def settings_of(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _makes_text(step: Any) -> bool:
-    """Whether a step makes text of what a reader yields."""
+    """Whether a step extracts text from what a reader yields."""
     return step.extracts or bool(step.read_by)
 
 
 def _check(name: str, given: dict[str, Any]) -> None:
-    """Raises RecipeError for keys that neither the reader nor the step of this name has, or values that do not fit."""
+    """Raise RecipeError for settings that neither the reader nor the step of this name has, and for values that do not
+    fit."""
     from pipeline.recipe.marks import Marks
     from pipeline.recipe.problems import Checker
     from stages.catalog import reader_class, readers, stage_class, steps
@@ -242,8 +247,8 @@ def _check(name: str, given: dict[str, Any]) -> None:
 
 # -- what a file is ----------------------------------------------------------------------------------------------------
 def file_type_of(path: str, file: str) -> str:
-    """The type of a file: by its first bytes where they leave no doubt, then by its suffix, then by what its text looks
-    like."""
+    """The type of a file. It is determined by its first bytes if they are conclusive, else by its suffix, else by what
+    its text looks like."""
     from stages.catalog import reader_class
     from stages.read.streams import Damaged, Stream, is_archive
     from stages.text.encoding import decode
@@ -280,7 +285,7 @@ def file_type_of(path: str, file: str) -> str:
 
 
 def _looks_like(text: str, path: str) -> str:
-    """The type of a text whose name does not show it."""
+    """The type of a text file whose name does not show it, from the beginning of its text."""
     from stages.extract.html.step import is_page
 
     if is_page(text, ""):
@@ -299,7 +304,7 @@ def _gutenberg(text: str) -> bool:
 
 
 def _first_row(path: str) -> dict[str, Any] | None:
-    """The first object of JSON lines, or of an array; None when there is none."""
+    """The first object in a file of JSON lines or in a JSON array; None when there is none."""
     from stages.catalog import reader_class
     from stages.read.reader import Slice
 
@@ -329,7 +334,8 @@ def _table(path: str) -> str:
 
 
 def _records(keys: set[str], lists: set[str]) -> str | None:
-    """Which set of post-training records has these keys, and lists under `lists`; None if neither has."""
+    """The reader of post-training records, "sft" or "preference", whose records have these keys. `lists` are the keys
+    whose values are lists. None if the keys fit neither."""
     from stages.read.records import Preference, Sft
 
     sft, preference = Sft.Config(), Preference.Config()

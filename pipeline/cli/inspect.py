@@ -1,4 +1,4 @@
-"""`tokenmill inspect`, `dedup explain`: show documents that were kept, dropped or quarantined, and why."""
+"""`tokenmill inspect` and `tokenmill dedup explain`: show documents that were kept, dropped or quarantined, and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pipeline.store.fs import Store
 
 KINDS = {"datasets": "kept", "dropped": "dropped", "quarantine": "quarantined"}
-#: characters beyond an excerpt that are scrubbed with it, so that no address is cut in half and missed
+#: characters after an excerpt that are scrubbed together with it, because an address that is cut in half would not be
+#: recognised
 MARGIN = 400
 
 
@@ -42,7 +43,7 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
             limit: LimitOpt = 5, chars: CharsOpt = 400, json_texts: JsonOpt = False) -> None:
     """Show documents of a dataset.
 
-    Shows kept ones, or dropped and quarantined ones with their reasons. Personal data is masked.
+    Shows kept documents, or dropped or quarantined ones with the reasons. Personal data is masked.
 
     \b
     Examples:
@@ -86,8 +87,8 @@ def _check_published(store: Store, kind: str, dataset: str) -> None:
 
 def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = None, id: str | None = None,
          ) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a published folder whose columns equal `equal` and whose id begins with `id`, in the order of
-    the parts. Only rows that match are decoded."""
+    """Yield the rows of a published folder, KIND/DATASET, in the order of its parts. `equal` maps names of columns to
+    the values that rows must have, and `id` is the beginning of their id. Only rows that match are decoded."""
     import pyarrow.compute as pc
 
     from pipeline.store.dataset import iter_batches
@@ -102,7 +103,8 @@ def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = N
 
 
 def mask(row: dict[str, Any], chars: int = 0) -> None:
-    """Cut the text to `chars` (0: all of it) and scrub all fields that may hold personal data."""
+    """Mask personal data in all fields of `row` that may hold some, and cut its text to `chars` characters (0 for the
+    whole text). `row` is changed."""
     from stages.scrub.pii import scrub_text, scrub_value
 
     if row.get("text"):
@@ -117,7 +119,8 @@ def mask(row: dict[str, Any], chars: int = 0) -> None:
 
 
 def card(row: dict[str, Any]) -> str:
-    """A document as text for people."""
+    """Format a document for a terminal: a line with id, source, language and URL or file, then its reason, signals,
+    metadata and text."""
     place = row.get("file") or (row.get("locator") or {}).get("file") or ""
     if row.get("record") is not None:
         place += f" record {row['record']}"
@@ -138,7 +141,7 @@ def card(row: dict[str, Any]) -> str:
 
 
 def _list_datasets(store: Store, json_texts: bool) -> None:
-    """Print the documents and bytes of every dataset."""
+    """Print a line for every dataset of the store: documents kept, dropped and quarantined, and bytes of text."""
     import pyarrow.compute as pc
 
     from pipeline.base.humanize import size
@@ -165,8 +168,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
             store: StoreOpt = "store", json_texts: JsonOpt = False) -> None:
     """Explain why a document was removed as a duplicate.
 
-    Names the document that was kept for it, says how similar they are and what differs. The two texts are compared with
-    the settings in the recipe of the latest run.
+    Names the document that was kept in its place, and says how similar the two are and what differs. They are compared
+    with the settings in the recipe of the latest run.
 
     \b
     Example:
@@ -187,8 +190,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
         raise UserError(f"the document {verdict['kept']} that was kept for it is not in {dataset} any more; the store "
                         f"has changed since, run the recipe again")
     config = minhash_config(at, dataset)
-    # scrubbed first: the differences are shown without punctuation, in which personal data cannot be recognised any
-    # more
+    # personal data is masked first, because the differences are shown without punctuation, and personal data cannot be
+    # recognised in such text
     comparison = compare(scrub_text(removed["text"]), scrub_text(kept["text"]), config,
                     languages=(removed["language"] or "", kept["language"] or ""))
     if json_texts:
@@ -214,8 +217,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
 
 
 def minhash_config(store: Store, dataset: str) -> dict[str, Any] | None:
-    """The settings of `minhash` in the recipe of the latest run; None when this dataset does not use it (only
-    `exact`)."""
+    """The settings of the step `minhash` for this dataset, in the recipe of the latest run. None when the dataset has
+    no such step."""
     from pipeline.plan.changes import latest_run, run_recipe_of
 
     run = latest_run(store)

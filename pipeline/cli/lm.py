@@ -51,8 +51,8 @@ def train(data: Annotated[list[Path], typer.Argument(
           json_lines: JsonOpt = False) -> None:
     """Train a 5-gram model of pieces (interpolated modified Kneser-Ney), as CCNet does on Wikipedia.
 
-    Equal texts and settings give equal files. A fiftieth of the documents is held out, to show the perplexity of such
-    text.
+    Equal texts and settings give equal files. Every fiftieth document is held out from training; the perplexity of
+    these documents is printed.
 
     \b
     Examples:
@@ -154,7 +154,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _write(out: Path, write: Any) -> None:
-    """Write the file whole or not at all: it is written beside its place and moved there."""
+    """Write the file `out` whole or not at all: `write` writes it under another name, and it is then renamed."""
     with writing(out), replacing(out) as part:
         write(part)
 

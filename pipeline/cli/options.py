@@ -51,8 +51,8 @@ CharsOpt = Annotated[int, typer.Option(min=0, metavar="N", help="Characters of t
 
 def check_backend(backend: BackendName, address: str | None, insecure_local: bool = False,
                   ship_code: bool = False) -> None:
-    """Refuse combinations that make no sense, a cluster that cannot be reached, and one on which anybody may run
-    code."""
+    """Raise an error for combinations of options that make no sense, for a cluster that cannot be reached, and for a
+    cluster that demands no token, on which anybody could run code (allowed on loopback with `insecure_local`)."""
     if address is None:
         if insecure_local or ship_code:
             raise BadUsage(f"{'--ship-code' if ship_code else '--insecure-local'} is about a cluster: give --address")
@@ -65,8 +65,8 @@ def check_backend(backend: BackendName, address: str | None, insecure_local: boo
 
 
 def check_name(name: str | None) -> None:
-    """Refuse a name of a run that is not usable as the name of a folder, as a word on a command line, or on one
-    line."""
+    """Raise BadUsage for a name of a run that cannot be the name of a folder and a word on a command line, or that
+    holds characters that cannot be printed."""
     if name is None:
         return
     if "/" in name or name in ("", ".", ".."):
@@ -77,7 +77,8 @@ def check_name(name: str | None) -> None:
 
 
 def check_root(root: str, option: str = "--store") -> None:
-    """Refuse a store, or another place, whose URL holds a secret: the URL is shown and written down in many places."""
+    """Raise BadUsage for a URL of a store, or of the option `option`, that holds a secret. Such URLs are printed, and
+    written to logs and manifests."""
     from pipeline.base.redact import redact, secret_in
 
     what = secret_in(root)
@@ -87,7 +88,8 @@ def check_root(root: str, option: str = "--store") -> None:
 
 
 def open_store(root: str) -> Store:
-    """The store at `root`, for reading. Raises BadUsage when there is none."""
+    """Open the store at `root` for reading. Raises BadUsage for a local folder that does not exist, and for a URL that
+    holds a secret."""
     check_root(root)
     store = Store(root)
     if store.local is not None and not store.local.is_dir():
@@ -96,7 +98,8 @@ def open_store(root: str) -> Store:
 
 
 def resolve_run(run: str, root: str) -> tuple[Store, str]:
-    """Returns (store, run name) of a run given by name or as the folder STORE/runs/RUN."""
+    """Returns (store, name of the run). `run` is the name of a run in the store at `root`, or its folder
+    STORE/runs/RUN. Raises BadUsage when the store has no such run."""
     top, _, name = run.rstrip("/").rpartition("/")
     if os.path.basename(top) == "runs":
         store, name = open_store(os.path.dirname(top) or "."), name
@@ -114,5 +117,5 @@ def run_names(store: Store) -> list[str]:
 
 
 def as_typed(command: str, run: str, store: Store) -> str:
-    """A command line about a run, quoted so that it can be pasted into a shell."""
+    """The command line `tokenmill COMMAND RUN --store STORE`, quoted so that it can be pasted into a shell."""
     return f"tokenmill {command} {shlex.quote(run)} --store {shlex.quote(store.root)}"

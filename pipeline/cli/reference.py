@@ -1,7 +1,7 @@
-"""Tables of options for docs/cli.md, made from the commands themselves: `python -m pipeline.cli.reference docs/cli.md`.
+"""Updates the tables of options in docs/cli.md from the commands: `python -m pipeline.cli.reference docs/cli.md`.
 
-A section `### tokenmill COMMAND` of the page holds prose and one table. The table is replaced, the prose is left alone.
-`make docs` runs this module, and a test checks that the page is up to date.
+Each section `### tokenmill COMMAND` of the page holds prose and one table. The table is replaced, and the prose is not
+changed. `make docs` runs this module, and a test checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOREIGN = ("tokenmill train",)
 
 
 def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
-    """Returns {full name: command} for every command that does something itself."""
+    """Returns {full name: command} for every command that is not only a group of other commands."""
     from pipeline.cli.app import command_group
 
     inside: dict[str, Any] = getattr(group or command_group(), "commands", {})
@@ -31,7 +31,7 @@ def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
 
 
 def parameters(command: Any) -> list[tuple[str, str]]:
-    """Returns (how it is written, help) for each visible parameter."""
+    """Returns (how it is written on the command line, help text) for each visible parameter of a command."""
     out = []
     for p in command.params:
         if getattr(p, "hidden", False) or p.name == "help":
@@ -50,15 +50,16 @@ def parameters(command: Any) -> list[tuple[str, str]]:
 
 
 def table(command: Any) -> str:
-    """The Markdown rows of a command's parameters."""
+    """The table of a command's parameters, as Markdown."""
     cells = [(f"`{how}`".replace("|", "\\|"), text.replace("|", "\\|")) for how, text in parameters(command)]
     return "\n".join(["| | |", "|---|---|", *(f"| {how} | {text} |" for how, text in cells)]) + "\n"
 
 
 def rewrite(page: str) -> str:
-    """The page with the tables of its sections made from the commands as they are now.
+    """The page with its tables replaced by tables of the commands as they are now.
 
-    Raises ValueError when a command has no section, a section no command, or a section no single table.
+    Raises ValueError when the page has no section for a command, has a section without a command, or has not exactly
+    one table in a section.
     """
     head, *rest = SECTION.split(page)
     known, names = commands(), rest[::2]

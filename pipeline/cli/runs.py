@@ -61,8 +61,8 @@ def run(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputOp
 def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName, workers: int | None,
           address: str | None, *, quiet: bool, json_lines: bool, takeover: bool, verify_inputs: bool,
           ship_code: bool = False, dispatch_seed: int | None = None, attempt: int | None = None) -> None:
-    """Run a recipe in this process and print what became of it. `workers` None: all cores of this machine, or of the
-    cluster if there is one."""
+    """Drive a run of the recipe in this process, and print its result. `workers` is the number of child processes; None
+    means one per core of this machine or, with `address`, of the cluster."""
     from pipeline.run import default_workers, make_backend, run_recipe
 
     if address is None:
@@ -84,8 +84,8 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
 
 
 def shown(quiet: bool, json_lines: bool) -> str:
-    """The mode in which progress is shown. `--quiet` also silences warnings, for example while waiting for another
-    driver."""
+    """The way in which progress is shown: json, quiet or rich. With `quiet`, warnings are silenced, too, for example
+    the one that the run waits for another driver."""
     logging.getLogger("tokenmill").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return "json" if json_lines else "quiet" if quiet else "rich"
 
@@ -106,9 +106,10 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
          json_lines: opt.JsonOpt = False) -> None:
     """Show what a run would do, and what it will cost.
 
-    Shows the nodes in order with their partitions, which are fresh or stale, bytes, and an estimate of CPU time and
-    disk. Nothing is run and nothing is written. With --sample the recipe is run on a part of its inputs, in a temporary
-    store, and a cost forecast tells what the whole input would yield and need.
+    Shows the nodes of the plan in order: how many of their partitions are fresh (the store has the result) or stale,
+    how many bytes they read, and an estimate of CPU time and disk space. Nothing is run and nothing is written. With
+    --sample the recipe is run on a part of its inputs, in a temporary store. A cost forecast then says what the whole
+    input would yield and need.
 
     \b
     Examples:
@@ -145,7 +146,7 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
 
 def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | None, workers: int | None,
               verify_inputs: bool, quiet: bool, json_lines: bool) -> None:
-    """Run the recipe on a sample and print what the whole input will take."""
+    """Run the recipe on a sample of its inputs, and print a forecast of what the whole input costs and yields."""
     from rich.console import Console
 
     from pipeline.base.quantities import parse_share
@@ -181,7 +182,8 @@ def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | Non
 def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) -> None:
     """List the runs of a store and their states.
 
-    A star marks the run that finished last. A run whose driver ended without a message has died, and can be resumed.
+    A star marks the run that finished last. The state `died` means that the driver of the run ended without reporting a
+    result; the run can be resumed.
 
     \b
     Example:
@@ -205,7 +207,8 @@ def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) ->
 
 
 def _standing(store: Store, name: str) -> dict[str, Any]:
-    """{run, state, attempt, parts, done, report}; an unknown value is None."""
+    """The state of a run for `tokenmill list`: {run, state, attempt, parts (number of tasks), done, report}. A value
+    that is not known is None."""
     from pipeline.cluster.attempts import standing
 
     current = standing(store, name)
@@ -218,7 +221,7 @@ def _standing(store: Store, name: str) -> dict[str, Any]:
 def report(run: opt.RunArg, store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) -> None:
     """Write the report of a run again.
 
-    report.html and report.json are made from the log and the parts; no document is processed again.
+    report.html and report.json are made from the results in the store; no document is processed again.
 
     \b
     Examples:
@@ -257,8 +260,8 @@ def materialize(run: opt.RunArg, store: opt.StoreOpt = "store",
                 json_lines: opt.JsonOpt = False) -> None:
     """Write the samples of a run in training order.
 
-    For sequential reading, for example from object storage. The rows stay in the store, under runs/RUN/rows-FORMAT. An
-    interrupted command continues where it stopped.
+    A training can then read its samples from front to back, for example from object storage. The samples are written to
+    the store, in runs/RUN/rows-FORMAT. After an interruption, the same command continues where it stopped.
 
     \b
     Examples:
@@ -292,7 +295,8 @@ def recipes(name: Annotated[str | None, typer.Argument(metavar="NAME", help="Pri
             json_lines: opt.JsonOpt = False) -> None:
     """List the ready recipes, or print one.
 
-    A printed recipe is a file like any other: keep it, change it, run it. The report of a run lists what was changed.
+    A printed recipe is a recipe file like any other: save it, change it and run it. The report of its run lists what
+    was changed.
 
     \b
     Examples:

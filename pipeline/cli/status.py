@@ -1,4 +1,4 @@
-"""Formats the state of a run for people: `tokenmill status` and the lines of `tokenmill list`."""
+"""Formats the state of a run for `tokenmill status`, as text or JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HINTS = {
 
 
 def document(store: Store, current: Standing) -> dict[str, Any]:
-    """The standing as JSON: what `status --json` prints."""
+    """The state of a run as the JSON object that `tokenmill status --json` prints."""
     progress = {k: v for k, v in current.progress.items() if k not in ("run", "attempt", "state", "error")}
     report = f"runs/{current.run}/report.html"
     return {"run": current.run, "state": current.state, "attempt": current.attempt, "error": current.error,
@@ -36,7 +36,7 @@ def document(store: Store, current: Standing) -> dict[str, Any]:
 
 
 def text(store: Store, current: Standing, debug: bool = False) -> str:
-    """The standing for people, in a few lines. With `debug`, also the traceback of the error."""
+    """The state of a run as lines of text. With `debug`, they end with the traceback of its error."""
     p, facts = current.progress, current.facts
     head = [current.run, current.state]
     if p.get("seconds"):
@@ -78,7 +78,8 @@ def text(store: Store, current: Standing, debug: bool = False) -> str:
 
 
 def _signs(store: Store, current: Standing, silent_s: float) -> list[str]:
-    """Lines about the driver's last sign of life and progress, and advice if there has been none for long."""
+    """Lines that say when the driver gave its last sign of life and when its last task finished. If its last sign of
+    life is longer ago than SILENT_S, they say what to do. `silent_s` is the number of seconds since then."""
     words = [f"last sign of life {age(silent_s)} ago"]
     if current.age_s is not None:
         words.append(f"this is as of {age(current.age_s)} ago")

@@ -1,4 +1,5 @@
-"""`tokenmill steps` and `tokenmill readers`: list what a recipe may name, described by the classes themselves."""
+"""`tokenmill steps` and `tokenmill readers`: list the steps and readers that a recipe may name. Descriptions and
+settings are taken from their classes."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ def register(app: typer.Typer) -> None:
 def steps(name: NameArg = None, vectors: CheckOpt = None, json_lines: JsonOpt = False) -> None:
     """List the steps a dataset can have, or show one with its settings.
 
-    Steps of installed packages are included. A stage of your own is shown as 'package.module:Class'. With --check the
-    step is run on test vectors (tests/conformance/README.md), and each difference is a line.
+    Steps of installed packages are included. Give 'package.module:Class' to show a stage of your own. With --check the
+    step is run on test vectors (tests/conformance/README.md), and a line is printed for each result that differs from
+    the expected one.
 
     \b
     Examples:
@@ -62,7 +64,8 @@ def readers(name: NameArg = None, json_lines: JsonOpt = False) -> None:
 
 
 def _check(name: str | None, path: Path, json_lines: bool) -> None:
-    """Run a step on a file of vectors; exit code 1 when one fails."""
+    """Run a step on a file of test vectors (documents with expected results), and print the differences. Raises
+    UserError when there are any."""
     from stages.catalog import stage_class
     from stages.stage import Stage
     from stages.vectors import failures, read_vectors
@@ -88,7 +91,7 @@ def _check(name: str | None, path: Path, json_lines: bool) -> None:
 
 
 def step_facts(cls: Any) -> dict[str, Any]:
-    """A step's declarations about itself, as JSON."""
+    """What a step's class declares about the step, as JSON: its kind, version, signals, costs and others."""
     from stages.barrier import Barrier
 
     kind = ("deduplicates" if issubclass(cls, Barrier) else "extracts" if cls.extracts else "scrubs" if cls.scrubs
@@ -99,13 +102,14 @@ def step_facts(cls: Any) -> dict[str, Any]:
 
 
 def reader_facts(cls: Any) -> dict[str, Any]:
-    """A reader's declarations about itself, as JSON."""
+    """What a reader's class declares about the reader, as JSON: its suffixes, version, memory and others."""
     return {"suffixes": list(cls.suffixes), "version": cls.version, "extractor": cls.extractor, "crawl": cls.crawl,
             "libraries": list(cls.libraries), "memory_mb": cls.memory_mb}
 
 
 def settings(cls: Any) -> dict[str, dict[str, Any]]:
-    """Returns {setting: {default, help, role}}; `required` instead of `default` where there is no default."""
+    """The settings of a step or reader: {name: {"help", "role", "default"}}. A setting without a default has
+    "required" instead."""
     from stages.stage import role_of
 
     out = {}

@@ -1,4 +1,5 @@
-"""`tokenmill store`: compares everything a store holds with its records, and removes results that no run names."""
+"""`tokenmill store verify` and `tokenmill store gc`: compare the files of a store with their recorded hashes, and
+remove results that no run names."""
 
 from __future__ import annotations
 
@@ -31,9 +32,10 @@ def verify(store: StoreOpt,
            takeover: TakeoverOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Read what a store holds and compare it with the store's records.
 
-    Covers the files that tasks wrote, lists, published folders, shard sets, and the log with its snapshots. Not
-    covered: runs/, which each run writes anew, and checkpoints (tokenmill train verify --checkpoint).
-    Continues where an interrupted verification stopped. Exit code 1 when something is damaged and not repaired.
+    It reads the files that tasks wrote, lists of task arguments, published folders, shard sets, and the log with its
+    snapshots. It does not read runs/, which each run writes anew, nor checkpoints, which
+    `tokenmill train verify --checkpoint` reads. It continues where an interrupted verification stopped. The exit code
+    is 1 when something is damaged and was not repaired.
 
     \b
     Examples:
@@ -89,9 +91,9 @@ def gc(store: StoreOpt,
        takeover: TakeoverOpt = False, json_lines: JsonOpt = False) -> None:
     """Remove what no run names, and what a snapshot of the log holds.
 
-    Removes results of recipes that were changed, and of runs whose folder was deleted. What datasets and shards publish
-    stays. A run that needs a removed result makes it again. Of the log, removes segments that a snapshot holds, after
-    it has verified the snapshot.
+    A result that no run names comes from a recipe that was changed, or from a run whose folder was deleted. Published
+    datasets and shards are kept. A run that needs a removed result computes it again. From the log, segments (its
+    files) are removed if a snapshot holds them; the snapshot is verified first.
 
     \b
     Examples:

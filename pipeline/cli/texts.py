@@ -10,23 +10,23 @@ from stages.catalog import reader_class
 from stages.document import Document
 from stages.read.reader import Slice
 
-#: readers tried on a folder, in order: the first that takes some file of it reads all files it takes
+#: readers for the files of a folder, in order of preference. The first that accepts any file of the folder reads all
+#: files that it accepts, and the others are ignored.
 FOLDER_READERS = ("parquet", "jsonl", "text")
 
 
 def texts(paths: Sequence[Path], column: str = "text") -> Iterator[str]:
-    """Yields the texts of tables (a column, or a key of JSON Lines) and of text files (one text each), and of folders
-    of such files."""
+    """Yield the texts in the given files and folders. In Parquet files they are in the column `column`, in JSON Lines
+    under the key `column`; a text file holds one text."""
     for file in files(paths):
         yield from (doc.text for doc in documents(file, column))
 
 
 def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Iterator[Document]:
-    """Yields the documents of one file, with values of the columns `keep` in their `meta`. Rows without a text are
+    """Yield the documents of one file, with the values of the columns `keep` in their `meta`. Rows without a text are
     skipped.
 
-    Raises:
-        BadUsage: no such column, or the file cannot be read to its end.
+    Raises BadUsage when there is no such column, when no row has a text, or when the file cannot be read to its end.
     """
     lower = file.name.lower()
     name = next((name for name in FOLDER_READERS[:-1] if lower.endswith(reader_class(name).suffixes)), "text")
@@ -50,8 +50,8 @@ def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Ite
 
 
 def files(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yields the files that paths stand for: a file itself, or the Parquet, JSON Lines or text files of a folder,
-    sorted."""
+    """Yield the files that the paths stand for. A file stands for itself. A folder stands for its Parquet files, if it
+    has any, else for its JSON Lines files, else for its text files, sorted. Raises BadUsage when there are none."""
     for path in paths:
         if not path.exists():
             raise BadUsage(f"no such file: {path}")

@@ -1,4 +1,4 @@
-"""`tokenmill tokenizer …`, `shards …`: train and judge tokenizers, look into token shards."""
+"""`tokenmill tokenizer …` and `tokenmill shards …`: train and evaluate tokenizers, and inspect token shards."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def evaluate(tokenizer: Annotated[Path, typer.Argument(metavar="TOKENIZER",
 
 
 def opened(shards: Path) -> ShardSet:
-    """Open a shard set. BadUsage lists the sets below if the folder is none itself."""
+    """Open the shard set in a folder. When the folder is no shard set but has some below it, raises BadUsage that lists
+    them."""
     from tokenizer.shards.layout import MANIFEST
     from tokenizer.shards.reader import ShardSet
 
@@ -130,7 +131,7 @@ def opened(shards: Path) -> ShardSet:
 def verify(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     """Check a shard set against its manifest.
 
-    Checks checksums, counts and boundaries. Exit code 1 when something is wrong.
+    Checks checksums, counts and boundaries. The exit code is 1 when something is wrong.
 
     \b
     Example:
@@ -155,7 +156,8 @@ def verify(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
 def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     """Count what is in a shard set.
 
-    Targets are the tokens that count for the loss; in post-training records only those of the answers do.
+    Targets are the tokens that count in the training loss. In post-training records, only the tokens of the answers
+    count.
 
     \b
     Example:
@@ -207,7 +209,8 @@ def head(shards: ShardsArg,
 
 
 def _tokenizer_beside(shards: Path, sha256: str) -> Path:
-    """The path of the tokenizer that a run published in the folder `shards` of its store."""
+    """The path of the tokenizer with this hash, which a run has published in the folder `shards` of its store. Raises
+    BadUsage when there is none."""
     for folder in shards.absolute().parents:
         for path in sorted(folder.glob(f"tokenizer-{sha256[:12]}.*")):
             return path
@@ -221,7 +224,7 @@ def find(shards: ShardsArg,
          json_lines: JsonOpt = False) -> None:
     """Find where a document stands in a shard set.
 
-    Prints its token range in the stream. Exit code 1 when it is not in the set.
+    Prints the range of its tokens in the stream. The exit code is 1 when it is not in the set.
 
     \b
     Example:
@@ -237,7 +240,8 @@ def find(shards: ShardsArg,
 
 
 def _places(shard_set: ShardSet, id: str) -> list[dict[str, Any]]:
-    """The token ranges, in the stream, of the documents whose id begins with `id`."""
+    """The documents whose id begins with `id`: [{"id", "start", "stop", "file"}], with the range of their tokens in the
+    stream and the shard that holds them."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,4 +1,4 @@
-"""`tokenmill train …` calls `python -m trainer …`, so that one command does everything."""
+"""`tokenmill train …` does the same as `python -m trainer …`, so that one command covers data and training."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 
 def forward(arguments: Sequence[str]) -> int:
-    """Pass the command line to the trainer. Returns its exit code. After `run`, the run's report gets a section about
-    the training."""
+    """Pass the command line to the trainer, and return its exit code. After a successful `train run`, a section about
+    the training is added to the run's report."""
     try:
         from trainer.__main__ import main
 
@@ -26,8 +26,8 @@ def forward(arguments: Sequence[str]) -> int:
 
 
 def _report(arguments: Sequence[str]) -> None:
-    """Write the report again after `train run`, where possible: GPU nodes may lack the pipeline, with --out the
-    training is outside its run, and of several ranks only rank 0 writes."""
+    """Add the training to the report of its run, if possible. Nothing is done when the pipeline is not installed (as on
+    some GPU nodes), when --out puts the training outside the folder of its run, and on ranks other than 0."""
     from trainer.__main__ import parser
 
     options = parser("run").parse_args(arguments)
@@ -45,8 +45,8 @@ def _report(arguments: Sequence[str]) -> None:
 
 
 def _add_training(run: str, store: str) -> str | None:
-    """Add the training to the report. Returns the report's path; None when there is no report or an error of ours
-    occurs, which is only printed, because the training is done."""
+    """Add the training to the report of its run, and return the report's path. Returns None when there is no report, or
+    when adding fails; an error is only printed, because the training itself has succeeded."""
     from pipeline.base.errors import TokenmillError
     from pipeline.cli.options import resolve_run
     from pipeline.report.collect import add_training

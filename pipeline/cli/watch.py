@@ -1,7 +1,8 @@
-"""`tokenmill status`, `logs`, `cancel`: the state of a run, its driver's log, and the request to stop it.
+"""`tokenmill status`, `tokenmill logs` and `tokenmill cancel`: show the state of a run and its driver's log, and ask it
+to stop.
 
-Everything is read from the store alone, on any machine that sees it. Ray is asked only about a job whose driver has not
-begun.
+They need only the store, so they work on any machine that can read it. Ray is asked only about a job whose driver has
+not begun.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WATCH_S = 2.0            # seconds between two updates of --watch and -f
 
 
 def look(store: Store, run: str) -> Standing:
-    """The state of the run. If its driver has not begun, Ray is asked whether the job will still run."""
+    """The state of a run. If its driver has not begun, Ray is asked whether its job still exists and will run."""
     from dataclasses import replace
 
     from pipeline.cluster.attempts import standing
@@ -54,8 +55,8 @@ def look(store: Store, run: str) -> Standing:
 
 
 def job_of(current: Standing) -> Any:
-    """Ask Ray about the job of a standing. Returns a `JobState`, None when Ray knows no such job, or the reason why Ray
-    cannot be asked, as text."""
+    """Ask Ray about the job of a submitted run. Returns a `JobState`, None when Ray knows no such job, or a text that
+    says why Ray cannot be asked."""
     from pipeline.base import auth
 
     address, job = current.facts.get("address"), current.facts.get("job")
@@ -76,8 +77,8 @@ def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
     """Show the state of a run.
 
     Prints its passes with partitions done, running and failed, documents per second, the time left, and the failures
-    with their reasons. Works from the store alone, on any machine that sees it, during the run and after. With --watch
-    the exit code is 0 when the run is done and 1 when it ends otherwise.
+    with their reasons. It needs only the store, so it works on any machine that can read it, during the run and after.
+    With --watch the exit code is 0 when the run is done and 1 when it ends otherwise.
 
     \b
     Examples:
@@ -107,7 +108,7 @@ def logs(run: RunArg, store: StoreOpt = "store",
          follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")] = False) -> None:
     """Print the log of a submitted run's driver.
 
-    Reads the latest attempt's log from the store, a few seconds behind. Secrets are masked.
+    Reads the log of the latest attempt from the store, where new lines appear after a few seconds. Secrets are masked.
 
     \b
     Examples:
@@ -140,8 +141,8 @@ def logs(run: RunArg, store: StoreOpt = "store",
 def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
     """Stop a run.
 
-    Tasks at work get a minute to finish. Everything committed is kept, and `tokenmill resume` continues from there. The
-    request is left in the store, where the driver finds it, so the cluster need not be reachable.
+    Tasks that are running get a minute to finish. Everything committed is kept, and `tokenmill resume` continues from
+    there. The request to stop is written to the store, where the driver finds it, so the cluster need not be reachable.
 
     \b
     Example:
@@ -166,7 +167,8 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
 
 
 def _stop_job(current: Standing) -> str | None:
-    """Stop a job whose driver has not begun. Returns the reason if that is not possible from here."""
+    """Ask Ray to stop the job of a run whose driver has not begun. Returns None, or a message that says why this is not
+    possible from this machine."""
     from pipeline.base import auth
 
     try:
@@ -180,7 +182,7 @@ def _stop_job(current: Standing) -> str | None:
 
 
 def _pause() -> None:
-    """Wait for the next update. Ctrl-C ends the watching, not the run."""
+    """Wait until the next update. Ctrl-C ends this command, and not the run."""
     try:
         time.sleep(WATCH_S)
     except KeyboardInterrupt:

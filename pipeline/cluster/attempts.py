@@ -166,8 +166,8 @@ def note_attempt(store: Store, run: str, attempt: int, how: str, **facts: Any) -
 
 
 def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
-    """Record in run.json that an attempt failed before it could report progress. Does nothing when a later attempt has
-    begun."""
+    """Record in run.json why an attempt failed. `standing` shows this error if the attempt never reported progress.
+    Does nothing when a later attempt has begun."""
     facts = facts_of(store, run)
     if facts.get("attempt") == attempt:
         facts = redact_json({**facts, "error": error})
