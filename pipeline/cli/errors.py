@@ -18,7 +18,7 @@ class UserError(TokenmillError):
 
 
 class BadUsage(UserError):
-    """The arguments make no sense."""
+    """The command line is wrong. The message says why, and the exit code is 2."""
 
     exit_code = 2
 

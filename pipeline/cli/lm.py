@@ -107,7 +107,9 @@ def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARP
                   pieces: PiecesOpt = None,
                   normalize: NormalizeOpt = "ccnet",
                   json_lines: JsonOpt = False) -> None:
-    """Compile an ARPA file of KenLM's lmplz, SRILM or `tokenmill lm train --arpa` into a model that workers can map.
+    """Compile an ARPA file of KenLM's lmplz, SRILM or `tokenmill lm train --arpa` into a model for `perplexity`.
+
+    Worker processes that use the compiled model share one copy of it in memory.
 
     \b
     Example:

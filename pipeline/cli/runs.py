@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RowFormat(StrEnum):
-    """Formats of materialized rows."""
+    """File formats in which `tokenmill materialize` writes samples."""
 
     bytes = "bytes"
     parquet = "parquet"

@@ -91,8 +91,8 @@ def evaluate(tokenizer: Annotated[Path, typer.Argument(metavar="TOKENIZER",
              files: FilesArg, json_lines: JsonOpt = False) -> None:
     """Judge a tokenizer on texts.
 
-    Prints bytes per token, tokens per word, the share of words split into several tokens, and the number of texts that
-    do not survive encoding and decoding. Each path is a group.
+    Prints, for each of FILES, bytes per token, tokens per word, the share of words split into several tokens, and the
+    number of texts that are not the same after encoding and decoding.
 
     \b
     Example:

@@ -67,7 +67,8 @@ def add_training(store: Store, run: str) -> bool:
 
 def _write(store: Store, document: dict[str, Any], *, latest: bool,
            check_lease: Callable[[], None] = lambda: None) -> None:
-    """Write the report into the folder of its run and, for the latest run, also into the root of the store."""
+    """Write report.json and report.html into the folder of the run. With `latest`, report.json is also written to the
+    root of the store. `check_lease` is called before anything is written."""
     from pipeline.report.html import render
 
     page = render(document).encode()

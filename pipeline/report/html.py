@@ -171,7 +171,7 @@ def score_charts(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def least(number: int) -> float:
-    """The smallest score of a bin."""
+    """The smallest score that falls into bin `number` (`pipeline.passes.tally`)."""
     near, far = bin_edges(number)
     return near if number > 0 else -far if number < 0 else 0.0
 

@@ -1,4 +1,5 @@
-"""Makes the report's sections about tokens: streams, and the planned and realised mixture of every phase."""
+"""Makes the report's sections about tokens: the token streams, and how many windows (training samples) each phase of
+the curriculum was planned to take, and takes, from each stream."""
 
 from __future__ import annotations
 

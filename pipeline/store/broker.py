@@ -155,7 +155,7 @@ def _exchange(line: socket.socket, message: dict[str, Any],
 
 
 class Brokered(Remote):
-    """Objects below a root, accessed through the broker."""
+    """Access to the objects below the URL `root` from a confined child, through its broker."""
 
     def __init__(self, broker: Broker, root: str) -> None:
         self.root, self.prefix, self.fs = root, root.partition("://")[2], None

@@ -339,7 +339,7 @@ def iter_batches(store: Store, folder: str, columns: list[str] | None = None,
 
 
 def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows that `iter_batches` yields, as dicts."""
+    """Yield the rows of a published folder, as `iter_batches` does, but each as a dict {column: value}."""
     for batch in iter_batches(store, folder, columns, 64):
         yield from batch.to_pylist()
 
@@ -359,7 +359,8 @@ def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_row
 
 
 def _sorted_digests(store: Store, name: str, scratch: Path, max_rows: int) -> Iterator[np.ndarray]:
-    """Yield uint8 [n, 64] arrays of (id, digest), sorted by id within and across arrays."""
+    """Yield (id, row digest) of all rows of a dataset, sorted by id. They come in arrays of type uint8 and shape
+    [n, 64]: 32 bytes of the id, then 32 bytes of the digest."""
     waiting: list[np.ndarray] = []
     count = 0
     spilled: set[int] = set()

@@ -61,7 +61,7 @@ def remedy_of(paths: Iterable[str]) -> str:
 
 
 class ChangedFile(StoreError):
-    """A remote file is not the expected version."""
+    """A remote file has changed: it is not the version that was expected."""
 
 
 def cannot_write(path: str | os.PathLike[str], error: OSError) -> StoreError:

@@ -172,8 +172,9 @@ class Log(LogView):
         self._beat()
 
     def _wait_for_the_lease(self, holder: Holder, epoch: int) -> None:
-        """Return once the holder of `epoch` has closed the log or is dead. Raises LeaseHeld when it is alive. A holder
-        that did not run on this machine is judged by its heartbeat, which is watched for up to PATIENCE_S."""
+        """Return once the holder of `epoch` has closed the log or is dead. Raises LeaseHeld when it is alive. If its
+        process cannot be checked from here, because it ran on another machine or in another container, its heartbeat is
+        watched for up to PATIENCE_S."""
         first = self._heartbeat(epoch)
         if first.get("closed") or alive(holder) is False:
             return

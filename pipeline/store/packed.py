@@ -88,7 +88,7 @@ class PackedRecords:
 
     # -- one record ----------------------------------------------------------------------------------------------
     def numbers_of(self, key: str) -> list[int]:
-        """Numbers of all records of a key, whether they count or not."""
+        """Numbers of all records of a key, including those that do not count."""
         return _equal(self._keys, self._order, key)
 
     def find(self, key: str) -> int | None:
@@ -110,7 +110,7 @@ class PackedRecords:
                 break
 
     def data(self, number: int) -> bytes:
-        """The encoded record."""
+        """The bytes of record `number`, as `encode_record` encoded it."""
         place, length = int(self._places[number]), int(self._lengths[number])
         pack = bisect_right(self._numbers, number) - 1
         first, last = place // BLOCK, (place + length - 1) // BLOCK

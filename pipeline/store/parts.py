@@ -186,7 +186,8 @@ class PartWriter:
 
 
 class RowDigester:
-    """Computes the row digests of batches of one schema (defined in the module's docstring)."""
+    """Computes the row digests (hashes of documents, defined in the module's docstring) of batches that have the Arrow
+    schema `schema`."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.signals = signal_names(schema)

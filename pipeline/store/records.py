@@ -55,8 +55,8 @@ class PartRecord:
     replay_key: str = ""               # copied from the task's spec (`TaskSpec.replay_key`)
 
     def to_json(self) -> dict[str, Any]:
-        """The record as a dict that can be written as JSON. It shares counters, quarantine and meta with the record,
-        because copying them would take most of a commit's time."""
+        """The record as a dict that can be written as JSON. Its counters, quarantine and meta are those of the record
+        and not copies, because copying them would take most of a commit's time."""
         return {**vars(self), "files": {name: dict(vars(info)) for name, info in self.files.items()}}
 
     @classmethod

@@ -29,7 +29,7 @@ _FACTS = re.compile(rb'\{"key":"([^"\\]*)","replay_key":"([^"\\]*)","quarantine"
 
 
 class CorruptLog(StoreError):
-    """A segment is damaged or missing."""
+    """A file of the commit log, a segment or a pack of segments, is damaged or missing."""
 
 
 class Facts(NamedTuple):

@@ -66,7 +66,8 @@ _COLUMNS = ("S16", "S16", "<u8", "<u4", "u1")
 
 
 class Pack(NamedTuple):
-    """A pack, identified by the first and last segment in its name."""
+    """A pack, which is a file of the store that holds a range of segments of the commit log. It is identified by the
+    numbers of its first and its last segment."""
 
     first: int
     last: int
@@ -77,7 +78,7 @@ class Pack(NamedTuple):
 
 
 def listed(store: Store) -> list[Pack]:
-    """The packs in the store, sound or not."""
+    """The packs that the store has, including damaged ones."""
     return [Pack(int(m[1]), int(m[2])) for path in store.list(FOLDER) if (m := _PACK.fullmatch(path))]
 
 
@@ -101,7 +102,7 @@ def digest(key: str) -> bytes:
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 class _Builder:
-    """Builds one pack from consecutive segments."""
+    """Builds one pack. Call `add` for each of its segments, in order, then `finish`, which returns its bytes."""
 
     def __init__(self, first: int) -> None:
         self.first, self.last = first, first - 1
@@ -164,9 +165,10 @@ def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_
 
 def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), most: int = PACK_SEGMENTS,
          full: bool = False, stopped: Callable[[], bool] = lambda: False) -> Iterator[Pack]:
-    """Pack the committed segments `first` to `last` with `build`, and yield each pack once it is written. A damaged
-    pack of the same name is replaced if it is in `damaged`. Once `stopped` returns True, no further segments are read.
-    Raises CorruptLog for a damaged segment, and FileNotFoundError for a segment that `store gc` has removed."""
+    """Write packs of the committed segments `first` to `last` to the store, and yield each pack once it is written.
+    `most` and `full` are those of `build`. A pack of the same name that exists already is kept, unless `damaged` names
+    it; then it is replaced. Once `stopped` returns True, no further segments are read. Raises CorruptLog for a damaged
+    segment, and FileNotFoundError for a segment that `store gc` has removed."""
     names = itertools.takewhile(lambda name: not stopped(), map(segment_name, range(first, last + 1)))
     for pack, data in build(first, store.map(store.read, names, READ_AHEAD), store, most, full):
         if pack in damaged:                # in one step: another driver may have replaced it, and rely on it

@@ -201,7 +201,7 @@ def _folders(store: Store, kind: str, marker: str) -> list[str]:
 
 
 def _shard_manifests(store: Store) -> list[str]:
-    """All manifests of shard sets, including earlier ones that are still pinned."""
+    """Paths of all manifests of shard sets, including those of earlier versions, which trainings may still use."""
     return [path for path in store.list("shards") if _is_manifest(path)]
 
 
@@ -233,7 +233,7 @@ def _remember(store: Store, file: File, known: set[tuple[int, int]]) -> None:
 
 
 def _is_link(store: Store, file: File, known: set[tuple[int, int]]) -> bool:
-    """Whether the file is a hard link to a file that was already read."""
+    """Whether the file is a hard link to a file that was already read. `known` holds (device, inode) of those."""
     if store.local is None:
         return False
     try:

@@ -77,7 +77,7 @@ class LogView:
         self._quarantined_rows: dict[str, dict[int, tuple[int, str]]] = {}
 
     def get(self, key: str) -> PartRecord | None:
-        """The record that counts for `key`, or None."""
+        """The record that counts for `key`, which is the first one that was not retired; None when there is none."""
         found = self._db.execute("SELECT data FROM record WHERE key = ?", (key,)).fetchone()
         if found is not None:
             return _record(found[0])
@@ -136,7 +136,7 @@ class LogView:
                 yield _record(data)
 
     def sample(self, most: int) -> Iterator[PartRecord]:
-        """Yield about `most` of the records that count, or fewer, evenly spread in the order of their commits."""
+        """Yield about `most` of the records that count, or fewer, spread evenly over the log."""
         last = self._db.execute("SELECT max(number) FROM record").fetchone()[0] or 0
         step = max(1, -(-(self._packed.limit + last) // most))
         for number in range(0, self._packed.limit, step):
@@ -148,7 +148,8 @@ class LogView:
                 yield _record(row[0])
 
     def retired_contents(self, key: str) -> dict[str, str]:
-        """{file: content hash} of the last retired record of `key`; {} when none was retired."""
+        """{file: content hash} of the last record of `key` that was retired because of damage; {} when there is
+        none."""
         row = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
         return {} if row is None else json.loads(row[0])
 
