@@ -125,7 +125,7 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
 
 
 def driver_of(store: Store) -> dict[str, Any]:
-    """{host, pid, run, …} of the store's latest driver; {} when it has had none."""
+    """{host, pid, run, …} of the latest driver of the store; {} when the store has had no driver."""
     names = sorted(store.list("log/heartbeat"))
     holder = ((_json(store, names[-1]) if names else None) or {}).get("holder")
     return holder if isinstance(holder, dict) else {}

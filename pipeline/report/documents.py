@@ -94,7 +94,7 @@ def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
 
 
 def merged(passes: Iterable[Node], name: str) -> Counters:
-    """The counters of this name, merged over all passes of a dataset."""
+    """The counters with this name, merged over these passes."""
     out: Counters = {}
     for node in passes:
         merge_counters(out, node.counters.get(name, {}))

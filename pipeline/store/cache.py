@@ -6,8 +6,8 @@
 
 A key identifies one version of a file (root, path, size, etag, ranges), so no entry is ever outdated. A task that uses
 a file has a hard link to it in its own scratch folder, so the file remains for the task even if it is evicted. A file
-is in use if it has more than one link. That is true even if a task was killed with `kill -9`, because its scratch
-folder is removed afterwards (`pipeline.base.scratch`). When the cache would grow beyond its cap, files not in use are
+is in use if it has more than one link. The link of a task that was killed vanishes, too, because a scratch folder whose
+owner is dead is removed (`pipeline.base.scratch`). When the cache would grow beyond its cap, files not in use are
 evicted, least recently used first. A file that does not fit is downloaded only for the task that needs it. The disk
 therefore holds at most the cap plus the files in use.
 

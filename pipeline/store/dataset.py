@@ -67,7 +67,8 @@ _SUM = 1 << 128
 VERIFY_PARTS = 1000
 
 class Part(NamedTuple):
-    """A part to publish: its file in `objects/`, its name in the folder, and its other columns in the manifest."""
+    """A part (a Parquet file of documents) to publish: its file in `objects/`, its name in the published folder, and
+    its other columns in the manifest."""
 
     path: str
     part: str

@@ -117,7 +117,7 @@ def leftovers(top: Path, clock: Path) -> list[str]:
 
 
 def make_folder(folder: Path) -> None:
-    """Like mkdir -p, but the new entries survive a power cut."""
+    """Create a folder and its missing parents, like mkdir -p, but so that they survive a power cut."""
     if folder.is_dir():
         return
     make_folder(folder.parent)

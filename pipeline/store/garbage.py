@@ -196,8 +196,8 @@ def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]
 
 
 def remove_unnamed(store: Store, log: Log) -> Unnamed:
-    """Retire the records that no run names, and remove their files. This driver must hold the lease of `log`, which
-    ensures that no run is in progress. Returns the totals of what was removed."""
+    """Retire (withdraw) the records that no run names, and remove their files. This driver must hold the lease of
+    `log`, which ensures that no run is in progress. Returns the totals of what was removed."""
     what, pairs = unnamed(store, log)
     log.retire_unnamed(pairs)
     if pairs:                             # the files of fresh nodes (`pipeline.plan.fresh`) are older than the log now

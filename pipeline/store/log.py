@@ -4,11 +4,12 @@ Segments are `log/00000001.json`, `log/00000002.json`, … (format: `pipeline.st
 Store). To append one is to create the file of the next number, which fails if another driver has created it
 (put-if-absent). There are two kinds:
 
-- An *epoch* segment gives the driver that appends it the lease. Any other driver then meets, at its next append, a
-  segment it did not write, and raises Fenced.
+- An *epoch* segment gives the driver (the process that schedules tasks) which appends it the lease, the right to append
+  to the log. It opens an epoch, the term of this driver. Any other driver then meets, at its next append, a segment it
+  did not write, and raises Fenced: it is fenced, and can commit nothing more.
 - A *records* segment holds the records of tasks that this driver finished, and the rows its supervisors quarantined.
   The first record of a key counts. When a driver finds that the files of a record are damaged or missing, it retires
-  (withdraws) the record, and the next record of the key counts.
+  (withdraws) the record, and the next record that is committed for the key counts.
 
 Segments are never changed. The state of the log is obtained by replaying them in order (`pipeline.store.view`), or from
 a snapshot of them, which the driver takes in the background (`pipeline.store.snapshot`).
@@ -121,7 +122,7 @@ class Log(LogView):
 
     @staticmethod
     def read(store: Store) -> LogView:
-        """Read the current log without taking the lease, as `tokenmill report` and `tokenmill inspect` do."""
+        """Read the current log without taking the lease, as `tokenmill plan` and `tokenmill report` do."""
         view = LogView(store)
         view.refresh()
         return view

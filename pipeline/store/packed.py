@@ -101,8 +101,8 @@ class PackedRecords:
         return bool(self._counts[number])
 
     def drop(self, key: str, number: int) -> None:
-        """Withdraw record `number`, which counts for this key. The key's first record whose number is at least `limit`
-        counts in its place."""
+        """Withdraw record `number`, which counts for this key. In its place counts the key's first record whose number
+        is at least `limit` (the number of records replayed so far), if there is one."""
         self._counts[number] = False
         for later in self.numbers_of(key):
             if later >= self.limit:
@@ -141,7 +141,8 @@ class PackedRecords:
         return int(found[-1]) if len(found) else None
 
     def earlier(self, replay_key: str) -> int | None:
-        """Number of the latest record that counts and has this replay key; None when there is none."""
+        """Number of the latest record that counts and has this replay key (a task's key without its thresholds); None
+        when there is none."""
         numbers = _equal(*self._by_replay_key, replay_key)
         return next((n for n in reversed(numbers) if self._counts[n] and n < self.limit), None)
 

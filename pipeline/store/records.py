@@ -1,7 +1,7 @@
 """Commit records: the entries of the commit log, one for each finished task.
 
 A record holds the task's counters, which are nested dicts of numbers. When the counters of two tasks are merged,
-numbers under the same keys are added. Only for outermost keys that begin with `max_` the larger number is taken.
+numbers under the same keys are added. For outermost keys that begin with `max_`, the larger number is taken instead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ READING = -2
 class FileInfo:
     """A file that a task wrote, as its commit record describes it.
 
-    `sha256` is the hash of the file's bytes. `content` is a hash of its content: for documents and other tables, a hash
-    of the rows that does not depend on how they are encoded; for other files, the same as `sha256`.
+    `sha256` is the hash of the file's bytes. `content` is a hash of what the file holds. For documents, for example, it
+    is a hash of the rows that does not depend on how Parquet encodes them. If the task gives no such hash, it is the
+    same as `sha256`.
     """
 
     path: str

@@ -60,8 +60,8 @@ class Entry:
 
 def version_of(info: dict[str, Any]) -> str:
     """A string that identifies the content of an object: the hash that the Hugging Face hub gives, an etag, or a time.
-    The version id of S3 is not used, because listings lack it, and a file must have the same version whether it was
-    found in a listing or by a request of its own."""
+    The version id of S3 is not used, because listings lack it, and an object must have the same version whether it was
+    found by a listing or by a request for this object."""
     lfs = info.get("lfs")
     hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
     for found in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
@@ -322,8 +322,8 @@ _through: Callable[[str], Remote] | None = None
 
 
 def connect_through(make: Callable[[str], Remote]) -> None:
-    """From now on, let `connect` return what `make` returns. A confined child, which has neither credentials nor
-    sockets, so reaches object storage through its broker (`pipeline.store.broker`)."""
+    """From now on, let `connect` return what `make` returns. This is how a confined child, which has neither
+    credentials nor sockets, reaches object storage through its broker (`pipeline.store.broker`)."""
     global _through
     _through = make
 

@@ -162,8 +162,8 @@ class _Told:
 
 
 def _tell(what: str, url: str, error: Exception, attempt: int, tries: int, wait: float, now: float) -> None:
-    """Log a warning that a request will be retried. At most one is logged a minute, so that storage which often fails
-    does not fill the log; it states how many failures were left out."""
+    """Log a warning that a request will be retried. At most one warning a minute is logged, so that storage which often
+    fails does not fill the log. The warning says how many requests have failed since the last one."""
     with _Told.lock:
         _Told.since += 1
         if now - _Told.at < QUIET_S:

@@ -4,7 +4,7 @@ A segment is JSON: ``{"sha256": …, "body": {…}}``. The records of finished t
 of its own that begins with the record's key, replay key and quarantine. Replaying the log reads these three without
 parsing the line; it parses only records that quarantine documents.
 
-A record is encoded once. The segment, the snapshots of the log, and the memory of a driver all hold the same bytes.
+A record is encoded once. Segments, snapshots of the log and the `LogView` of a driver all hold the same bytes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def dumps(value: Any) -> bytes:
 
 def encode_record(record: PartRecord) -> bytes:
     """Encode a record as JSON. Its key, replay key and quarantine come first, where `facts` finds them. The other
-    fields keep the record's order. They need no canonical order, because a record is never encoded a second time to be
-    compared or hashed."""
+    fields keep the record's order. They need no canonical order, because records are compared and hashed as they are
+    stored, and are not encoded again for this."""
     doc = record.to_json()
     first = {name: doc.pop(name) for name in ("key", "replay_key", "quarantine")}
     return quick_json.dumps(first)[:-1] + b"," + quick_json.dumps(doc)[1:]

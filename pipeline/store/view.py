@@ -13,9 +13,9 @@ by row   {key, row, stage, reason}: committed as soon as a supervisor sees that 
          that its rows were to blame, and their quarantine is withdrawn (`released`)
 
 A record whose files are damaged or missing is *retired* by an entry {key, attempt, why}. It no longer counts, and the
-next record of its key does. The content hashes of its files are remembered, so that `Log.append` detects when the task
-runs again and produces other contents. They are not remembered for a record that was retired because no run needed it
-(`unnamed: true`).
+next record that is committed for its key does. The content hashes of its files are remembered, so that `Log.append`
+detects when the task runs again and produces other contents. They are not remembered for a record that was retired
+because no run needed it (`unnamed: true`).
 
 When a process dies while it reads an input file, the rest of the file, from the record it was reading on, is
 quarantined in the same two ways. In the entry by row, `stage` is a number that stands for the file
@@ -46,8 +46,8 @@ log = logging.getLogger("tokenmill")
 
 class LogView:
     """The state of the commit log, for reading. Records are kept on disk, and each is decoded only when it is asked
-    for, so that a log of millions of records needs little memory. Records from packs are in a temporary file
-    (`PackedRecords`), later ones in a temporary database."""
+    for, so that a log of millions of records needs little memory. Records from packs (files that compact many
+    segments) are in a temporary file (`PackedRecords`), later ones in a temporary database."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -77,7 +77,8 @@ class LogView:
         self._quarantined_rows: dict[str, dict[int, tuple[int, str]]] = {}
 
     def get(self, key: str) -> PartRecord | None:
-        """The record that counts for `key`, which is the first one that was not retired; None when there is none."""
+        """The record that counts for `key`; None when there is none. A record counts if it has not been retired, and no
+        other record of its key counted when it was committed."""
         found = self._db.execute("SELECT data FROM record WHERE key = ?", (key,)).fetchone()
         if found is not None:
             return _record(found[0])
@@ -148,8 +149,8 @@ class LogView:
                 yield _record(row[0])
 
     def retired_contents(self, key: str) -> dict[str, str]:
-        """{file: content hash} of the last record of `key` that was retired because of damage; {} when there is
-        none."""
+        """{file: content hash} of the last record of `key` that was retired (withdrawn) because its files were damaged;
+        {} when there is none."""
         row = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
         return {} if row is None else json.loads(row[0])
 
