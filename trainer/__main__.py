@@ -1,4 +1,5 @@
-"""`python -m trainer …`, also called as `tokenmill train …`. Needs only torch, numpy, pyarrow and PyYAML.
+"""The command line of the trainer: `python -m trainer COMMAND`, also called as `tokenmill train COMMAND`. It needs only
+torch, numpy, pyarrow and PyYAML.
 
 A command is a module with two functions: `add_parser(commands)` adds its parser to argparse's sub-commands, and
 `run(options)` runs the command and returns its exit code. Only the module of the requested command is imported. Modules
@@ -13,7 +14,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-#: command → (its module, its help text). A new command is a line here
+#: command → (its module, its help text). A new command needs a line in this table
 COMMANDS = {
     "run": ("trainer.launch.start", "train, from the latest checkpoint if there is one"),
     "slurm": ("trainer.launch.slurm", "write a job script for Slurm"),
@@ -32,7 +33,8 @@ COMMANDS = {
 
 
 def parser(command: str | None) -> argparse.ArgumentParser:
-    """Build the command line, with the options of `command` (None: with the names of commands only)."""
+    """Build the argument parser. It knows the options of `command`; every other command has only a name and a help
+    text. If `command` is None, no command has options."""
     top = argparse.ArgumentParser(prog="tokenmill train", description="Train on the shards of a run.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, said) in COMMANDS.items():
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(visible(f"error: {error}"), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:             # in set-up, or a second Ctrl-C; above 128, launchers let other ranks save
+    except KeyboardInterrupt:             # not 128 + n: after such a code, launchers give other ranks time to save
         print("stopped: nothing was saved", file=sys.stderr)
         return 1
     except failures() as error:

@@ -12,7 +12,8 @@ from pipeline.base.visible import visible
 
 
 def of_a_run(optional: bool = False) -> argparse.ArgumentParser:
-    """Return a parent parser for commands about one run: RUN, --store, --out, --set (`options.overrides`)."""
+    """Return a parent parser (see argparse) for commands about one run. It has the arguments RUN, --store, --out and
+    --set; the values of --set are in `options.overrides`."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("run", metavar="RUN", nargs="?" if optional else None,
                         help="folder or URL of the run (STORE/runs/RUN), or its name with --store")
@@ -34,10 +35,10 @@ def positive(text: str, least: int = 1) -> int:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print and flush (default: stdout), so that a pipe gets the line at once.
+    """Print `text` to `stream` (default: stdout) and flush it, so that the reader of a pipe gets the line at once.
 
-    A closed pipe or terminal must not end a training: the Ctrl-C that asks for a checkpoint also ends `| tee`, and a
-    terminal may be closed. The stream is then redirected to /dev/null."""
+    If the pipe or terminal is closed, the stream is redirected to /dev/null instead of raising an error, which would
+    end the training. This happens, for instance, when the Ctrl-C that asks for a checkpoint also ends `| tee`."""
     stream = stream or sys.stdout
     try:
         print(visible(text), file=stream, flush=True)

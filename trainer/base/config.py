@@ -1,8 +1,8 @@
 """Turns a YAML mapping into frozen dataclasses. The error for a mistyped key suggests the right key.
 
-The dataclasses live beside the classes they configure, in modules that import no torch (`trainer/model/config.py`,
-`trainer/optim/config.py`, …); `trainer.loop.config.TrainConfig` combines them. Only `build` turns mappings into them,
-and `keys_of` lists their keys.
+The dataclasses are defined in the folders of the classes they configure, in modules that import no torch
+(`trainer/model/config.py`, `trainer/optim/config.py`, …); `trainer.loop.config.TrainConfig` combines them. `build` is
+the only function that turns mappings into these dataclasses. `keys_of` lists their keys.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ def count(text: str | int | float) -> int:
 
 
 def build(cls: type[T], value: Any, where: str) -> T:
-    """Make a frozen dataclass `cls` from a mapping. `where` names file and key for errors ('recipe.yaml: train.model').
+    """Return an instance of the frozen dataclass `cls` with the values of the mapping `value`. `where` is the file and
+    key that error messages name ('recipe.yaml: train.model').
 
-    Unknown keys and values of the wrong type are errors. A class with `PRESETS` accepts `preset: NAME`, whose values
-    the other keys override. If a class has `check()`, it is called, and a ValueError from it becomes a ConfigError. If
-    a key is a keyword of Python (`for`), its field has an underscore appended (`for_`).
+    Unknown keys and values of the wrong type raise ConfigError. A class with `PRESETS` (named sets of values) accepts
+    `preset: NAME`; other keys of the mapping override the preset's values. If the class has a method `check()`, it is
+    called on the instance, and a ValueError from it becomes a ConfigError. If a key is a keyword of Python (`for`), its
+    field has an underscore appended (`for_`).
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with keys {', '.join(names(cls))}, got {value!r}")
@@ -129,7 +131,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
 
 class Variants(Protocol):
-    """A config class that stands for several variants. `kind` chooses a variant, whose class is loaded only then."""
+    """A config class that stands for several variants, for instance one per optimiser. The key `kind` of the
+    configuration chooses a variant; only the chosen variant's class is imported."""
 
     DEFAULT: ClassVar[str]
 
@@ -138,7 +141,7 @@ class Variants(Protocol):
 
 
 class Variant(Protocol):
-    """A variant of a config class. Its keys are known before its class is loaded."""
+    """A variant of a config class. `keys` lists its keys without importing its class; `load` imports the class."""
 
     @property
     def keys(self) -> tuple[str, ...]: ...
@@ -147,8 +150,8 @@ class Variant(Protocol):
 
 
 def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
-    """Build the config of the class that `kind` chooses. The error for a key of another class names that class's
-    kind."""
+    """Build the config of the variant that the key `kind` of the mapping `value` chooses, for instance one optimiser of
+    several. If a key belongs to another variant, the error names that variant's `kind`."""
     kinds = cls.variants()
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {value!r}")
@@ -172,8 +175,8 @@ def keys_of_others(kinds: Mapping[str, Variant], kind: str, keys: Iterable[str])
 
 
 def keys_of(cls: type, path: str) -> dict[str, list[str]]:
-    """List the keys that a config and the mappings in it may have, by path: {'train': ['model', …], 'train.model': …}.
-    A class with variants lists the keys of all of them. Imports no variant."""
+    """List the keys that a config and its nested mappings may have, by path: {'train': ['model', …], 'train.model': …}.
+    For a class with variants, the list has the keys of all variants. No variant's module is imported."""
     if hasattr(cls, "variants"):
         known = list(dict.fromkeys(key for variant in cls.variants().values() for key in variant.keys))
     else:

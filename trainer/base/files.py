@@ -1,5 +1,5 @@
-"""Writes text files beside a training's checkpoints, whole or line by line, so that neither a kill nor a full disk can
-spoil them."""
+"""Writes the text files beside a training's checkpoints, whole or line by line. Neither a kill nor a full disk can
+damage them. `alone` keeps two processes from training in the same folder."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ EXITING = 0x4
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a derived file, and make its folder if it is missing. Readers see either the old or the new content; a full
-    disk leaves the old content. The file is not synced, since a training must not wait for a busy disk at every line of
-    metrics."""
+    """Replace the content of `path` by `text`, and make its folder if it is missing. Readers see either the old or the
+    new content. If the disk is full, the old content stays. The file is not synced (fsync), because a training must not
+    wait for a busy disk at every line of metrics; use it only for files that can be made again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, durable=False) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def appending(path: Path) -> TextIO:
-    """Open a file of lines for appending. If a kill cut off its last line, a line feed is written first, so that the
-    next line does not continue it."""
+    """Open a text file for appending lines. If its last line has no line feed, because a kill cut it off, a line feed
+    is written first, so that the next line does not continue the cut one."""
     file = open(path, "ab+")  # noqa: SIM115  closed with what is returned
     torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
     if torn:
@@ -38,12 +38,13 @@ def appending(path: Path) -> TextIO:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Name this process in `folder`/trainer.pid, within the context, as the process that trains in the folder.
+    """Mark `folder` as in use by this process until the context ends. The mark is the file trainer.pid in the folder,
+    with the identity of the process.
 
-    Raises ConfigError while another process of this machine trains there: both would write the same metrics, and the
-    slower process would fail at its next checkpoint. A process of another machine is not noticed; the slower of the two
-    then fails at its next checkpoint. The file is not a file lock, since on a shared disk the lock of a dead node would
-    block the next start."""
+    Raises ConfigError if another process of this machine already trains in the folder. Otherwise both would write the
+    same metrics, and the slower one would fail at its next checkpoint. A process on another machine is not noticed; the
+    slower process then does fail at its next checkpoint. The mark is not a file lock, because on a shared disk the lock
+    of a dead node would block the next start."""
     path, mine = folder / "trainer.pid", _process(os.getpid())
     held = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
     pid = held.partition(" ")[0]
@@ -62,11 +63,11 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _process(pid: int) -> str:
-    """Return an identity that no other process ever shares: the process's number, its start (in ticks since boot) and
-    the boot id.
+    """Return text that identifies the process `pid` and that no other process ever shares: its pid, its start (in ticks
+    since boot) and the boot id.
 
-    The identity is empty for a process that does not run or is ending. An ending process is freeing its memory, or is a
-    zombie whose parent never waits for it (in some containers no process does). It is also empty where there is no
+    The text is empty if the process does not run or is ending. An ending process is freeing its memory, or is a zombie
+    whose parent never waits for it (in some containers no process does). The text is also empty on systems without
     /proc."""
     with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Signals that ask a training to stop, and a function to ask for it where no signal can be sent."""
+"""Handles the signals that ask a training to stop. `request_stop` asks for the same where no signal can be sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-#: signals, or requests in their place, that have asked for an orderly end
+#: numbers of the signals that have arrived, including those passed to `request_stop`
 _caught: list[int] = []
 
 
@@ -28,15 +28,16 @@ def request_stop(number: int) -> None:
 
 @contextmanager
 def interruptions() -> Iterator[Callable[[], int]]:
-    """Let the signals of `stopping` ask for a checkpoint and an orderly end, within the context. A SIGINT that follows
-    another signal raises KeyboardInterrupt at once. Yields a function that returns the first signal's number, or 0.
-    Outside the main thread only `request_stop` has an effect."""
+    """Within this context, the signals that `stopping` lists do not kill the process; they are recorded. Yields a
+    function that returns the number of the first recorded signal, or 0. The training calls it, writes a checkpoint and
+    ends. A SIGINT that follows an earlier signal raises KeyboardInterrupt at once. Outside the main thread Python
+    cannot handle signals, so only `request_stop` has an effect."""
     def note(number: int, _frame: Any) -> None:
         if _caught and number == signal.SIGINT:
             raise KeyboardInterrupt
         if not _caught and os.environ.get("RANK", "0") == "0":  # only once: Slurm and torchrun send two to each rank
-            # not `print`, which raises when a signal interrupts a print; and the same Ctrl-C may have ended the reader
-            # of stderr (`| tee`)
+            # os.write, because `print` raises if the signal has interrupted another print. An OSError is ignored,
+            # because the same Ctrl-C may have ended the process that reads stderr (`| tee`)
             with suppress(OSError):
                 os.write(2, f"{signal.Signals(number).name}: stopping after this step\n".encode())
         _caught.append(number)

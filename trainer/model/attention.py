@@ -1,15 +1,16 @@
 """Causal attention that stays inside documents, in three equivalent back ends.
 
-A window holds pieces of several documents. `positions` restarts at 0 where a document begins. A token attends to the
-tokens of its own document up to itself. With `masking: none` it attends to the whole window up to itself, and positions
-do not restart.
+A window (the consecutive tokens of one training sample) holds pieces of several documents. A token's position counts
+from the beginning of its piece, so `positions` restarts at 0 where a document begins. A token attends to the tokens of
+its own document up to itself. With `masking: none` it attends to the whole window up to itself, and positions do not
+restart.
 
 * `varlen` is for CUDA from Ampere on, in half precision. It is `torch.nn.attention.varlen.varlen_attn` over the
   flattened batch with cumulative lengths (FlashAttention 2; version 3 where its package is installed and the device is
   a Hopper).
 * `flex` is for other uses of CUDA (float32, older devices). It is compiled `flex_attention` with a block mask.
-* `dense` is for other devices. It is `scaled_dot_product_attention` with a dense additive mask, which would rule out
-  the flash kernels on CUDA.
+* `dense` is for other devices. It is `scaled_dot_product_attention` with a dense additive mask. It is not used on CUDA,
+  because the flash kernels do not accept such a mask.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ Masking = Literal["document", "none"]
 
 @dataclass(frozen=True)
 class DocMask:
-    """The attention mask of a micro-batch, built once and used by every layer.
+    """The attention mask of a micro-batch of B rows of T tokens, built once and used by every layer.
 
-    `positions` is int64 [B, T]. At most one of the following is set; if none is, attention is causal over the whole
-    window. `dense` [B, 1, T, T] is an additive mask (0 or -inf). `block` is the same mask for flex_attention. `starts`
-    [D + 1] int32 holds the cumulative lengths of the documents of the flattened batch, padded with B·T, i.e. with empty
-    documents. `longest` is an upper bound of the documents' lengths.
+    `positions` is int64 [B, T]. At most one of `dense`, `block` and `starts` is set, depending on the back end; if none
+    is, attention is causal over the whole row. `dense` [B, 1, T, T] is an additive mask (0 or -inf). `block` is the
+    same mask for flex_attention. `starts` [D + 1] int32 holds the offsets at which the D documents of the flattened
+    batch begin and the last one ends. It is padded with B·T, i.e. with empty documents. `longest` is an upper bound of
+    the documents' lengths.
     """
 
     positions: Tensor
@@ -79,7 +81,7 @@ def document_mask(positions: Tensor, dtype: torch.dtype, masking: Masking = "doc
 
 
 def best(device: torch.device, dtype: torch.dtype) -> BackEnd:
-    """The fastest back end that `device` has for `dtype`."""
+    """The name of the fastest attention back end for `dtype` on `device`."""
     if device.type != "cuda":
         return "dense"
     half = dtype in (torch.bfloat16, torch.float16)
@@ -98,8 +100,8 @@ def describe(device: torch.device, dtype: torch.dtype, masking: Masking) -> str:
 
 @functools.cache
 def flash(index: int) -> bool:
-    """Whether CUDA device `index` has FlashAttention. Switches to version 3 where possible, because a step is then 9 %
-    faster than with version 2 (nanochat)."""
+    """Whether CUDA device `index` has FlashAttention. Also switches to its version 3 where that is possible: a training
+    step is then 9 % faster than with version 2 (measured in nanochat)."""
     flash3(index)
     return torch.cuda.get_device_capability(index) >= (8, 0)
 
@@ -117,11 +119,11 @@ def flash3(index: int) -> bool:
 
 
 def cumulative_lengths(positions: Tensor) -> Tensor:
-    """Offsets of the documents in the flattened batch, int32 [D + 1], padded with the batch's end to length 64, 256,
-    1024, …
+    """Offsets at which documents begin in the flattened batch, int32. The result is padded with the batch's end to a
+    length of 64, 256, 1024, …
 
     Every row begins a document (positions[:, 0] == 0), so no document spans rows. The padding limits the number of
-    shapes for which a compiled model is compiled.
+    shapes, because a compiled model is compiled again for every new shape.
     """
     flat = positions.reshape(-1)
     begins = (flat == 0).nonzero().squeeze(1)

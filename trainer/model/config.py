@@ -17,14 +17,14 @@ Role = Literal["embedding", "output", "matrix", "vector"]
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How RoPE's frequencies are divided by `factor`. `original` is the trained context in tokens.
+    """How RoPE's frequencies are divided by `factor`, so that the model can use a longer context. `original` is the
+    context, in tokens, that the model was trained with before.
 
-    `linear` divides all frequencies (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1) divides
-    frequencies with wavelengths beyond original / `low` fully, and leaves those with wavelengths below original /
-    `high` unchanged, with a smooth transition. `yarn` (arXiv 2309.00071) fully divides the frequencies of pairs that
-    turn less than `beta_slow` times within `original`, and leaves those of pairs that turn more than `beta_fast` times
-    unchanged, with a ramp over the pairs between. It also multiplies queries and keys by `attention_factor` (null: 0.1
-    · ln factor + 1).
+    `linear` divides all frequencies by `factor` (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1) does
+    so for wavelengths above original / `low`, and leaves wavelengths below original / `high` unchanged, with a smooth
+    transition. `yarn` (arXiv 2309.00071) does so for pairs of dimensions that make fewer than `beta_slow` turns within
+    `original` tokens, and leaves pairs that make more than `beta_fast` turns unchanged, with a ramp over the pairs in
+    between. `yarn` also multiplies queries and keys by `attention_factor` (null: 0.1 · ln factor + 1).
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -48,8 +48,8 @@ class RopeScaling:
 
 
 def depth(layers: int) -> dict[str, Any]:
-    """The sizes that nanochat uses for a number of layers: width 64 · layers, heads of width 128, multi-head attention
-    with QK-norm, ffn 8/3 of the width, embedding and output not tied."""
+    """Settings of a model with `layers` layers, scaled as in nanochat: width 64 · layers, heads of width 128,
+    multi-head attention with QK-norm, embedding and output not tied. The ffn width is the default, 8/3 of the width."""
     return {"layers": layers, "width": 64 * layers, "heads": layers // 2, "qk_norm": True, "tie": False}
 
 
@@ -59,14 +59,16 @@ class ModelConfig:
 
     `kv_heads` 0: as many as `heads`. `ffn` 0: 8/3 of the width, rounded up to a multiple of 64 (Llama), or 4 times the
     width with `activation: relu2` (arXiv 2109.08668), which has two matrices instead of three. `nope_every: k` leaves
-    out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head that RoPE turns. `rope_theta` and
-    `rope_scaling` set RoPE's frequencies; a phase may override both. `masking: none` lets tokens attend to earlier
-    documents in the window. `softcap: c` bounds logits to c · tanh(logit / c) (0: off). `init_std` is the standard
-    deviation of every matrix; for those that write into the residual stream it is divided by √(2 · layers) (GPT-2).
+    out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head's dimensions that RoPE rotates. `rope_theta`
+    and `rope_scaling` set RoPE's frequencies; a phase of the training may override both. `masking: none` lets tokens
+    attend to earlier documents in the same training sample. `softcap: c` bounds logits to c · tanh(logit / c) (0: off).
+    `init_std` is the standard deviation of the initial values of every matrix; for matrices that write into the
+    residual stream it is divided by √(2 · layers) (GPT-2).
 
     `mup: w` makes hyperparameters found at width w valid for this width (Tensor Programs V, arXiv 2203.03466, table 8,
     for Adam): with m = width / w, matrices start with `init_std` / √m and learn at 1 / m of the rate, the output is
-    divided by m, and products of queries and keys are divided by D / 8 instead of √D (the same at D = 64). 0: off.
+    divided by m, and products of queries and keys are divided by D / 8 instead of √D (D is the width of a head; at
+    D = 64 both are the same). 0: off.
     """
 
     layers: int
@@ -92,8 +94,8 @@ class ModelConfig:
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 176},
         "demo": {"layers": 4, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "qk_norm": True},
-        # SmolLM2-135M, -360M and -1.7B, Llama-3.2-1B, SmolLM3-3B (θ of its pretraining; its long-context phases have
-        # 2 M and 5 M), Qwen3-0.6B, Llama-3-8B: their published configurations
+        # the published configurations of SmolLM2-135M, -360M and -1.7B, Llama-3.2-1B, SmolLM3-3B, Qwen3-0.6B and
+        # Llama-3-8B. SmolLM3's θ is that of its pretraining; its long-context phases have 2 M and 5 M
         "135m": {"layers": 30, "width": 576, "heads": 9, "kv_heads": 3, "ffn": 1536, "rope_theta": 100_000.0},
         "360m": {"layers": 32, "width": 960, "heads": 15, "kv_heads": 5, "ffn": 2560, "rope_theta": 100_000.0},
         "1.7b": {"layers": 24, "width": 2048, "heads": 32, "kv_heads": 32, "ffn": 8192, "rope_theta": 130_000.0},
@@ -183,7 +185,8 @@ def role(name: str) -> Role:
 
 @dataclass(frozen=True)
 class RepeatsConfig:
-    """Targets inside a span of at least `times` repetitions of 1 to `ngram` tokens do not count (defaults: OLMo 2)."""
+    """Which repetitive targets are left out of the loss: those inside a span in which a sequence of 1 to `ngram` tokens
+    occurs at least `times` times in a row. The defaults are OLMo 2's."""
 
     ngram: int = 13
     times: int = 32
@@ -193,15 +196,16 @@ class RepeatsConfig:
             raise ValueError("ngram must be at least 1, times at least 2")
 
 
-#: most logits of a chunk on CUDA: 1 GiB in bfloat16
+#: largest number of logits in one chunk of the loss on CUDA: 1 GiB in bfloat16
 LOGITS = 1 << 29
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """`z` is the weight of log²Z. `chunk` is the number of tokens projected to the vocabulary at a time. 0: 2048 on a
-    CPU; on CUDA the power of two that makes up to 2²⁹ logits. `repeats` says which targets inside repeated n-grams do
-    not count (null: all count)."""
+    """Settings of the loss. `z` is the weight of the z-loss, log²Z per token, where Z is the denominator of the
+    softmax. `chunk` is the number of tokens whose logits are computed at a time; 0 means 2048 on a CPU, and on CUDA the
+    largest power of two that makes at most 2²⁹ logits. `repeats` says which targets inside repeated n-grams are left
+    out of the loss (null: none)."""
 
     z: float = 1e-5
     chunk: int = 0
@@ -212,9 +216,9 @@ class LossConfig:
             raise ValueError("z and chunk must be ≥ 0")
 
     def tokens(self, vocab: int, cuda: bool) -> int:
-        """Number of tokens projected to a vocabulary of `vocab` at a time. On CUDA, where every chunk reads and writes
-        the sum of the output matrix's gradient, 8,192 tokens instead of 2,048 made a step of 124 M parameters 4 %
-        faster (H100)."""
+        """Number of tokens whose logits are computed at a time, for a vocabulary of `vocab` tokens. Every chunk reads
+        and writes the whole gradient of the output matrix, so CUDA devices get large chunks: on an H100, 8,192 tokens
+        instead of 2,048 made a step of a model of 124 M parameters 4 % faster."""
         if self.chunk:
             return self.chunk
         return 1 << max(9, (LOGITS // vocab).bit_length() - 1) if cuda else 2048
@@ -222,7 +226,8 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class InitConfig:
-    """`from`: a folder in Hugging Face's layout (config.json, safetensors) with the initial weights of a continued
-    pretraining. `train.model` must be the same model; only its `rope_theta` and `rope_scaling` may differ."""
+    """Initial weights. `from` is a folder in Hugging Face's layout (config.json, safetensors) with weights whose
+    pretraining is to be continued (null: random weights). `train.model` must describe the same model; only its
+    `rope_theta` and `rope_scaling` may differ."""
 
     from_: str | None = None

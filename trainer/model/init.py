@@ -1,9 +1,9 @@
-"""Initial values: every parameter is drawn from a generator of its own.
+"""Initial values: every parameter is drawn from a random generator of its own.
 
-`nn.init` on sharded parameters draws the same numbers on every rank of a CPU mesh, and different numbers for another
-number of ranks. SmolLM3 lost a trillion tokens to a seed shared by tensor-parallel ranks. Here a parameter's value is a
-function of (seed, name) alone. It is drawn whole and then sliced, so that the model is the same for any world size,
-device and order of parameters.
+A parameter's initial value is a function of (seed, name) alone. It is drawn whole and then sliced, so the model is the
+same for any world size, device and order of parameters. `nn.init` does not guarantee this: on sharded parameters it
+draws the same numbers on every rank of a CPU mesh, and other numbers when the number of ranks changes. SmolLM3 had to
+discard a training of a trillion tokens, because its tensor-parallel ranks shared a seed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from trainer.model.tensor import fill
 
 
 def parameter_seed(seed: int, name: str) -> int:
-    """63 bits from blake2b of 'seed/name'."""
+    """The seed of a parameter's random generator: 63 bits of the blake2b hash of the text 'seed/name'."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 def full_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """The whole initial tensor of the parameter `name`, float32 on the CPU (the same on every machine)."""
+    """The whole initial value of the parameter `name`, float32 on the CPU. It is the same on every machine."""
     kind = role(name)
     if kind == "vector":
         return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)   # gains of norms start at 1

@@ -1,8 +1,9 @@
 """Cross entropy over a large vocabulary in chunks of tokens: loss, z-loss, and the loss of every token.
 
-The logits [N, V] never exist as a whole. A chunk of tokens is projected, its gradient is computed immediately, and the
-chunk's logits are freed. The z-loss (PaLM, arXiv 2204.02311 §5; OLMo 2) adds z · log²Z per token. The loss of every
-token is returned, so that the loss per source can be computed.
+The logits [N, V] of N tokens over a vocabulary of V never exist as a whole. A chunk of tokens is projected, its
+gradient is computed immediately, and the chunk's logits are freed. The z-loss (PaLM, arXiv 2204.02311 §5; OLMo 2) adds
+z · log²Z per token, where Z is the denominator of the softmax. The loss of every token is returned, so that the loss
+per source can be computed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: target of a position that does not count
+#: target of a position that does not count in the loss
 IGNORE = -100
 #: whether a product of half-precision matrices can be added to a float32 matrix without a copy in between (not on ROCm)
 MIXED = torch.version.cuda is not None
@@ -28,10 +29,12 @@ class ChunkedCE(torch.autograd.Function):
     """ChunkedCE.apply(hidden [N, d], weight [V, d], target [N] int64, scale, z, chunk, cap, compiled) → (objective,
     nll [N], z_sum).
 
-    objective = scale · Σ over counted tokens of (nll + z · log²Z), a float32 scalar. It is the only differentiable
-    output. `nll` [N] float32 is 0 where the target is IGNORE. `z_sum` = Σ log²Z. `scale` is a 0-d float32 tensor: one
-    over the number of counted tokens in the whole batch. It is applied here, so that half-precision gradients are
-    rounded only after scaling. Logits are first soft-capped at `cap` (0: off). `compiled` (for CUDA) fuses the
+    Tokens whose target is IGNORE are not counted. objective = scale · Σ over counted tokens of (nll + z · log²Z), a
+    float32 scalar, where nll is a token's negative log-likelihood and Z the denominator of its softmax. The objective
+    is the only differentiable output. `nll` [N] float32 is 0 for tokens that are not counted. `z_sum` is Σ log²Z over
+    counted tokens. `scale` is a 0-d float32 tensor: one over the number of counted tokens in the whole batch. It is
+    applied inside, so that half-precision gradients are rounded only after scaling. `chunk` is the number of tokens
+    whose logits exist at a time. Logits are first soft-capped at `cap` (0: off). `compiled` (for CUDA) fuses the
     operations between the matrix products, which saves most of the passes over a chunk's logits.
     """
 
@@ -74,8 +77,9 @@ class ChunkedCE(torch.autograd.Function):
 
 def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
           learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute nll [n] and Σ log²Z from the raw logits [n, V] of a chunk. If `learning`, also compute the gradient of
-    the objective with respect to the raw logits, in their dtype. Overwrites float32 logits."""
+    """Return the negative log-likelihoods [n], Σ log²Z (Z is a softmax's denominator) and a gradient for the raw logits
+    [n, V] of a chunk. The gradient is that of the objective with respect to the raw logits, in their dtype, or None
+    unless `learning`. If the logits are float32, they may be overwritten."""
     dtype = logits.dtype
     logits = logits.float()
     slope = None

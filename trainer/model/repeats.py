@@ -1,8 +1,9 @@
-"""Finds spans in which a short n-gram repeats many times. Their targets teach only repetition, so they are left out.
+"""Finds spans in which a short n-gram repeats many times. Their targets teach only repetition, so they are left out of
+the loss.
 
-OLMo 2 (arXiv 2501.00656 §3.1) traced many loss spikes to windows with long runs of repeated n-grams. It masks the loss
-of a whole window that has a span of 32 or more repetitions of 1 to 13 tokens. Here only the span itself is left out;
-the rest of the window still counts. The spans are a pure function of the window.
+OLMo 2 (arXiv 2501.00656 §3.1) traced many loss spikes to training samples with long runs of repeated n-grams. OLMo 2
+leaves out a whole sample that has a span of 32 or more repetitions of 1 to 13 tokens. This module leaves out only the
+span itself; the rest of the sample still counts. The spans are a pure function of the sample's tokens.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import numpy as np
 
 
 def repeated(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:
-    """Which of `tokens` (N,) lie in a span of at least `times` whole repetitions of 1 to `ngram` tokens, bool (N,).
+    """Return bool (N,): which of `tokens` (N,) lie in a span that repeats a sequence of 1 to `ngram` tokens at least
+    `times` times.
 
-    A span of period p is a maximal stretch in which every token i equals token i − p, together with the p tokens before
-    it.
+    For a sequence of p tokens, a span is a maximal stretch in which every token i equals token i − p, together with the
+    p tokens before the stretch.
     """
     found = np.zeros(len(tokens), bool)
     for period in range(1, min(ngram, len(tokens) // times) + 1):

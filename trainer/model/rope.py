@@ -1,9 +1,10 @@
 """Rotary positions (RoPE, arXiv 2104.09864), and their scaling for contexts longer than the trained ones.
 
-A pair of dimensions turns by position · frequency, frequency = θ^(-2i/R). `theta` alone raises θ (ABF, arXiv
-2309.16039); the scaling methods change the frequencies themselves. A phase may have its own θ and scaling. They are
-plain values on the model, not parameters, and every forward computes the frequencies again (R/2 numbers). A change
-therefore neither rebuilds nor recompiles the model.
+RoPE rotates pairs of a head's dimensions. With R rotated dimensions, pair i turns by the angle position · θ^(-2i/R);
+the second factor is the pair's frequency. There are two ways to lengthen the context: a higher `theta` (ABF, arXiv
+2309.16039), and scaling methods, which change the frequencies themselves. A phase (a stretch of the training) may have
+its own θ and scaling. Both are plain values on the model, not parameters, and every forward computes the R/2
+frequencies again. A change therefore neither rebuilds nor recompiles the model.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from trainer.model.config import RopeScaling
 
 @dataclass(frozen=True)
 class Rope:
-    """The settings that determine the tables of cos and sin: θ and a scaling."""
+    """The settings of RoPE that determine the rotations: θ and a scaling (None: unscaled)."""
 
     theta: float
     scaling: RopeScaling | None = None
@@ -32,7 +33,8 @@ class Rope:
         return self.scaling.attention_factor or 0.1 * math.log(self.scaling.factor) + 1
 
     def frequencies(self, dim: int, device: torch.device) -> Tensor:
-        """[dim / 2] float32, radians per token; computed on `device`, without a transfer."""
+        """The frequency of each pair, float32 [dim / 2], in radians per token. It is computed on `device`, without a
+        transfer."""
         base = self.theta ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
         s = self.scaling
         if s is None:
@@ -52,7 +54,7 @@ class Rope:
 
 
 def rotation(positions: Tensor, dim: int, rope: Rope) -> tuple[Tensor, Tensor]:
-    """cos and sin [B, T, 1, dim / 2] float32 at `positions` [B, T]."""
+    """The cosines and sines of the rotation angles at `positions` [B, T], each float32 [B, T, 1, dim / 2]."""
     angle = positions[..., None, None].float() * rope.frequencies(dim, positions.device)
     return angle.cos() * rope.magnitude, angle.sin() * rope.magnitude
 

@@ -2,11 +2,11 @@
 
 A parameter is a DTensor over the mesh dimension `tensor`, split according to `PLAN`. FSDP2 splits it once more over the
 data ranks (a 2-D mesh); during forward it is again a DTensor over `tensor` alone. The computation itself uses plain
-tensors. Heads and hidden units are divided. The residual stream is whole and equal on all ranks of a tensor group.
-`enter` and `leave` are Megatron's f and g. The embedding is split along its width, so the vocabulary size need not be
-divisible. For the loss each rank has the whole output matrix and a share of the tokens, so that any loss function works
-unchanged and no token's loss is computed twice. Without tensor parallelism parameters are plain tensors in forward, and
-the functions on them return their input.
+tensors. Heads and hidden units are divided among the ranks of a tensor group (the ranks that share every layer). The
+residual stream is whole and equal on all of them. `enter` and `leave` are Megatron's f and g. The embedding is split
+along its width, so the vocabulary size need not be divisible. For the loss each rank has the whole output matrix and a
+share of the tokens, so that any loss function works unchanged and no token's loss is computed twice. Without tensor
+parallelism parameters are plain tensors in forward, and the functions of this module return their input.
 
 Ranks draw no random numbers (trainer.model.init slices whole values), so a shared seed cannot give two ranks the same
 shard.
@@ -35,7 +35,8 @@ PLAN: tuple[tuple[tuple[str, ...], Placement, str], ...] = (
 
 
 def placement(name: str) -> Placement:
-    """How the parameter `name` is placed over the tensor group. Raises ValueError when it is not in PLAN."""
+    """How the parameter `name` is placed over the tensor group (the ranks that share every layer). Raises ValueError if
+    PLAN has no entry for the name."""
     for endings, how, _ in PLAN:
         if name.endswith(endings):
             return how
@@ -55,11 +56,11 @@ def split(model: nn.Module, mesh: DeviceMesh) -> None:
 
 @torch.no_grad()
 def fill(parameter: Tensor, value: Tensor) -> None:
-    """Copy `value` (whole, the same on every rank) into `parameter`. A DTensor gets only this rank's part. No
-    communication takes place.
+    """Copy `value` (whole, the same on every rank) into `parameter`. If `parameter` is a DTensor, only this rank's part
+    is copied. No communication takes place.
 
-    A dimension may be divided twice: first over the tensor group, then each part over the data ranks. That is the order
-    of FSDP2, not that of the mesh.
+    One dimension may be divided twice. FSDP2 divides it first over the tensor group, then each part over the data
+    ranks, although the mesh lists its dimensions the other way round.
     """
     if not isinstance(parameter, DTensor):
         parameter.copy_(value)
@@ -76,15 +77,15 @@ def fill(parameter: Tensor, value: Tensor) -> None:
 
 
 def copies(x: Tensor) -> int:
-    """The number of ranks that hold each element of a sharded `x`."""
+    """The number of ranks that hold a copy of each element of `x`; 1 for a plain tensor."""
     if not isinstance(x, DTensor):
         return 1
     return math.prod(size for size, how in zip(x.device_mesh.shape, x.placements) if how.is_replicate())
 
 
 def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:
-    """This rank's part of a parameter. `gradient` is the placement of the gradient over the tensor group, if that
-    differs from the parameter's placement."""
+    """This rank's part of a parameter, as a plain tensor. `gradient` is the placement of the gradient over the tensor
+    group, if that differs from the parameter's placement."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.to_local(grad_placements=None if gradient is None else (gradient,))
@@ -96,15 +97,15 @@ def full(x: Tensor) -> Tensor:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """The whole parameter on every rank; the gradients of all ranks are summed."""
+    """The whole parameter, on every rank, for use in forward: backward sums the gradients of all ranks."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.redistribute(placements=[Replicate()]).to_local(grad_placements=(Partial(),))
 
 
 def enter(x: Tensor, weight: Tensor) -> Tensor:
-    """Megatron's f: begins a computation that is divided like `weight`. `x` is whole on each rank. Forward returns `x`;
-    backward sums the gradients of the ranks."""
+    """Megatron's f. It begins a computation that is divided over ranks like `weight`. `x` must be whole on each rank.
+    Forward returns `x` unchanged; backward sums the gradients of all ranks."""
     if not isinstance(weight, DTensor):
         return x
     inside = DTensor.from_local(x, weight.device_mesh, (Replicate(),), run_check=False)
@@ -112,13 +113,14 @@ def enter(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def leave(x: Tensor, weight: Tensor) -> Tensor:
-    """Megatron's g: ends a divided computation. `x` on each rank is one summand. Forward gives every rank the sum;
-    backward passes the gradient on."""
+    """Megatron's g. It ends a computation that is divided over ranks like `weight`. `x` on each rank is one summand.
+    Forward returns the sum on every rank; backward passes the gradient on unchanged."""
     return _to_replicate(x, weight, Partial())
 
 
 def gather(x: Tensor, weight: Tensor) -> Tensor:
-    """Concatenate `x` [..., d / N] of all ranks to [..., d]; backward gives each rank its slice of the gradient."""
+    """Return the concatenation [..., d] of `x` [..., d / N] of all N ranks. Backward gives each rank its slice of the
+    gradient."""
     return _to_replicate(x, weight, Shard(x.ndim - 1))
 
 
@@ -139,8 +141,8 @@ def share(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def together(share: Tensor, rows: int, weight: Tensor) -> Tensor:
-    """The inverse of `share`. Returns all `rows` rows; for 0-d shares, returns their sum. The result has no
-    gradient."""
+    """The inverse of `share`: return all `rows` rows, of which `share` is this rank's block. If `share` is 0-d, return
+    the sum over ranks. The result has no gradient."""
     if not isinstance(weight, DTensor):
         return share
     if share.ndim == 0:
@@ -152,14 +154,15 @@ def together(share: Tensor, rows: int, weight: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """nn.Linear with this rank's part of its weight [out, in] and bias [out]."""
+    """nn.Linear that computes with this rank's part of its weight [out, in] and bias [out]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
 
 
 class Embedding(nn.Embedding):
-    """nn.Embedding of which each rank holds a share of the columns; the result is whole."""
+    """nn.Embedding of which each rank holds a share of the columns. The results of all ranks are concatenated, so that
+    every rank returns whole embeddings."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         return gather(F.embedding(tokens, local(self.weight)), self.weight)

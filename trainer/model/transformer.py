@@ -24,12 +24,14 @@ from trainer.model.tensor import Embedding, Linear, enter, leave, local, share, 
 
 
 def base_rope(config: ModelConfig) -> Rope:
-    """The RoPE settings of `train.model`, which hold unless a phase has its own."""
+    """The RoPE settings of `train.model`. They apply in every phase (stretch of the training) that has none of its
+    own."""
     return Rope(config.rope_theta, config.rope_scaling)
 
 
 def phase_rope(config: ModelConfig, phase: Phase) -> Rope:
-    """The RoPE settings in `phase`, which may override θ and scaling."""
+    """The RoPE settings in `phase`, a stretch of the training: those of `train.model`, unless the phase overrides θ or
+    scaling."""
     scaling = config.rope_scaling
     if phase.rope_scaling is not None:
         scaling = build(RopeScaling, phase.rope_scaling, f"curriculum.json: phase {phase.name!r}: rope_scaling")
@@ -105,8 +107,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """The decoder. The loss is computed inside `forward`, because FSDP gathers the root's parameters only there.
 
-    `rope` is set at the beginning of a phase that has its own RoPE settings. `compiled` says that the blocks are
-    compiled.
+    The training loop sets the attribute `rope` when a phase with other RoPE settings begins. `compiled` is whether the
+    blocks are compiled.
     """
 
     def __init__(self, config: ModelConfig, vocab: int) -> None:
@@ -120,8 +122,8 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor, mask: DocMask, target: Tensor | None = None, scale: Tensor | None = None,
                 z: float = 0.0, chunk: int = 2048) -> Any:
         """Compute logits or losses for `tokens` [B, T] int64. Without `target`, returns logits [B, T, V] in the compute
-        dtype. With `target` [B, T] (IGNORE where a target does not count), returns (objective, nll [B, T], Σ log²Z),
-        see `ChunkedCE`."""
+        dtype. With `target` [B, T] (IGNORE where a target does not count), returns (objective, negative log-likelihood
+        of each target [B, T], Σ log²Z), as `ChunkedCE` defines them."""
         cos, sin = rotation(mask.positions, self.config.rotated, self.rope)
         x = self.embed(tokens)
         for block in self.blocks:
