@@ -1,9 +1,10 @@
-"""Makes batches from shards. The position in the data is one integer: the number of the next sample.
+"""Makes batches from shards (files of tokens). The position in the data is one integer: the number of the next sample.
 
-The stream, epoch and window of sample n are a pure function of n (`tokenizer.mixture.order`). A step is a range of
-consecutive samples. Each of R data ranks takes every R-th sample; ranks of one tensor group read the same rows. World
-size, micro-batches and accumulation therefore do not change the samples of a step. Memory does not grow with the number
-of tokens: bodies and document ends are memory maps.
+A sample is a window (a range of consecutive tokens) of a stream (the tokens of one source, language or bucket). The
+stream, epoch and window of sample n are a pure function of n (`tokenizer.mixture.order`). A step is a range of
+consecutive samples. Each of R data ranks takes every R-th sample; the ranks that share layers (a tensor group) are one
+data rank and read the same samples. World size, micro-batches and accumulation therefore do not change the samples of a
+step. Memory does not grow with the number of tokens, because tokens and document ends are memory-mapped.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from trainer.model.repeats import repeated
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of L tokens. Padding rows give all ranks the same number of rows; none of their targets counts."""
+    """R rows of L tokens. Padding rows are added so that all ranks have the same number of rows; their targets do not
+    count in the loss."""
 
     tokens: Tensor            # [R, L] int64
     targets: Tensor  # [R, L] int64; IGNORE for the first token of a document, padding, and targets left out of the loss
@@ -66,7 +68,7 @@ class Batch:
         return Batch(change(self.tokens), change(self.targets), change(self.positions), change(self.stream), attended=0)
 
     def valid(self) -> int:
-        """The number of targets that count."""
+        """The number of targets that count in the loss."""
         return int((self.targets != IGNORE).sum())
 
     def micro(self, rows: int, device: torch.device) -> Iterator[Batch]:
@@ -87,29 +89,31 @@ class Batch:
     def mask(self, dtype: torch.dtype, masking: Masking) -> DocMask:
         """Return the attention mask of this (micro-)batch, for activations of `dtype`.
 
-        Windows of one document each, as in long-context phases, take the kernels for causal attention without a mask:
-        on an H100 cuDNN's need 4.9 ms forward and backward where FlashAttention 2 needs 8.3 (8 × 4,096 tokens, 32 heads
-        of 64)."""
+        If every row is one document, as in long-context phases, the faster kernels for causal attention without a mask
+        are used. On an H100 cuDNN's kernel takes 4.9 ms forward and backward, FlashAttention 2 takes 8.3 ms (8 × 4,096
+        tokens, 32 heads of width 64)."""
         return document_mask(self.positions, dtype, "none" if self.whole else masking, starts=self.starts)
 
 
 def padding(rows: int, length: int) -> Batch:
-    """Make rows in which no target counts. Each row is one document of tokens 0."""
+    """Make `rows` padding rows of `length` tokens. Each row is one document of tokens 0, and none of its targets counts
+    in the loss."""
     zeros = torch.zeros(rows, length, dtype=torch.int64)
     positions = torch.arange(length).repeat(rows, 1)
     return Batch(zeros, torch.full_like(zeros, IGNORE), positions, torch.zeros(rows, dtype=torch.int64), 0)
 
 
-#: a window: (tokens (at most L + 1,), bounds, stream); for streams with `loss_spans` also which targets count
+#: one sample: its tokens (at most L + 1), the bounds of documents inside it, the index of its stream, and optionally
+#: which of its targets count in the loss (None: all)
 Row = tuple[np.ndarray, np.ndarray, int] | tuple[np.ndarray, np.ndarray, int, np.ndarray | None]
 
 
 def collate(rows: Sequence[Row], length: int) -> Batch:
-    """Make a batch of windows.
+    """Make a batch from samples; each becomes a row of `length` tokens.
 
-    `bounds` says where documents begin inside the window, as `ShardSet.bounds` returns it. Positions restart at each
-    bound. The target predicted from the token before a bound (an EOS) is the first token of an unrelated document, and
-    is ignored.
+    The second item of a sample, `bounds`, says where documents begin inside it, as `ShardSet.bounds` returns them.
+    Positions restart at each bound. The target predicted from the token before a bound (an EOS) is the first token of
+    an unrelated document, so it is left out of the loss.
     """
     tokens, targets, positions = (np.empty((len(rows), length), np.int64) for _ in range(3))
     places = np.arange(length)
@@ -188,7 +192,8 @@ def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: i
 
 class Data:
     """The training and held-out data of a curriculum. The curriculum's shard paths are relative to the folder `store`.
-    With `repeats`, `step` leaves out targets inside repetitions; `samples` and held-out windows keep them."""
+    With `repeats`, the batches of `step` leave targets inside repetitions out of the loss; those of `samples` and of
+    held-out data keep them."""
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None) -> None:
         self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
@@ -202,7 +207,7 @@ class Data:
                                   f"curriculum's; resolve the curriculum again")
 
     def samples(self, numbers: Sequence[int]) -> Batch:
-        """Read the windows of the given sample numbers (all of one sequence length), in that order."""
+        """Read the samples with the given numbers, in that order. They must have the same sequence length."""
         places: list[tuple[int, int]] = []
         length = 0
         for first, stop in runs(numbers):
@@ -212,8 +217,8 @@ class Data:
         return collate(windows(self.train, places, length), length)
 
     def step(self, first: int, batch: int, data_rank: int, data_size: int) -> Batch:
-        """Read the rows that data rank `data_rank` of `data_size` has in the step of samples [first, first + batch).
-        They are ⌈batch / data_size⌉ rows, padding included."""
+        """Read the part of one step that belongs to data rank `data_rank` of `data_size`. The step consists of the
+        samples [first, first + batch). The result has ⌈batch / data_size⌉ rows, padding included."""
         at = self.order.locate(first, first + batch)
         length = int(at.sequence[0])
         rows = windows(self.train, zip(at.stream[data_rank::data_size].tolist(),
@@ -224,8 +229,9 @@ class Data:
         return made.padded(-(-batch // data_size))
 
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
-        """Read windows of the held-out split of a stream, for `collate`. All windows are read, including the short
-        last window, or `most` evenly spaced windows if there are more. The choice depends on the data alone."""
+        """Read samples of `length` tokens from the held-out data of a stream, for `collate`. If the data has at most
+        `most` samples, all are read, including the short last one; otherwise `most` evenly spaced ones. The choice
+        depends on the data alone."""
         shards, places = self.heldout[stream], self.heldout_windows(stream, length, most)
         if shards is None:
             return []
@@ -239,7 +245,7 @@ class Data:
         return rows
 
     def heldout_windows(self, stream: int, length: int, most: int) -> list[tuple[int, int]]:
-        """Return the range [start, stop) of held-out tokens of each row of `heldout_rows`."""
+        """Return, for each sample that `heldout_rows` reads, its range [start, stop) of held-out tokens."""
         shards = self.heldout[stream]
         if shards is None:
             return []
@@ -249,8 +255,8 @@ class Data:
 
 
 def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: RepeatsConfig) -> Batch:
-    """Return `batch`, made from `windows`, without the targets inside repetitions. `repeated` of the result is the
-    number of targets left out."""
+    """Return `batch` with the targets inside repetitions left out of the loss. `windows` are the tokens from which the
+    batch was made. The attribute `repeated` of the result is the number of targets left out."""
     if not windows:
         return batch
     left_out = torch.from_numpy(np.stack([repeated(w, config.ngram, config.times)[1:] for w in windows]))
@@ -268,9 +274,9 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Prefetch:
-    """Yields (step, this rank's batch) for each of `steps`. A thread reads the next batch while the current batch is
-    computed. A step for which `skipped` returns a reason is not performed: nothing is read for it, and its batch is
-    None."""
+    """Yields (step, this rank's batch) for each of `steps`. A thread reads the next batch while the trainer computes
+    with the current one. `skipped` takes the number of a step, from 1, and returns why the step is skipped, or None.
+    For a skipped step nothing is read, and its batch is None."""
 
     def __init__(self, data: Data, steps: Iterable[Step], data_rank: int, data_size: int,
                  skipped: Callable[[int], str | None] = lambda _number: None) -> None:

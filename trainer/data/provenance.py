@@ -1,8 +1,9 @@
 """Records the provenance of a checkpoint: the data, its order, the code and the machine.
 
-A hash chain binds the data. After each performed step, h = blake2b(h ‖ number of the step ‖ first sample ‖ batch ‖
-hash of the step's windows as (stream, epoch, window)), with numbers as little-endian u64. The chain is a pure function
-of the curriculum and of the skipped steps, so `tokenmill train verify` can compute it again and compare.
+A hash chain records which data the model has seen, and in which order. After each performed step, h = blake2b(h ‖
+number of the step ‖ first sample ‖ batch ‖ hash of the step's samples as (stream, epoch, window)), with numbers as
+little-endian u64. The chain is a pure function of the curriculum and of the skipped steps, so `tokenmill train verify`
+can compute it again and compare.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ CHUNK = 1 << 16
 
 def chain(order: Order, steps: Iterable[Step], before: bytes = GENESIS,
           passed: Callable[[int], str | None] = lambda _number: None) -> bytes:
-    """Return the chain, 16 bytes, after the consecutive `steps`. `before` is the chain before them. `passed` is called
-    with a step's number, from 1, and returns why the step was skipped, or None."""
+    """Return the hash chain (16 bytes) after the consecutive `steps`; `before` is its value before them. `passed` is
+    called with a step's number, from 1, and returns why the step was skipped, or None. Skipped steps do not change the
+    chain."""
     waiting: list[Step] = []
     for step in steps:
         waiting.append(step)

@@ -1,9 +1,10 @@
 """Supports runs in object storage: copies the files that a training reads to this machine's disk, once.
 
-Windows are read at random from memory-mapped shards, so the shards have to be local files. Shard files are immutable
-and named by their content, so files already copied are reused. Fetched files are checked against the sha256 that the
-curriculum pins. The copy has the layout of the store. All ranks of a machine share the copy: the first rank fetches,
-the others wait. Tools that look up a few documents read them directly from the bucket (`place`).
+The trainer reads shards (files of tokens) at random positions through memory maps, so they have to be local files.
+Shard files are immutable and named by their content, so files already copied are reused. Fetched files are checked
+against the sha256 that the curriculum names. The copy has the same folders as the store. All ranks of a machine share
+the copy: the first rank fetches, the others wait. Tools that look up a few documents read them directly from the bucket
+(`place`).
 
 Access is by pyarrow's own filesystems (S3 and Google Cloud Storage), with credentials from the environment, so a GPU
 node needs no further package. The copy is in `TOKENMILL_SHARDS`, by default `tokenmill-UID/shards` below the system's
@@ -69,7 +70,8 @@ def split_run(run: str, store: str | None) -> tuple[str, str]:
 
 
 def fetch_run(root: str, name: str) -> Path:
-    """Fetch the small files of a run anew. Returns the folder of the run's local copy."""
+    """Fetch curriculum.json and recipe.yaml of a run, even if the local copy has them. Returns the folder of the run in
+    the local copy."""
     remote, top = _open(root)
     store = _local(root)
     folder = store / "runs" / name
@@ -86,8 +88,8 @@ def fetch_run(root: str, name: str) -> Path:
 
 
 def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) -> Path:
-    """Fetch all shard sets that the curriculum pins. Returns the folder of the store's local copy. Raises ConfigError
-    when they are missing, damaged, or too large for the disk."""
+    """Fetch all shard sets that the curriculum names with their sha256. Returns the folder of the store's local copy.
+    Raises ConfigError when shards are missing, damaged, or too large for the disk."""
     remote, top = _open(root)
     store = _local(root)
     try:
@@ -114,21 +116,21 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
 
 
 def place(run: Stored) -> tuple[fs.FileSystem, str]:
-    """Return (filesystem, path in it) of a run's store: on this disk, or in object storage, which tools read
-    directly."""
+    """Return (filesystem, path in it) of a run's store. For a run in object storage, this is the bucket itself, not the
+    local copy."""
     return _open(run.source) if run.source else (fs.LocalFileSystem(), str(run.store))
 
 
 def shard_set(run: Stored, stream: Stream) -> ShardSet:
-    """Open the training shards of a stream in the store itself. In object storage only the manifest and the document
-    tables can be read."""
+    """Open the training shards of a stream in the store itself, not in the local copy. If the store is in object
+    storage, only the manifest and the document tables can be read."""
     remote, top = place(run)
     return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote)
 
 
 @contextlib.contextmanager
 def reading(run: Stored) -> Iterator[None]:
-    """Turn errors while reading a bucket into errors that name the remedy."""
+    """Within this context, an OSError while a bucket is read becomes a ConfigError that names the remedy."""
     try:
         yield
     except OSError as error:
@@ -163,9 +165,9 @@ def damaged(shards: ShardSet) -> list[str]:
 
 def _pinned(remote: fs.FileSystem, top: str, store: Path,
             curriculum: Curriculum) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (path, sha256, bytes or None) of each file of the pinned sets that training reads. These are bodies,
-    document ends, block sums and loss masks, and for held-out sets the document tables, for bits per byte. Fetches the
-    manifests."""
+    """Yield (path, sha256, size in bytes) of each file that a training reads from the curriculum's shard sets. The size
+    is None where it is not known. The files are the tokens, document ends, block checksums and loss masks; held-out
+    sets also need the document tables, to compute bits per byte. Fetches the manifests of the sets."""
     for stream in curriculum.streams:
         for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
             if not folder or not sha256:
@@ -191,8 +193,8 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path,
 
 
 def _inside(store: Path, path: str) -> Path:
-    """Return a file's path in the copy. Raises ConfigError for a path outside the copy, which a curriculum from a
-    bucket must not name."""
+    """Return the path of a file in the local copy `store`. Raises ConfigError if the path would be outside `store`, so
+    that a curriculum from a bucket cannot make the trainer write elsewhere."""
     if path.startswith("/") or ".." in path.split("/"):
         raise ConfigError(f"{path}: the curriculum names a file outside its store; resolve it again by running its "
                           f"recipe, or do not trust whoever wrote it")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Step:
-    """Samples [first, first + batch) of one phase; `number` counts from 0 over the whole run."""
+    """The step reads samples [first, first + batch), all of one phase (stretch of the training). `number` counts steps
+    from 0 over the whole run; `phase` is the index of the phase."""
 
     number: int
     phase: int

@@ -1,5 +1,5 @@
-"""Starts several ranks on this machine, each as a process. The processes get torchrun's environment variables, but
-there is no agent and no fixed port."""
+"""Starts several ranks on this machine, each as a process. The processes get the environment variables that torchrun
+would set; unlike with torchrun, there is no agent process and no fixed port."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from trainer.base.interrupts import stopping
 from trainer.loop.threads import cores
 from trainer.parallel.world import check_device
 
-#: seconds that the other ranks have to end by themselves: after one has failed, and after one has stopped in an orderly
-#: way on a signal (the others may still be writing their share of a checkpoint)
+#: seconds that the other ranks have to end by themselves: FAILED_S after a rank has failed, STOPPED_S after a rank has
+#: stopped in an orderly way on a signal (the others may still be writing their share of a checkpoint)
 FAILED_S, STOPPED_S = 10, 600
 PR_SET_PDEATHSIG = 1
 KERNEL = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -35,7 +35,7 @@ def end_with_parent() -> None:
 
 def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[[str], int] | None = None,
            clock: Clock = SYSTEM) -> int:
-    """Run `python -m trainer ARGUMENTS` in `ranks` processes. Returns 0, or the exit code of the first that failed.
+    """Run `python -m trainer ARGUMENTS` in `ranks` processes. Returns 0, or the exit code of the first failed process.
 
     `device` is auto, cpu or cuda. `threads(device)` returns the number of CPU threads of a rank (default: its share of
     the cores); OMP_NUM_THREADS takes precedence. Raises ConfigError when there are fewer GPUs than ranks.
@@ -48,7 +48,7 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
     if device != "cpu" and torch.cuda.is_available() and ranks > torch.cuda.device_count():
         raise ConfigError(f"--ranks {ranks}: a rank takes a GPU, and this machine has {torch.cuda.device_count()}; ask "
                           f"for fewer, or train on the CPU with --device cpu")
-    # this process hosts the store, on a port the system chose; TORCHELASTIC_USE_AGENT_STORE makes every rank a client
+    # this process hosts the store by which ranks connect; TORCHELASTIC_USE_AGENT_STORE makes every rank a client of it
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     share = os.environ.get("OMP_NUM_THREADS")
     if not share:
@@ -81,7 +81,7 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
 
 def wait(processes: Sequence[subprocess.Popen[bytes]], clock: Clock = SYSTEM) -> int:
     """Wait for all processes. Returns 0, or the exit code of the first process that failed (128 + n when signal n ended
-    it). In that case it returns once the other processes have ended or their time is over."""
+    it). After a failure, waits for the other processes at most FAILED_S or STOPPED_S seconds."""
     failed, since = 0, 0.0
     while True:
         codes = [p.poll() for p in processes]

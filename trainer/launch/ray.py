@@ -2,10 +2,10 @@
 imports ray. It uses plain Ray Core; docs/architecture.md says why it does not use Ray Train's TorchTrainer.
 
 Checkpoints can be loaded by any number of ranks, so a lost rank or node costs only the steps since the latest
-checkpoint. The remaining ranks are ended, and as many ranks as there is room for, at least `least`, start again.
-Resources for the missing ranks stay requested. Once these are available, all ranks stop after a step, with a
-checkpoint, and continue together. They also stop and continue elsewhere when a node is drained (a deleted pod, a spot
-machine).
+checkpoint. The remaining ranks are ended, and as many ranks as the cluster has room for (at least `least`) start again.
+Resources for the missing ranks stay requested. Once they are available, all ranks stop after a step, with a checkpoint,
+and the training continues with all ranks. When a node is about to be taken away (drained: a deleted pod, a spot
+machine), all ranks stop in the same way, and the training continues on other nodes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Rank:
         return ray.get_runtime_context().get_node_id(), [str(g) for g in ray.get_gpu_ids()]
 
     def address(self) -> tuple[str, int]:
-        """On rank 0, open the store through which all ranks connect. Returns (host, port)."""
+        """Open the TCPStore through which all ranks connect; called only on the actor that becomes rank 0. Returns
+        (host, port) of the store."""
         import torch.distributed as dist
 
         host = ray.util.get_node_ip_address()
@@ -69,7 +70,8 @@ class Rank:
         return host, self.store.port
 
     def run(self, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        """Train. Returns (exit code, end of stderr), since Ray forwards the output of a worker late or not at all."""
+        """Run the trainer with these arguments. Returns (exit code, last 4,000 characters of stderr). The end of stderr
+        is returned because Ray forwards the output of an actor late or not at all."""
         os.environ.update(environment)
         from trainer.__main__ import main
 
@@ -94,15 +96,17 @@ class Pause(Exception):
 
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
            possible: Callable[[int], bool], progress: Callable[[], int]) -> int:
-    """Run `python -m trainer ARGUMENTS` as `size` actors of the cluster at `address` ('host:port', as from
+    """Run `python -m trainer ARGUMENTS` in `size` actors of the cluster at `address` ('host:port', as from
     `pipeline.cluster.connect.check_cluster`). Each actor has a GPU of its own or, if `gpu` is False, a CPU. Returns the
-    first exit code that is not 0, or 0. RUN must be on storage that every node sees.
+    first exit code that is not 0, or 0. The folder of the run must be on storage that every node sees.
 
-    Lost ranks are started again, at most `restarts` times in a row while `progress()`, the step of the latest
-    checkpoint, does not advance. A start needs at least `least` ranks, and a number that `possible` allows (for example
-    whole nodes, for a model that is divided within a node). Ctrl-C and SIGTERM stop the training with a checkpoint.
+    After a rank is lost, the training is started again from the latest checkpoint. `progress()` returns the step of
+    that checkpoint; if it does not advance in `restarts` consecutive restarts, the training ends. A start needs at
+    least `least` ranks, and a number of ranks that `possible` accepts (for example whole nodes, for a model that is
+    divided within a node). Ctrl-C and SIGTERM stop the training with a checkpoint. With `ship_code`, the nodes get this
+    machine's code.
 
-    Raises ConfigError when the cluster cannot be reached or never has the resources.
+    Raises ConfigError when the cluster cannot be reached, or when it does not have the resources within PLACEMENT_S.
     """
     roots = [str(Path(__file__).resolve().parents[2] / name) for name in PACKAGES]
     environment = {"py_modules": roots} if ship_code else {}
@@ -138,7 +142,8 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
 
 
 def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Callable[[int], bool]) -> int:
-    """Run the ranks once, from start to end; returns an exit code. Raises Lost, Pause, ConfigError."""
+    """Start the ranks once and wait until they end. Returns an exit code. Raises Lost when a rank dies, Pause when the
+    ranks have stopped to continue elsewhere or in larger number, and ConfigError when there is no room for them."""
     bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
     group, found = room(bundle, size, least, possible)
     groups = [group]
@@ -178,11 +183,12 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
 
 def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int], bool],
          clock: Clock = SYSTEM) -> tuple[Any, int]:
-    """Reserve room for `size` ranks, or for fewer. Returns (placement group, number of its ranks).
+    """Reserve room for `size` ranks, or for fewer. `bundle` is what one rank needs. Returns (placement group, number of
+    its ranks).
 
-    Fewer ranks (at least `least`) are taken at once if the present nodes could never hold all ranks. If other jobs
-    occupy the nodes, fewer ranks are taken after PATIENCE_S. Every half minute a message says what is free. Raises
-    ConfigError after PLACEMENT_S.
+    Room for fewer ranks (at least `least`) is taken at once if the present nodes could never hold all ranks. If the
+    nodes could, but other jobs occupy them, it is taken after PATIENCE_S. Every half minute a message says which
+    resources are free. Raises ConfigError after PLACEMENT_S.
     """
     def ask(ranks: int) -> Any:
         return placement_group([bundle] * ranks, strategy="PACK")
@@ -214,9 +220,12 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
 
 def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
            nodes: AbstractSet[str] = frozenset()) -> int:
-    """Wait for all ranks. Returns an exit code. When a rank fails or dies, the others are not waited for, since they
-    hang in a collective. All ranks are stopped (Pause) when one of `nodes` (ids) is drained, or once there is room for
-    the ranks that were left out. `missing` are the placement groups of the latter."""
+    """Wait until all ranks end. Returns an exit code. Raises Lost when a rank dies. After a failure or death, the other
+    ranks are not waited for, because they hang in a collective.
+
+    All ranks are asked to stop, and Pause is raised, in two cases: when one of `nodes` (ids) is about to be taken away,
+    and when there is room for ranks that could not start before. `missing` are the placement groups that wait for that
+    room."""
     asked, why = False, ""
     while waiting:
         done: list[Any] = []

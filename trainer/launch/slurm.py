@@ -1,7 +1,7 @@
 """`tokenmill train slurm`: writes a job script for Slurm, with one torchrun per node and one rank per GPU; no Ray.
 
-`deploy/slurm/train.sbatch` is what `script` returns without a run; the run is then an argument of the job script. A
-test keeps the two equal.
+The file `deploy/slurm/train.sbatch` is the output of `script()` without arguments: a job script that takes the run as
+its first argument. A test checks that the file is up to date.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer.base.arguments import of_a_run, positive, say
 
-#: seconds by which torchrun's time to end its ranks is shorter than the warning before the end of the job
+#: Slurm sends a warning some seconds before the end of the job; torchrun gets MARGIN seconds less to end its ranks
 MARGIN = 20
 TEMPLATE = r"""#!/usr/bin/env bash
 # Training on Slurm: one torchrun on each node, one rank on each of its GPUs. No Ray.
@@ -143,8 +143,8 @@ def run(options: argparse.Namespace) -> int:
 
 def script(nodes: int = 1, gpus: int = 8, time: str = "24:00:00", warning: int = 120, partition: str | None = None,
            arguments: list[str] | None = None, usage: str = USAGE) -> str:
-    """Return the job script. `arguments` are those of `tokenmill train run`. If they are None, the script takes them
-    when it is submitted."""
+    """Return the text of the job script. `arguments` are those of `tokenmill train run`. If they are None, the script
+    has to be submitted with them: `sbatch SCRIPT ARGUMENTS`."""
     named = "" if arguments is None else (
         f'PATH="$PATH":{shlex.quote(str(Path(sys.executable).parent))}   # where it was written, if nothing is active\n'
         f'set -- {shlex.join(arguments)} "$@"\n')

@@ -90,7 +90,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def on_cluster(options: argparse.Namespace, training: Run) -> int:
-    """Train on the Ray cluster at --address, which must require a token and accept ours."""
+    """Train on the Ray cluster at --address, and return an exit code. The cluster must require a token and accept
+    ours."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint.checkpoints import latest
 
@@ -126,8 +127,8 @@ def on_cluster(options: argparse.Namespace, training: Run) -> int:
 
 
 def forwarded(options: argparse.Namespace) -> list[str]:
-    """Return the command line of one rank on a cluster. It lacks the options that choose the cluster, and its paths (on
-    shared storage) are absolute."""
+    """Return the arguments of `python -m trainer` for one rank on a cluster: the given options without those that
+    choose the cluster. Paths, which must be on shared storage, are made absolute."""
     from trainer.data.remote import is_url
 
     out = ["run", os.path.abspath(options.run) if os.path.isdir(options.run) else options.run,

@@ -107,8 +107,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """The decoder. The loss is computed inside `forward`, because FSDP gathers the root's parameters only there.
 
-    The training loop sets the attribute `rope` when a phase with other RoPE settings begins. `compiled` is whether the
-    blocks are compiled.
+    The training loop sets the attribute `rope` before every step, because a phase of the training may have its own RoPE
+    settings. `compiled` is whether the blocks are compiled.
     """
 
     def __init__(self, config: ModelConfig, vocab: int) -> None:

@@ -1,8 +1,9 @@
 """Adafactor (arXiv 1804.04235) as torch.optim.Adafactor computes it. The second moments of a matrix are kept as one row
 and one column, and there is no first moment, so that the state is tiny.
 
-torch's implementation reads its step counter and two norms of every tensor on the host, which stalls a GPU several
-times per parameter, and it refuses `found_inf`. This implementation works on device tensors. Tests compare the two.
+This implementation works on device tensors only. torch's implementation reads its step counter and two norms of every
+tensor on the host, which stalls a GPU several times per parameter. It also does not support `found_inf`, the flag on
+the device that cancels a step. Tests compare the two implementations.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from trainer.model.tensor import local
 from trainer.optim.config import MupRule, OptimizerConfig
 from trainer.optim.groups import Rule, gradients, like
 
-#: floor of the second moment (its square), and of the root mean square of a parameter
+#: EPS1² is the lowest value of a second moment, EPS2 that of the root mean square of a parameter
 EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
 
 
 @dataclass(frozen=True)
 class AdafactorConfig(OptimizerConfig):
-    """`lr` is relative: a step moves a parameter by at most `lr` (or 1 / √step, if less) times its root mean square.
-    The second moments decay by 1 - step^beta2_decay. `update_clip` limits an update's root mean square."""
+    """Settings of Adafactor. `lr` is relative: a step moves a parameter by at most `lr` (or 1 / √step, if less) times
+    the parameter's root mean square. The decay factor of the second moments is 1 - step^beta2_decay. `update_clip`
+    limits the root mean square of an update."""
 
     kind: Literal["adafactor"] = "adafactor"
     lr: float = 1e-2
@@ -48,8 +50,8 @@ class AdafactorConfig(OptimizerConfig):
 
 
 def summed(x: Tensor, dim: int | None = None) -> Tensor:
-    """Sum over one dimension, which is kept, or over all dimensions. For a sharded tensor the sum includes the parts of
-    all ranks."""
+    """Sum `x` over dimension `dim`, which stays with size 1, or over all dimensions if `dim` is None. For a sharded
+    tensor the sum includes the parts of all ranks."""
     x = x.sum() if dim is None else x.sum(dim, keepdim=True)
     if isinstance(x, DTensor):
         x = x.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
@@ -57,7 +59,8 @@ def summed(x: Tensor, dim: int | None = None) -> Tensor:
 
 
 class Adafactor(Rule):
-    """state[p] = {"step", "row", "column"} for matrices, {"step", "variance"} for vectors."""
+    """The optimiser. `state[p]` has the keys step, row and column for a matrix p, and step and variance for a
+    vector."""
 
     def __init__(self, groups: list[dict[str, Any]], config: AdafactorConfig) -> None:
         super().__init__(groups, config)

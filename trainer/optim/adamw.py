@@ -22,7 +22,8 @@ class AdamWConfig(Moments):
 
 
 class AdamW(torch.optim.AdamW):
-    """torch.optim.AdamW(fused=True). Its kernel subtracts `found_inf` from the step counters, so `step` first turns
+    """torch.optim.AdamW(fused=True). A `found_inf` that is not 0 cancels a step; the fused kernel then subtracts
+    `found_inf` from the step counters, which undoes their increase only if it is 1. `step` therefore first turns
     `found_inf` into 0 or 1."""
 
     def __init__(self, groups: list[dict[str, Any]], config: Moments) -> None:

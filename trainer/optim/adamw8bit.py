@@ -3,8 +3,9 @@
 A number is kept as one of 256 levels, multiplied by the largest magnitude in its block. The levels are dense near 0 and
 are those of bitsandbytes and torchao. A block is up to 256 neighbours within a row. Because blocks never span rows,
 levels and scales are plain tensors, sharded like the parameter, and another number of ranks can read the checkpoint.
-torchao's own optimiser keeps blocks of a rank's shard inside tensor subclasses, which our checkpoints (tensors, no
-pickles) cannot hold, and has no `found_inf`.
+torchao's own optimiser is not used for two reasons. It keeps the blocks of a rank's shard inside tensor subclasses,
+which our checkpoints (plain tensors, no pickles) cannot hold. It also does not support `found_inf`, the flag on the
+device that cancels a step.
 """
 
 from __future__ import annotations
@@ -55,13 +56,14 @@ def levels(signed: bool) -> Tensor:
 
 
 def blocks(x: Tensor) -> Tensor:
-    """Split [rows, cols] into [rows, blocks of a row, BLOCK], padded with zeros."""
+    """Split `x` [rows, cols] into blocks: [rows, blocks per row, BLOCK]. The last block of a row is padded with
+    zeros."""
     return F.pad(x, (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
 
 
 def pack(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise x [rows, cols] float32. Returns the nearest levels, uint8 [rows, cols], and scales, float32 [rows,
-    blocks]."""
+    """Quantise x [rows, cols] float32 with the levels `table`. Returns the indices of the nearest levels, uint8 [rows,
+    cols], and the scale of each block, float32 [rows, blocks per row]."""
     split = blocks(x)
     scale = split.abs().amax(-1)
     between = (table[1:] + table[:-1]) / 2
@@ -74,7 +76,8 @@ def unpack(codes: Tensor, scale: Tensor, table: Tensor) -> Tensor:
 
 
 class AdamW8bit(Rule):
-    """state[p] = {"step", "first", "second"}; quantised matrices also have {"first_scale", "second_scale"}."""
+    """The optimiser. `state[p]` has the keys step, first and second (the moments); a quantised matrix also has
+    first_scale and second_scale."""
 
     def __init__(self, groups: list[dict[str, Any]], config: AdamW8bitConfig) -> None:
         super().__init__(groups, config)

@@ -20,11 +20,12 @@ from trainer.parallel.world import World
 
 def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]], world: World,
           factor: Callable[[str], float] = lambda name: 1.0) -> torch.optim.Optimizer:
-    """Build the optimiser over `model.named_parameters()` (sharded or not). It is one object, whatever its kind.
+    """Build one optimiser for all of `parameters`, the pairs of `model.named_parameters()` (sharded or not).
 
-    `factor` (`ModelConfig.rate`) gives muP's factor on the rate of a parameter, by name. It applies to optimisers whose
-    updates have a fixed size per entry. Muon's spectral scalings already depend on the width. Raises ConfigError when
-    an entry of `train.optimizer.groups` matches no parameter.
+    `factor` (`ModelConfig.rate`) takes a parameter's name and returns muP's factor on its learning rate. The factor
+    applies to optimisers whose updates have a fixed size per entry. It is not applied to Muon's spectral scalings,
+    which already depend on the width. Raises ConfigError when an entry of `train.optimizer.groups` matches no
+    parameter, or when muP's rules do not fit the optimiser.
     """
     named = list(parameters)
     rule = config.mup_rule()
@@ -35,13 +36,13 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
 
 
 def skip_when(optimizer: torch.optim.Optimizer, found: Tensor | None) -> None:
-    """Make steps change nothing if `found` (0-d, on the device) is not 0. With None, steps always apply. `found_inf` is
-    the protocol of torch's `GradScaler`; no type declares the attribute."""
+    """Make the optimiser's next steps change nothing if `found` (0-d, on the device) is not 0. With None, steps always
+    apply. The attribute `found_inf` is a convention of torch's `GradScaler`; no type declares it."""
     optimizer.found_inf = found  # type: ignore[attr-defined]
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:
-    """A table of the parameter groups: rule, rate and weight decay."""
+    """A table of the parameter groups as text: the rule, peak learning rate and weight decay of each group."""
     width = max(28, *(len(g["name"]) + 2 for g in optimizer.param_groups))
     lines = [f"{'group':<{width}}{'rule':<11}{'tensors':>8}{'parameters':>14}{'lr':>10}{'decay':>8}"]
     for g in optimizer.param_groups:

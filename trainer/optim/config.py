@@ -1,9 +1,9 @@
 """Settings of optimisers, and the list of optimisers. Imports no torch.
 
-An optimiser is one file of this folder, `trainer/optim/NAME.py`: a frozen dataclass with its settings (`kind:
-Literal["NAME"]`), and the optimiser that `build` of that dataclass returns. `kinds` finds the file. The file imports
-torch, so `kinds` reads the names of the settings from the source text. A recipe can thus be checked where torch is not
-installed, and only the optimiser that a recipe names is imported.
+An optimiser is one file of this folder, `trainer/optim/NAME.py`. The file has a frozen dataclass with the settings
+(`kind: Literal["NAME"]`), whose method `build` returns the optimiser. `kinds` lists these files. Because they import
+torch, `kinds` does not import them, but reads the names of the settings from the source text. A recipe can thus be
+checked where torch is not installed, and only the optimiser that a recipe names is imported.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from trainer.model.config import Role
 if TYPE_CHECKING:
     import torch
 
-#: muP's factor on the rate of a matrix: "applies" to rules whose updates have a fixed size per entry, is "inherent" in
-#: rules that depend on the width themselves, and is "unknown" for relative rates
+#: how muP's factor on the learning rate of a matrix relates to an optimiser. "applies": updates have a fixed size per
+#: entry, so the rate is multiplied by the factor. "inherent": updates already depend on the width, so it is not.
+#: "unknown": rates are relative to the size of the parameter, and muP has no rule for them
 MupRule = Literal["applies", "inherent", "unknown"]
 
 
@@ -63,15 +64,16 @@ class Override:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Settings that every optimiser has, and facts that each declares. The settings of an optimiser derive from this
-    class (or from `Moments`), give `kind` the name of its file, and define `build`.
+    """Settings that every optimiser has, and methods that describe an optimiser. The class with an optimiser's settings
+    derives from this class (or from `Moments`), sets `kind` to the name of its file, and defines `build`.
 
-    `lr` is the peak; the schedule multiplies it. `embedding_lr` is the peak of the embedding (null: that of the other
-    vectors). A row of the embedding moves only when its token occurs, so a short run needs a far higher rate for the
-    embedding (nanochat: 10 to 100 times higher). On 0.3 M tokens of a mixed corpus, `embedding_lr` 0.02 with `lr` 0.001
-    gave a held-out loss of 5.97 nats; 0.002 for both gave 7.02. `weight_decay` applies to matrices. Embeddings (also
-    when tied to the output), norms and biases are not decayed, because that does not help (SmolLM3, OLMo 2). `groups`
-    overrides rates and decay by name; the first entry that matches counts.
+    `lr` is the peak learning rate; the schedule multiplies it by a factor. `embedding_lr` is the peak for the embedding
+    (null: the same as for norms and biases). A row of the embedding moves only when its token occurs, so a short run
+    needs a far higher rate for the embedding (nanochat: 10 to 100 times higher). On 0.3 M tokens of a mixed corpus,
+    `embedding_lr` 0.02 with `lr` 0.001 gave a held-out loss of 5.97 nats; 0.002 for both gave 7.02. `weight_decay`
+    applies to matrices, including an untied output. Embeddings (also when tied to the output), norms and biases are not
+    decayed, because that does not help (SmolLM3, OLMo 2). `groups` overrides rates and decay of parameters by name; the
+    first entry that matches a name counts.
     """
 
     DEFAULT: ClassVar[str] = "adamw"
@@ -92,7 +94,7 @@ class OptimizerConfig:
             raise ValueError("lr and embedding_lr must be > 0, weight_decay ≥ 0")
 
     def peak(self, role: Role) -> float:
-        """Highest rate of the parameters of a role."""
+        """Peak learning rate of the parameters with a role ("embedding", "output", "matrix" or "vector")."""
         return self.embedding_lr if role == "embedding" and self.embedding_lr is not None else self.lr
 
     def mup_rule(self) -> MupRule:
@@ -100,13 +102,14 @@ class OptimizerConfig:
         return "applies"
 
     def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
-        """Bytes of the optimiser's state, for `tokenmill train plan`. The model has `parameters` parameters, `matrices`
-        of them in hidden matrices of `width` columns. Unless overridden, the state is two moments in float32."""
+        """Estimated bytes of the optimiser's state, for `tokenmill train plan`. The model has `parameters` parameters;
+        `matrices` of them are in hidden matrices of `width` columns. This method counts two moments in float32 per
+        parameter; optimisers with another state override it."""
         return 8.0 * parameters
 
     def stored_bytes(self, parameters: int, matrices: int, width: int, half: bool) -> float:
-        """Bytes of the optimiser's state in a checkpoint. With `half`, float32 tensors of the state are stored as
-        bfloat16."""
+        """Estimated bytes of the optimiser's state in a checkpoint. The model is described as for `state_bytes`. With
+        `half`, float32 tensors of the state are stored as bfloat16."""
         return self.state_bytes(parameters, matrices, width) * (0.5 if half else 1)
 
     def build(self, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
@@ -116,8 +119,8 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class Moments(OptimizerConfig):
-    """Settings of all variants of AdamW. `betas` are the decay factors of the two moments. `eps` keeps their quotient
-    finite."""
+    """Settings that all variants of AdamW share. `betas` are the decay factors of the two moments. `eps` is added to
+    the divisor of an update, so that the update stays finite."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -130,8 +133,8 @@ class Moments(OptimizerConfig):
 
 @functools.cache
 def kinds() -> Mapping[str, Kind]:
-    """Every optimiser of this folder by name. An optimiser is a file with a class that has a field `kind:
-    Literal["NAME"]`."""
+    """All optimisers of this folder as {name: Kind}. A file NAME.py is an optimiser if it has a class with a field
+    `kind: Literal["NAME"]`."""
     bases = {cls.__name__: tuple(f.name for f in dataclasses.fields(cls)) for cls in (OptimizerConfig, Moments)}
     result: dict[str, Kind] = {}
     for path in sorted(path for folder in trainer.optim.__path__ for path in Path(folder).glob("*.py")):
@@ -152,5 +155,5 @@ def kinds() -> Mapping[str, Kind]:
 
 
 def default() -> OptimizerConfig:
-    """The settings of a recipe without an optimiser entry. Imports torch."""
+    """The optimiser's settings for a recipe that has no `train.optimizer`. Imports torch."""
     return kinds()[OptimizerConfig.DEFAULT].load()()

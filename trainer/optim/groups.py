@@ -1,4 +1,5 @@
-"""Makes parameter groups, which decide the rule, the rate and the weight decay of each parameter."""
+"""Makes parameter groups, which decide the update rule, the learning rate and the weight decay of each parameter. Also
+has what optimisers written for sharded parameters share (`Rule`)."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ NAMES: dict[Role, str] = {"matrix": "matrices", "output": "output", "embedding":
 
 def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]],
             factor: Callable[[str], float]) -> list[dict[str, Any]]:
-    """Parameter groups for torch.optim, each with `name`, `role`, `peak` (multiplied by the schedule), `weight_decay`.
+    """Return parameter groups for torch.optim. Each has the additional keys `name`, `role` (of its parameters), `peak`
+    (the learning rate that the schedule multiplies) and `weight_decay`.
 
-    `factor` gives muP's factor on the rate of a parameter, by name. Raises ConfigError when an entry of `groups`
-    matches no parameter.
+    `factor` takes a parameter's name and returns muP's factor on its learning rate. Raises ConfigError when an entry of
+    `config.groups` matches no parameter.
     """
     named = list(parameters)
     result: dict[tuple[str, float], dict[str, Any]] = {}
@@ -51,8 +53,8 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
 
 
 def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:
-    """Return `x`, this rank's part of a tensor with the layout of `p` (and p's shape unless `shape` is given), as a
-    DTensor if `p` is one."""
+    """Return a tensor that is sharded like `p`, of which `x` is this rank's part. If `p` is a plain tensor, that is `x`
+    itself; if `p` is a DTensor, it is a DTensor of the global shape `shape` (default: the shape of `p`)."""
     return sharded_like(p, x, *shape) if isinstance(p, DTensor) else x
 
 
@@ -63,8 +65,8 @@ def sharded_like(p: DTensor, x: Tensor, *shape: int) -> DTensor:
 
 
 def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
-    """Return 0-d float32 on `device`: 0 when `optimizer.found_inf` cancels this step, else 1. Updates are multiplied by
-    this value, so that the host need not read it."""
+    """Return whether this step takes effect, as 0-d float32 on `device`: 0 if `optimizer.found_inf` cancels the step,
+    else 1. Optimisers multiply updates by this value, so that the host need not read it."""
     found = getattr(optimizer, "found_inf", None)
     return torch.ones((), device=device) if found is None else (found == 0).float().reshape(()).to(device)
 
@@ -75,7 +77,8 @@ def gradients(params: Iterable[Tensor]) -> list[Tensor]:
 
 
 class Rule(torch.optim.Optimizer):
-    """An optimiser whose step calls `move` once per group, with those parameters of the group that have a gradient."""
+    """Base class of optimisers. `step` calls `move` once per parameter group, with the parameters that have a
+    gradient."""
 
     def __init__(self, groups: list[dict[str, Any]], config: OptimizerConfig) -> None:
         super().__init__(groups, {"lr": config.lr, "weight_decay": 0.0})
@@ -88,5 +91,6 @@ class Rule(torch.optim.Optimizer):
                 self.move(params, group["lr"], group["weight_decay"], performed(self, local(params[0]).device))
 
     def move(self, params: list[Tensor], lr: float, decay: float, go: Tensor) -> None:
-        """Update `params` and their state if `go` is 1; change nothing if it is 0."""
+        """Do one step: update `params` and their state. `go` is a 0-d tensor; if it is 0, the step is cancelled, and
+        nothing may change. `decay` is the weight decay."""
         raise NotImplementedError

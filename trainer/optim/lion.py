@@ -16,8 +16,9 @@ from trainer.optim.groups import Rule, gradients
 
 @dataclass(frozen=True)
 class LionConfig(OptimizerConfig):
-    """Every entry moves by the rate itself, so Lion needs an `lr` that is 3 to 10 times lower than AdamW's.
-    `weight_decay` must be higher by the same factor, so that their product, the decay of a step, stays the same."""
+    """Settings of Lion. A step moves every entry of a parameter by the learning rate itself, so `lr` must be 3 to 10
+    times lower than AdamW's. `weight_decay` must be higher by the same factor: a step decays by the product of both,
+    which then stays the same."""
 
     kind: Literal["lion"] = "lion"
     lr: float = 2e-4
@@ -37,7 +38,8 @@ class LionConfig(OptimizerConfig):
 
 
 class Lion(Rule):
-    """state[p] = {"momentum"}, sharded like p. The rule is elementwise, so every rank works on its own part."""
+    """The optimiser. `state[p]` has the key momentum, a tensor sharded like p. The update is elementwise, so every rank
+    works on its own part."""
 
     def __init__(self, groups: list[dict[str, Any]], config: LionConfig) -> None:
         super().__init__(groups, config)

@@ -2,11 +2,11 @@
 Embedding, output, norms and biases learn by AdamW inside the same optimiser.
 
 Orthogonalising needs the whole matrix, but FSDP2 gives a rank only some of its rows. Each matrix therefore gets an
-owner among the ranks that share its rows. For all matrices of one shape, one all-to-all brings the owners their
-matrices, a batched Newton–Schulz iteration works on all matrices of an owner, and a second all-to-all brings the rows
-back. That is two collectives per shape and step, whatever the number of matrices; torch.optim.Muon on sharded
-parameters needs more than ten per matrix. The work is divided, and the momentum stays sharded. The copies of hybrid
-sharding have equal gradients, and each copy does the same work.
+owner, which is one of the ranks that share its rows. For all matrices of one shape, one all-to-all sends the owners
+their matrices, a batched Newton–Schulz iteration works on all matrices of an owner, and a second all-to-all sends the
+rows back. That is two collectives per shape and step, whatever the number of matrices; torch.optim.Muon on sharded
+parameters needs more than ten per matrix. The work is divided among the ranks, and the momentum stays sharded. With
+hybrid sharding, the copies of the model have equal gradients, and each copy does the same work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.optim.groups import gradients, performed, sharded_like
 
 #: coefficients of the quintic iteration (K. Jordan); it is steepest at 0, and singular values end between 0.7 and 1.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-#: most matrices per call of the iteration; bounds the memory of its intermediate products
+#: largest number of matrices per call of the iteration, which bounds the memory of its intermediate products
 BATCH = 8
 
 #: factor on the update of a [rows, cols] matrix; the singular values of the update are about 1
@@ -42,12 +42,13 @@ SCALINGS: dict[str, Callable[[int, int], float]] = {
 
 @dataclass(frozen=True)
 class MuonConfig(Moments):
-    """`lr` is for the matrices, `adamw_lr` for output, norms, biases and (unless `embedding_lr` is given) embedding.
+    """Settings of Muon. `lr` is the peak learning rate of the hidden matrices. `adamw_lr` is that of output, norms and
+    biases, and of the embedding if `embedding_lr` is not given.
 
-    `scaling` sets the size of updates. `moonlight` gives updates the size of AdamW's, so that AdamW's rate and decay
-    fit and `adamw_lr` may be left out (it then equals `lr`). `kellerjordan`, `mup` (spectral: rates carry over between
-    widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `steps` is the number of Newton–Schulz
-    steps. `betas` and `eps` are AdamW's.
+    `scaling` sets the size of updates. `moonlight` gives updates the size of AdamW's, so AdamW's rate and decay fit,
+    and `adamw_lr` may be left out (it then equals `lr`). `kellerjordan`, `mup` (spectral: a rate found at one width
+    holds at other widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `steps` is the number of
+    Newton–Schulz steps. `betas` and `eps` are AdamW's.
     """
 
     kind: Literal["muon"] = "muon"
@@ -84,8 +85,8 @@ class MuonConfig(Moments):
 
 
 def newton_schulz(x: Tensor, steps: int) -> Tensor:
-    """Bring all singular values of each matrix of x [k, rows, cols] near 1, i.e. turn U·S·Vᵀ into about U·Vᵀ. The
-    result has x's dtype."""
+    """Orthogonalise each of the k matrices of x [k, rows, cols]: bring all its singular values near 1, i.e. turn
+    U·S·Vᵀ into about U·Vᵀ. The result has x's dtype."""
     a, b, c = COEFFICIENTS
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
@@ -97,15 +98,15 @@ def newton_schulz(x: Tensor, steps: int) -> Tensor:
 
 
 class Muon(AdamW):
-    """Muon for the groups with the role "matrix", AdamW for the others. A matrix has state[p] = {"momentum"}, sharded
-    like p.
+    """The optimiser: Muon for parameter groups with the role "matrix", AdamW for the others. For a matrix p, `state[p]`
+    has the key momentum, a tensor sharded like p.
 
-    Matrices are exchanged and orthogonalised on `device`, also when parameters are offloaded. On a GPU this uses
-    bfloat16, which is enough because the iteration corrects itself; on a CPU it uses float32, because half precision is
-    slow there.
+    Matrices are exchanged and orthogonalised on `device`, also when parameters are offloaded to host memory. On a GPU
+    this uses bfloat16, which is enough because the iteration corrects itself; on a CPU it uses float32, because half
+    precision is slow there.
     """
 
-    #: the rule of the other groups
+    #: name of the update rule of groups that have another role than "matrix"
     REST = "AdamW"
 
     def __init__(self, groups: list[dict[str, Any]], config: MuonConfig, device: torch.device) -> None:
@@ -133,8 +134,8 @@ class Muon(AdamW):
                 done += len(params)
 
     def _move(self, params: list[Tensor], lr: float, decay: float, first: int) -> None:
-        """Do one step for matrices of the same shape and layout. `first` is the number of this step's matrices that
-        came before these and already have owners."""
+        """Do one step for the matrices `params`, which have the same shape and layout. `first` is the number of
+        matrices that this step has processed before; owners are assigned in turn from there."""
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -153,8 +154,8 @@ class Muon(AdamW):
         torch._foreach_add_(values, moves)
 
     def _orthogonal(self, params: list[Tensor], parts: list[Tensor], first: int) -> list[Tensor]:
-        """Orthogonalise matrices. `parts` are this rank's parts of the matrices; returns this rank's parts of the
-        results."""
+        """Orthogonalise matrices. `parts` are this rank's parts of the matrices. Returns this rank's parts of the
+        orthogonalised matrices. `first` is as in `_move`."""
         p = params[0]
         if not isinstance(p, DTensor):
             return list(self._iterate(torch.stack(parts)).unbind())
@@ -171,8 +172,9 @@ class Muon(AdamW):
                 for u in self._iterate(whole)]
 
     def _through_owners(self, parts: list[Tensor], rows: int, group: dist.ProcessGroup, first: int) -> list[Tensor]:
-        """Orthogonalise matrices at their owners. `parts` [r, cols] are this rank's rows of each matrix, under
-        torch.chunk's rule (the last ranks may have none)."""
+        """Orthogonalise matrices, each on the rank of `group` that is its owner. Each of `parts` [r, cols] has this
+        rank's rows of one matrix of `rows` rows, divided as by torch.chunk (the last ranks may have none). Returns the
+        same rows of the orthogonalised matrices. `first` is as in `_move`."""
         size, rank, cols = group.size(), group.rank(), parts[0].shape[1]
         share = -(-rows // size)
         heights = [max(0, min(share, rows - r * share)) for r in range(size)]

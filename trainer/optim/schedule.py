@@ -1,16 +1,17 @@
-"""Computes the learning rate as a pure function of tokens. It needs no state in checkpoints, and a resumed run has the
-same rates.
+"""Computes the learning rate as a pure function of the number of tokens trained on. It needs no state in checkpoints,
+and a resumed run has the same rates.
 
-Warm-up is linear. `wsd` (MiniCPM, arXiv 2404.06395; Hägele et al., arXiv 2405.18392) holds the peak and decays at the
-end: over the phases with `lr: decay` or, without any, over the last `decay` of all tokens. The rate does not rise
-again. A phase after a fall to 0 is refused, because it would learn nothing. `cosine` and `linear` fall from the end of
-the warm-up to the end of the run; `multistep` (DeepSeek LLM, arXiv 2401.02954) drops at milestones; `inverse-sqrt`
-falls with 1/√tokens after the warm-up; `constant` does not fall.
+Warm-up is linear. After it, the curve depends on `kind`. `wsd` (MiniCPM, arXiv 2404.06395; Hägele et al., arXiv
+2405.18392) holds the peak and then decays: over the phases (stretches of the training) with `lr: decay` or, if there
+are none, over the last `decay` of all tokens. After a decay the rate stays low. If a decay ends at 0 and a phase
+follows it, the phase is refused, because it would learn nothing. `cosine` and `linear` fall from the end of the warm-up
+to the end of the run; `multistep` (DeepSeek LLM, arXiv 2401.02954) drops at milestones; `inverse-sqrt` falls with
+1/√tokens after the warm-up; `constant` does not fall.
 
-A phase may instead have a rate of its own (a mapping under its `lr`). This rate rises from the last rate of the phase
-before (from 0 when the optimiser is reset) to its own peak, and falls in its own shape, independently of the run's
-schedule. Shares such as 2% refer to a total without the phases beyond it (`extra`), so that adding such a phase does
-not change the rates before it.
+A phase may instead have a curve of its own (a mapping under its `lr`), independent of the run's schedule. Its rate
+rises from the last rate of the previous phase (from 0 when the optimiser is reset) to its own peak, and falls in its
+own shape. A share such as 2% is a share of the tokens of all phases that are not marked `extra`, so that adding an
+`extra` phase does not change the rates before it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Literal
 from tokenizer.mixture.curriculum import Phase
 from trainer.base.config import ConfigError, count
 
-#: progress in [0, 1] → share of the way from peak to floor that is left
+#: shapes of a decay: progress in [0, 1] → how much of the difference between peak and floor is left, 1 to 0
 SHAPES = {
     "linear": lambda x: 1 - x,
     "1-sqrt": lambda x: 1 - math.sqrt(x),
@@ -40,12 +41,12 @@ SHAPES = {
 class ScheduleConfig:
     """The learning rate over a training, as a share of its peak.
 
-    `warmup` and `decay` are lengths, in tokens ('200M') or as a share of all tokens ('2%'). `floor` is the share of the
-    peak at the end. `shape` is the curve of wsd's decay. `milestones` are for multistep: [[80%, 0.316], [90%, 0.1]]
-    lists for each stage where it begins and its share of the peak.
+    `warmup` and `decay` are lengths, in tokens ('200M') or as a share of all tokens ('2%'). `floor` is the rate at the
+    end, as a share of the peak. `shape` is the curve of wsd's decay. `milestones` are for multistep. For example,
+    [[80%, 0.316], [90%, 0.1]] means: from 80 % of all tokens on 0.316 of the peak, from 90 % on 0.1 of the peak.
 
-    With `batch_rate: sqrt`, the rate is multiplied by √(batch / the phase's last batch) while a phase's batch grows
-    (Malladi et al., arXiv 2205.10287; OLMo).
+    With `batch_rate: sqrt`, the rate is multiplied by √(current batch size / final batch size of the phase) while the
+    batch size grows within a phase (Malladi et al., arXiv 2205.10287; OLMo).
     """
 
     kind: Literal["wsd", "cosine", "linear", "constant", "multistep", "inverse-sqrt"] = "wsd"
@@ -85,9 +86,10 @@ def span(text: str, total: int) -> int:
 
 
 class Schedule:
-    """`factor(tokens)` is multiplied by the peak of every group. It is in [0, 1] unless a phase has a peak of its own
-    that is above the optimiser's `lr`. A step uses the factor at the middle of its batch, so that the first and the
-    last step do not have rate 0, and the curve does not depend on the batch size."""
+    """The learning rate over a training. `factor(tokens)` is the rate after that many tokens, as a share of the peak of
+    each parameter group. It is in [0, 1], or higher in a phase that has a peak of its own above the optimiser's `lr`. A
+    step uses the factor at the middle of its batch, so that the first and the last step do not have rate 0, and the
+    curve does not depend on the batch size."""
 
     def __init__(self, config: ScheduleConfig, phases: Sequence[Phase], lr: float) -> None:
         self.config, self.phases, self.lr = config, phases, lr
@@ -128,7 +130,8 @@ class Schedule:
         return level
 
     def inside(self, p: int, tokens: float) -> float:
-        """The factor at `tokens` by the curve that applies in phase `p`, before `batch_rate`."""
+        """The factor after `tokens` tokens, by the curve that applies in the phase with index `p`. The adjustment for a
+        growing batch (`batch_rate`) is not included."""
         rate = self.phases[p].lr
         if not isinstance(rate, Mapping):
             return self.base(tokens)
@@ -143,7 +146,8 @@ class Schedule:
         return floor + (peak - floor) * SHAPES[rate["shape"]](min(1.0, (since - rate["warmup"]) / max(1, length)))
 
     def base(self, tokens: float) -> float:
-        """The factor at `tokens` by the curve of the whole run, for phases without a rate of their own."""
+        """The factor after `tokens` tokens, by the curve of the whole run. It applies in phases without a curve of
+        their own."""
         config = self.config
         level = min(1.0, tokens / self.warmup) if self.warmup else 1.0
         if config.kind == "inverse-sqrt":

@@ -14,7 +14,8 @@ Checkpointing = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Every:
-    """Backward recomputes the first of every `every` layers; the others keep their activations."""
+    """Activation checkpointing of some layers: of every `every` consecutive layers, the first is recomputed in
+    backward, and the others keep their activations."""
 
     every: int
 

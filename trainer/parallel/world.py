@@ -40,7 +40,8 @@ KEPT = ("aten.mm", "aten.addmm", "aten.bmm", "aten._scaled_mm", "aten._scaled_do
 
 @dataclass(frozen=True)
 class World:
-    """The ranks and their arrangement. The ranks of a tensor group are one data rank: they read the same samples."""
+    """The ranks of a training and their arrangement in a mesh. The ranks of a tensor group (they share every layer) are
+    one data rank: they read the same samples."""
 
     rank: int
     size: int
@@ -50,7 +51,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and prints."""
+        """Whether this process is rank 0, which writes the shared files and prints."""
         return self.rank == 0
 
     def describe(self) -> str:
@@ -70,13 +71,14 @@ class World:
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """The mesh that FSDP2 divides over: (shard) or (replicate, shard)."""
+        """The part of the mesh over which FSDP2 divides the model, with the dimensions (shard) or (replicate,
+        shard)."""
         names = tuple(n for n in self.mesh.mesh_dim_names or () if n != "tensor")
         return self.mesh[names]
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over data ranks, in place. Only the value of the first rank of each tensor group counts. All ranks take
-        part in one sum, so that they get the same bits and make the same decisions."""
+        """Sum `x` over data ranks, in place. In a tensor group (ranks that read the same samples) only the first rank's
+        value counts. All ranks take part in one sum, so that they get the same bits and make the same decisions."""
         if self.rank % self.parallel.tensor:
             x.zero_()
         dist.all_reduce(x)
@@ -88,22 +90,23 @@ class World:
         return x
 
     def broadcast(self, data: bytes) -> bytes:
-        """Send `data` of rank 0 to every rank. Its length must be the same everywhere."""
+        """Return rank 0's `data` on every rank. On all ranks `data` must have the same length."""
         x = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
         dist.broadcast(x, 0)
         return bytes(x.cpu().tolist())
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigError for a missing GPU. Called before anything is read, fetched or started."""
+    """Raise ConfigError if `device` is cuda and torch sees no GPU. Commands call this before they read, fetch or start
+    anything."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch sees no CUDA device; use --device cpu, or a CUDA build of torch")
 
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """Join the process group (gloo on CPU, NCCL on CUDA) and leave it at the end. `device` is auto, cpu or cuda. The
-    ranks form one shard group; `arrange` gives them another arrangement."""
+    """Context in which this process is a member of the process group (gloo on CPU, NCCL on CUDA). `device` is auto, cpu
+    or cuda. Yields a World in which the model is divided over all ranks; `arrange` makes other arrangements."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_device(device)
@@ -135,20 +138,21 @@ def world(device: str) -> Iterator[World]:
 
 
 def arrange(rank: int, size: int, device: torch.device, parallel: ParallelConfig) -> World:
-    """Arrange `size` ranks as `parallel` says. Every rank calls it."""
+    """Return a World of `size` ranks with the mesh that the settings `parallel` describe. Every rank has to call
+    this."""
     shape = parallel.shape(size)
     mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     return World(rank, size, device, parallel, mesh)
 
 
 def arranged(world: World, parallel: ParallelConfig) -> World:
-    """Return `world` arranged as `parallel` says."""
+    """Return `world` with the mesh that the settings `parallel` describe. Every rank has to call this."""
     return world if parallel == world.parallel else arrange(world.rank, world.size, world.device, parallel)
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products. `auto` is bfloat16 on CUDA and float32 on CPU. Parameters, optimiser and reductions
-    are float32 in either case."""
+    """The dtype of matrix products for `precision` (auto, fp32 or bf16). `auto` is bfloat16 on CUDA and float32 on CPU.
+    Parameters, optimiser and reductions are always float32."""
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
@@ -200,18 +204,19 @@ def shard(model: Transformer, world: World, dtype: torch.dtype, compile: bool) -
 
 
 def uncompiled(model: Transformer) -> AbstractContextManager[Any]:
-    """Within this context compiled layers run uncompiled. It is for shapes that occur once and are not worth a
-    graph."""
+    """Within this context compiled layers run uncompiled. Use it for shapes of tensors that occur only once and are not
+    worth compiling for."""
     return torch.compiler.set_stance("force_eager") if model.compiled else nullcontext()
 
 
 def gathered(parallel: ParallelConfig) -> bool:
-    """Whether parameters stay gathered over forward and backward."""
+    """Whether whole parameters stay in memory from forward to the end of backward, instead of being gathered twice."""
     return parallel.shard in ("grad", "none")
 
 
 def recompute(block: nn.Module, layer: int, how: str | Every) -> None:
-    """Make backward recompute `block`, as a whole or only its cheap operations, instead of keeping its activations."""
+    """Make backward recompute activations of `block` (layer number `layer`) instead of keeping them. `how` says which:
+    those of cheap operations, all, or none."""
     if how == "none" or (isinstance(how, Every) and layer % how.every):
         return
     forward = block.forward
@@ -250,17 +255,17 @@ def float8(model: nn.Module, device: torch.device) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the parameters that a forward without backward has left gathered. These are the root's parameters, and with
-    `shard: grad` or `none` those of all layers. Until they are freed, `named_parameters` does not return the sharded
-    parameters."""
+    """Return to sharded parameters after a forward without backward. Such a forward leaves whole (gathered) parameters
+    in memory: those of the root module, and with `shard: grad` or `none` those of all layers. While they are gathered,
+    `named_parameters` does not return the sharded parameters."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
-    """Set how the backward of the next micro-batch reduces gradients, as `accumulate` says. `last` says that it is the
-    last micro-batch of the step."""
+    """Set how the backward of the next micro-batch reduces gradients, according to the setting `accumulate`. `last` is
+    whether this micro-batch is the last of the step."""
     if not isinstance(model, FSDPModule):
         raise TypeError(f"{type(model).__name__} is not sharded yet: call `shard` first")
     deferred = world.parallel.accumulate == "unsharded"
