@@ -1,17 +1,18 @@
 """Writes and reads checkpoints in torch's distributed format (DCP), which any number of ranks may read.
 
     checkpoints/step_00000120/<nonce>/…    the DCP files and meta.json that one attempt wrote, never overwritten
-    checkpoints/step_00000120/COMPLETE     names the attempt; created only if absent, once everything is on disk
+    checkpoints/step_00000120/COMPLETE     commits the attempt by its name; created once everything is on disk, and only
+                                           if it does not exist yet
 
-A reader ignores a folder without COMPLETE, so a kill at any point leaves the previous checkpoint in force. If two
-trainers use one folder, the second one to complete a step is refused. COMPLETE names every file with its size and
+Readers ignore a folder without COMPLETE, so after a kill at any point the previous checkpoint is the latest. If two
+trainers use one folder, the second one to complete a step gets an error. COMPLETE names every file with its size and
 sha256; `trainer.checkpoint.damage` compares them before anything is loaded.
 
 With `async`, the state is first copied to the CPU (pinned, on CUDA). A thread of each rank then writes the copy while
-training goes on. Copy, files and commit are the same as for a synchronous checkpoint. At most one checkpoint is in
-flight: the next checkpoint waits for it, and the wait is reported. No checkpoint is left out instead, so that the set
-of checkpoints does not depend on the speed of a disk. When a checkpoint fails, training ends with its error at the next
-step at which ranks communicate anyway.
+training goes on. Files and commit are the same as for a synchronous checkpoint. Only one checkpoint is written at a
+time: the next one waits until it is finished, and the wait is reported. No checkpoint is left out to avoid the wait, so
+that the set of checkpoints does not depend on the speed of a disk. When a checkpoint cannot be written, training ends
+with the error at the next step at which ranks communicate anyway.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from trainer.parallel.world import World, reshard
 VERSION = 1
 #: pattern of checkpoint folders; copies that a user put beside them under other names do not match
 STEP = "step_" + "[0-9]" * 8
-#: name of COMPLETE once the checkpoint has turned out to be damaged
+#: name to which COMPLETE is renamed when the checkpoint turns out to be damaged
 ASIDE = "DAMAGED"
-#: seconds to wait for a stale listing over NFS (by default stale for at most 60 s)
+#: seconds to wait for a checkpoint to appear on a rank: over NFS, listings are out of date for up to 60 s by default
 PATIENCE_S = 90
 
 
@@ -90,8 +91,8 @@ def put_absent(path: Path, data: bytes) -> bool:
 
 
 def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
-    """Return the committed checkpoints of a run, oldest first, and the damaged ones. Damage is judged by COMPLETE,
-    meta.json and file sizes only; `trainer.checkpoint.damage` reads the bytes."""
+    """Return (undamaged, damaged) committed checkpoints of a run, each oldest first. Only COMPLETE, meta.json and the
+    sizes of files are checked; `trainer.checkpoint.damage` checks the contents of files."""
     sound, damaged = [], []
     for marker in sorted(folder.glob(f"{STEP}/COMPLETE")):
         try:
@@ -104,8 +105,8 @@ def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
 
 
 def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
-    """Read a COMPLETE file. Returns (attempt, {file: size in bytes}, {file: sha256}). Raises CheckpointError when it is
-    damaged."""
+    """Read a COMPLETE file. Returns (folder of the committed attempt, {file: size in bytes}, {file: sha256}). Raises
+    CheckpointError when the file is damaged."""
     try:
         said = json.loads(marker.read_bytes())
         attempt, files, sums = marker.parent / said["attempt"], said["files"], said["sha256"]
@@ -147,8 +148,8 @@ def latest(folder: Path) -> Checkpoint | None:
 
 
 def at(folder: Path, step: int) -> Checkpoint | None:
-    """Find the checkpoint of `step` that the first rank has found; None for step 0. Raises CheckpointError when this
-    rank does not see it within PATIENCE_S seconds."""
+    """Return the checkpoint of `step`, which rank 0 has found; None for step 0. Raises CheckpointError when this rank
+    does not see the checkpoint within PATIENCE_S seconds."""
     since = time.monotonic()
     while step:
         found = next((c for c in survey(folder)[0] if c.step == step), None)
@@ -162,8 +163,9 @@ def at(folder: Path, step: int) -> Checkpoint | None:
 
 
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "fp32") -> dict[str, torch.Tensor]:
-    """Return all tensors that a checkpoint stores: parameters and optimiser state, by parameter name. Only tensors are
-    stored, so nothing is pickled. Hyperparameters follow from the configuration."""
+    """Return all tensors that a checkpoint stores, by name: the parameters (`model.NAME`) and the optimiser's state
+    (`optimizer.NAME.KEY`). Only tensors are stored, so nothing is pickled. Hyperparameters are not stored, because they
+    follow from the configuration. With `moments` bf16, float32 moments are converted to bfloat16."""
     reshard(model)
     state = {}
     for name, parameter in model.named_parameters():
@@ -218,8 +220,8 @@ class Writing:
 
 class Saver:
     """Writes the checkpoints of a run. Every rank has a Saver and calls it at the same steps. `report` is called with
-    each committed checkpoint. A Saver is a context manager: leaving the context, also by an error, waits for the
-    checkpoint in flight."""
+    each committed checkpoint. A Saver is a context manager: leaving the context, also by an error, waits until a
+    checkpoint that is being written in the background is finished."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, world: World,
                  report: Callable[[Writing], None] = lambda _written: None) -> None:
@@ -227,8 +229,9 @@ class Saver:
         # a separate group, since collectives of a background thread must not mix with those of a step; gloo takes no
         # GPU memory
         self.group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
-        # on CUDA the copy stays in pinned memory, which is expensive to allocate; only one checkpoint is in flight.
-        # (DefaultStager of torch 2.11 fails at its second copy)
+        # on CUDA it keeps its copy in pinned memory for the next checkpoint, because pinned memory is expensive to
+        # allocate; one copy is enough, since one checkpoint is written at a time. (DefaultStager of torch 2.11 fails at
+        # its second copy)
         self.stager = BlockingAsyncStager(world.device.type == "cuda") if config.async_ else None
         self.writing: Writing | None = None
 
@@ -240,9 +243,9 @@ class Saver:
             self.writing.thread.join()
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]) -> None:
-        """Write and commit the checkpoint of step `meta['step']`. With `async`, only start it, once the checkpoint in
-        flight is on disk. Raises CheckpointError when the checkpoint in flight, or a synchronous checkpoint, could not
-        be written or committed."""
+        """Write and commit the checkpoint of step `meta['step']`. With `async`, wait until the previous checkpoint is
+        on disk, then start to write this one in the background. Raises CheckpointError when a checkpoint could not be
+        written or committed: the previous one, or without `async` this one."""
         self.wait()
         began = time.perf_counter()
         step = self.folder / f"step_{meta['step']:08d}"
@@ -266,8 +269,8 @@ class Saver:
             self.poll()
 
     def poll(self) -> None:
-        """Check whether the checkpoint in flight is on disk on all ranks. Every rank calls it. Raises CheckpointError
-        when it could not be written."""
+        """Check whether the checkpoint that is being written is finished on all ranks, and report it if so. Every rank
+        must call this. Raises CheckpointError when the checkpoint could not be written."""
         job = self.writing
         if job is None:
             return
@@ -288,7 +291,7 @@ class Saver:
                               f"checkpoint before it is sound") from job.failed
 
     def wait(self) -> None:
-        """Wait for the checkpoint in flight, then check it like `poll`."""
+        """Wait until the checkpoint that is being written is finished, then do the same as `poll`."""
         if self.writing is not None and self.writing.thread is not None:
             since = time.perf_counter()
             self.writing.thread.join()
@@ -296,7 +299,8 @@ class Saver:
         self.poll()
 
     def _write(self, job: Writing, state: dict[str, torch.Tensor]) -> None:
-        """Write the files, then their sums, then COMPLETE. An error is stored in `job.failed`."""
+        """Write this rank's files and exchange their sha256 with the other ranks; rank 0 then commits the checkpoint.
+        An error is stored in `job.failed`."""
         if self.world.device.type == "cuda":         # a new thread would otherwise open a context on device 0
             torch.cuda.set_device(self.world.device)
         try:
@@ -344,7 +348,8 @@ class Saver:
 
 
 def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
-    """Choose which of the checkpoints `found` (oldest first) to keep. Returns their steps."""
+    """Return the steps of those checkpoints of `found` (oldest first) that are to be kept under the settings
+    `config`."""
     stay = {c.step for c in found[-config.keep:]} | {c.step for c in found if c.meta.get("pinned")}
     if config.keep_every:
         first: dict[int, int] = {}
@@ -356,7 +361,8 @@ def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
 
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
-    """Delete checkpoints that are not to be kept, and older attempts that were not committed. Damaged ones stay."""
+    """Delete the checkpoints that `kept` does not return, and attempts that were not committed, up to the latest
+    checkpoint's step. Damaged checkpoints stay."""
     found, damaged = survey(folder)
     stay = kept(found, config)
     for old in found:
@@ -374,8 +380,8 @@ def retain(folder: Path, config: CheckpointConfig) -> None:
 
 
 def load(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Read a checkpoint into model and optimiser, in place. Any number of ranks may have written it. Every rank calls
-    it."""
+    """Read a checkpoint into model and optimiser, in place. Any number of ranks may have written it. Every rank must
+    call this. Raises CheckpointError when the checkpoint cannot be read."""
     if checkpoint.meta.get("version") != VERSION:
         raise CheckpointError(f"{checkpoint.folder}: version {checkpoint.meta.get('version')!r}; this trainer reads "
                               f"{VERSION}")

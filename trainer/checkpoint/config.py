@@ -12,13 +12,14 @@ NEVER = Count(0)
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """`every` is the number of steps between two checkpoints; each phase also ends with a checkpoint. `async` writes in
-    the background.
+    """Settings of checkpoints. `every` is the number of steps between two checkpoints; each phase of the training also
+    ends with a checkpoint. With `async`, checkpoints are written in the background.
 
-    The checkpoints kept are the latest `keep`, the first after every `keep_every` tokens ('1B'; 0: none), the
-    `keep_best` with the lowest held-out loss, and those at the ends of phases. `moments: bf16` stores the optimiser's
-    moments in half the bytes (AdamW, with the fp32 weights: 8 instead of 12 bytes a parameter). A resume then starts
-    from moments rounded to 2 or 3 decimal digits, so it follows the uninterrupted training closely but not bit for bit.
+    Checkpoints are deleted, except for the latest `keep`, the first after each `keep_every` tokens ('1B'; 0: none of
+    these), the `keep_best` with the lowest held-out loss, and those at the ends of phases. `moments: bf16` stores the
+    optimiser's moments in half the bytes (AdamW, with the fp32 weights: 8 instead of 12 bytes per parameter). A
+    training that resumes then starts from moments rounded to 2 or 3 decimal digits, so it follows an uninterrupted
+    training closely but not bit for bit.
     """
 
     every: int = 200

@@ -1,9 +1,9 @@
-"""Checks whether a checkpoint's bytes are those that were committed, and chooses another checkpoint if they are not.
+"""Checks whether a checkpoint's files are as they were committed, and chooses another checkpoint if they are not.
 
-Every file is read once and compared with the sha256 in COMPLETE, by the rank that wrote it (modulo the number of
-ranks). When that rank loads the checkpoint, it reads most of the file again, from the page cache. The verdicts of all
-ranks are reduced to a single verdict, so that no rank loads a checkpoint that another rank found damaged. A rank whose
-storage fails contributes the errno; otherwise the other ranks would wait for it in the reduction.
+Every file is read once and compared with the sha256 in COMPLETE, the file that commits a checkpoint. The rank that
+wrote a file checks it (modulo the number of ranks), because it will load most of that file afterwards, then from the
+page cache. The ranks exchange their results, so that no rank loads a checkpoint that another rank found damaged. A rank
+whose storage fails sends the errno instead; otherwise the other ranks would wait for it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.checkpoints import ASIDE, Checkpoint, CheckpointError
 from trainer.parallel.world import World
 
-#: faults of a file by code; reducing over ranks takes the highest
+#: code of a fault (index) → text; 0 means no fault. Over all ranks, the highest code of a file counts
 FAULTS = ("", "sha256 is not what COMPLETE says: damaged or replaced", "not as long as COMPLETE says",
           "cannot be read (input/output error)", "missing")
-#: codes from here on are STORAGE plus the errno of a storage error, which says nothing about the bytes
+#: a code of STORAGE + errno means that the storage failed, which says nothing about the file's contents
 STORAGE = 1000
 #: files read at a time
 READERS = 4
 
 
 def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
-    """Return the files of a checkpoint that differ from what COMPLETE says, one line each; [] when all agree. With
-    `world`, every rank calls this, reads its share of the files, and gets the same lines. Raises CheckpointError, on
-    every rank, when the storage of one rank fails."""
+    """Return a line for each file of a checkpoint that is missing or differs from the size and sha256 recorded at the
+    commit; [] when all agree. With `world`, every rank must call this, reads its share of the files, and gets the same
+    lines. Raises CheckpointError, on every rank, when the storage of one rank fails."""
     names = sorted(checkpoint.files)
     share = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
     with ThreadPoolExecutor(READERS) as pool:
@@ -80,13 +80,13 @@ def fault(checkpoint: Checkpoint, name: str) -> int:
 def choose(folder: Path, world: World, say: Callable[[str], None],
            wanted: Callable[[Sequence[Checkpoint]], Checkpoint | None],
            loaded: Callable[[Checkpoint | None], bool] = lambda _found: True) -> Checkpoint | None:
-    """Choose a checkpoint, the same on every rank. `wanted`, called on the first rank, picks one of the sound
-    checkpoints (oldest first), or None for the start. `loaded` says whether the chosen checkpoint will be loaded; if
-    not, its bytes are not read.
+    """Choose a checkpoint, the same on every rank. Every rank must call this. `wanted` is called on rank 0 only; it
+    picks one of the undamaged checkpoints (oldest first), or None for the start of the training. `loaded` says whether
+    the chosen checkpoint will be loaded; if not, its files are not checked.
 
-    A damaged checkpoint is reported and left out, and `wanted` picks again. Once a sound checkpoint that will be loaded
-    is found, the later damaged checkpoints are set aside, because the training will write their steps again. Raises
-    CheckpointError when all checkpoints are damaged.
+    If the chosen checkpoint turns out to be damaged, this is reported, and `wanted` picks from the others. Once a
+    checkpoint that will be loaded is chosen, damaged checkpoints of later steps are set aside (see `set_aside`),
+    because the training will write these steps again. Raises CheckpointError when all checkpoints are damaged.
     """
     wrong: dict[int, str] = {}                   # step → its damage; only the first rank knows all
     while True:
@@ -117,8 +117,8 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
 
 
 def _seen_by_all(folder: Path, step: int, world: World) -> Checkpoint | None:
-    """Find the checkpoint of the step that the first rank has chosen; None for step 0. Raises CheckpointError, on every
-    rank, when one rank does not see it."""
+    """Return the checkpoint of `step`, which rank 0 has chosen; None for step 0. Raises CheckpointError, on every rank,
+    when one of the ranks does not see the checkpoint."""
     if not step:
         return None
     refused = CheckpointError(f"{folder / f'step_{step:08d}'}: another rank cannot read it; see that all ranks share "
@@ -136,7 +136,7 @@ def _seen_by_all(folder: Path, step: int, world: World) -> Checkpoint | None:
 
 @contextmanager
 def _storage(folder: Path) -> Iterator[None]:
-    """Turn OSErrors of reading below `folder` into CheckpointErrors."""
+    """Within this context, an OSError from reading below `folder` becomes a CheckpointError that names the remedy."""
     try:
         yield
     except OSError as error:
@@ -145,9 +145,9 @@ def _storage(folder: Path) -> Iterator[None]:
 
 def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
             wanted: Callable[[Sequence[Checkpoint]], Checkpoint | None]) -> int:
-    """Return the step of the checkpoint that `wanted` picks, 0 for the start. Raises CheckpointError when all
-    checkpoints are damaged: their files may be restored from a copy, and a training that began anew would delete
-    them."""
+    """Return the step of the checkpoint of `sound` that `wanted` picks; 0 for the start of the training. `wrong` has
+    the damaged checkpoints. Raises CheckpointError when all checkpoints are damaged, instead of starting anew: their
+    files may be restored from a copy, but a training that starts anew would delete them."""
     if wrong and not sound:
         last = max(wrong)
         raise CheckpointError(f"{wrong[last]}; there is no sound checkpoint before it: restore the file from a copy, "

@@ -1,8 +1,9 @@
-"""Writes and reads models in Hugging Face's layout, for use with transformers: safetensors here, config.json in
-`hf_config`.
+"""Writes and reads models in Hugging Face's layout, for use with transformers. This module handles the safetensors
+files, and `hf_config` handles config.json.
 
-Both sides lay out rotary positions alike, so weights are copied, not permuted. Factors that muP applies at run time are
-folded into the weights. A file holds about `SHARD` bytes, and the weights of one file are held in memory.
+transformers and this trainer lay out rotary positions alike, so weights are copied, not permuted. Factors that muP
+applies at run time are multiplied into the exported weights. A file has at most about `SHARD` bytes; the weights of one
+file at a time are in memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from trainer.model.config import ModelConfig
 from trainer.model.tensor import fill
 from trainer.model.transformer import Transformer, phase_rope
 
-#: most bytes of a safetensors file
+#: largest size of a safetensors file in bytes, unless one tensor is larger
 SHARD = 4 * 10**9
 INDEX = "model.safetensors.index.json"
 
@@ -48,8 +49,8 @@ def safetensors() -> Any:
 
 # -- the tensors ---------------------------------------------------------------------------------------------------
 def layout(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Map each tensor of transformers to our parameters. A tensor may stack several of ours by rows: Phi-3 fuses q, k,
-    v and gate, up."""
+    """Return {name of a tensor in transformers: names of our parameters}. Usually a tensor is one parameter. Where
+    Phi-3 fuses q, k and v, or gate and up, the tensor stacks the rows of several parameters."""
     fused = config.rotary < 1
     result: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("embed.weight",)}
 
@@ -84,11 +85,12 @@ def shapes(config: ModelConfig, vocab: int) -> dict[str, torch.Size]:
 
 
 def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
-    """Express the same function without muP. Returns (configuration, {ending of our parameter's name: factor}).
+    """Return how to express a model with muP as a model without muP: (configuration, {ending of a parameter's name:
+    factor by which to multiply the parameter}).
 
-    The output's factor 1/m goes into the gain of the norm before it. The change of the attention's scale from 1/√D to
-    8/D goes into the queries: into their norm's gain, or into the weights and bias that make them (RoPE, a rotation,
-    keeps the factor).
+    muP divides the output by m; this factor goes into the gain of the norm before the output. muP also changes the
+    scale of attention from 1/√D to 8/D. This factor goes into the queries: into the gain of their norm, or else into
+    the weights and bias that compute them (RoPE is a rotation, so it keeps the factor).
     """
     if not config.mup:
         return config, {}
@@ -98,8 +100,8 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
 
 
 def factor(name: str, factors: Mapping[str, float]) -> float:
-    """Return the factor for the parameter `name`. An ending applies to the parameters of every block, except that
-    'norm.weight' stands for the last norm only."""
+    """Return the factor for the parameter `name` from `factors`, a result of `folded`. Keys of `factors` apply to the
+    parameters of every block, except that 'norm.weight' applies only to the norm before the output."""
     return factors.get(name.split(".", 2)[2] if name.startswith("blocks.") else name, 1.0)
 
 
@@ -107,9 +109,10 @@ def factor(name: str, factors: Mapping[str, float]) -> float:
 def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None, shard: int = SHARD) -> list[str]:
     """Write the model of `checkpoint` into the new folder `out`. Returns lines to print about the export.
 
-    Every file of the checkpoint is first compared with its sha256. The optimiser's state is not exported. Rotary
-    positions are those of the checkpoint's phase. `tokenizer` (the file the shards were encoded with) is copied if it
-    exists. config.json is written last, because a folder without it is not a model.
+    Every file of the checkpoint is first compared with its sha256. The optimiser's state is not exported. The RoPE
+    settings are those of the training phase in which the checkpoint was written. `tokenizer` (the file with which the
+    shards were encoded) is copied if it exists. config.json is written last, because a folder without it is not taken
+    for a model.
     """
     save_file = safetensors().torch.save_file
     if out.exists() and any(out.iterdir()):
@@ -151,7 +154,8 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
 
 def split(theirs: Mapping[str, tuple[str, ...]], sizes: Mapping[str, torch.Size],
           numbers: int) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Split the tensors into consecutive files of at most `numbers` values each (or one larger tensor)."""
+    """Divide the tensors among files, in order. Yields the tensors of one file at a time: at most `numbers` values, or
+    a single larger tensor."""
     part: dict[str, tuple[str, ...]] = {}
     held = 0
     for name, ours in theirs.items():
@@ -168,8 +172,8 @@ def write(path: Path, document: Any) -> None:
 
 
 def copy_tokenizer(path: Path | None, out: Path, eos: int) -> str:
-    """Copy the tokenizer, and write the settings that transformers' AutoTokenizer needs. Returns a line that says what
-    was done."""
+    """Copy the tokenizer into `out`, and write the tokenizer_config.json that transformers' AutoTokenizer needs.
+    Returns a line to print about it."""
     if path is None or not path.is_file():
         return f"no tokenizer: {path} is not there" if path else "no tokenizer"
     if path.suffix == ".model":
@@ -209,8 +213,9 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
-    """Return the file in `folder` of each tensor of a model of `config`. Raises ConfigError for a tensor that is
-    missing, unknown or of another shape; the embedding may have more rows than `vocab` (padding)."""
+    """Check that the tensors in `folder` are those of a model with settings `config`. Returns {name of a tensor: its
+    file}. Raises ConfigError for a tensor that is missing, unknown or of another shape. Embedding and output may have
+    more rows than `vocab` (padding)."""
     package, files, sizes = safetensors(), files_of(folder), shapes(config, vocab)
     theirs = layout(config)
     spare = {"lm_head.weight"} if config.tie else set()
@@ -235,9 +240,9 @@ def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
 def differing(config: ModelConfig, folder: Path) -> list[str]:
     """List how `config` differs from the model in `folder`, one line for each key.
 
-    Three things are not compared: rotary positions, which may be stretched; `init_std`, which plays no part once
-    weights are loaded; and `masking`, which config.json does not state. For `head_dim` the resolved values are
-    compared."""
+    Some settings are not compared: `rope_theta` and `rope_scaling`, which may differ to lengthen the context;
+    `init_std`, which has no effect once weights are loaded; and `masking`, which config.json does not state. For
+    `head_dim` the resulting widths of a head are compared."""
     there, _ = read_config(folder)
     free = {"rope_theta", "rope_scaling", "init_std", "masking", "head_dim"}
     lines = [f"train.model.{f.name}: {getattr(config, f.name)!r}, there {getattr(there, f.name)!r}"
@@ -249,9 +254,9 @@ def differing(config: ModelConfig, folder: Path) -> list[str]:
 def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokenizer: Path | None = None) -> None:
     """Fill all parameters of `model`, sharded or not, with the weights in `folder`.
 
-    Each rank reads the weights one by one. Rows of the embedding beyond `vocab` are left out. Raises ConfigError when
-    `folder` holds another model, or when its tokenizer.json and the tokenizer.json of the shards (`tokenizer`) both
-    exist and have different vocabularies."""
+    Each rank reads the weights one by one. Rows of embedding and output beyond `vocab` are left out. Raises ConfigError
+    when `folder` holds a model with other settings, or a tokenizer.json with another vocabulary than that of the shards
+    (`tokenizer`)."""
     wrong = differing(config, folder)
     if wrong:
         raise ConfigError(f"train.init.from {folder}: is another model than train.model:\n  " + "\n  ".join(wrong)

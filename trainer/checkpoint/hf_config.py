@@ -1,7 +1,7 @@
 """Turns a model's configuration into transformers' config.json, and back.
 
-A model's features determine its transformers architecture (`ARCHITECTURES`). A model is refused if no architecture has
-all its features; no feature is dropped silently.
+The features that a model has beyond Llama's determine its architecture in transformers (`ARCHITECTURES`). If no
+architecture has all features of the model, an error is raised, instead of silently dropping a feature.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from trainer.base.config import ConfigError, build
 from trainer.model.config import ModelConfig, RopeScaling
 
-#: features beyond Llama's → (architecture, model_type). No architecture has two of them
+#: features beyond Llama's → (architecture, model_type). No architecture has more than one such feature
 ARCHITECTURES = {
     frozenset(): ("LlamaForCausalLM", "llama"),
     frozenset({"qk_norm"}): ("Qwen3ForCausalLM", "qwen3"),
@@ -37,8 +37,9 @@ def features(config: ModelConfig) -> frozenset[str]:
 
 
 def to_json(config: ModelConfig, vocab: int, longest: int, eos: int, dtype: str) -> dict[str, Any]:
-    """Return the config.json of a model. `longest` is the longest sequence it was trained on, in tokens. Raises
-    ConfigError when no architecture of transformers has the model's features."""
+    """Return the contents of config.json for a model. `longest` is the longest sequence the model was trained on, in
+    tokens; `dtype` is a key of DTYPES. Raises ConfigError when no architecture of transformers has the model's
+    features."""
     found = features(config)
     if found not in ARCHITECTURES:
         one = "; ".join(f"{', '.join(sorted(k)) or 'none of them'}: {name}" for k, (name, _) in ARCHITECTURES.items())
@@ -69,7 +70,7 @@ def to_json(config: ModelConfig, vocab: int, longest: int, eos: int, dtype: str)
 
 
 def rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
-    """Return the scaling of rotary positions under transformers' keys."""
+    """Return RoPE's scaling as config.json's `rope_scaling`, with the keys that transformers uses."""
     result: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind != "linear":
         result["original_max_position_embeddings"] = scaling.original
@@ -83,8 +84,8 @@ def rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> tuple[ModelConfig, int]:
-    """Read the model in `folder`. Returns (configuration, rows of the embedding). Raises a ConfigError that names any
-    feature this trainer lacks."""
+    """Read config.json in `folder`. Returns (settings of the model, number of rows of the embedding). Raises
+    ConfigError if the model has a feature that this trainer lacks; the message names it."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give a folder with config.json and safetensors")
@@ -130,8 +131,8 @@ def read_config(folder: Path) -> tuple[ModelConfig, int]:
 
 
 def read_rope(given: Mapping[str, Any], path: Path) -> tuple[float, float, dict[str, Any] | None]:
-    """Read the rotary positions of a config.json of transformers 4 or 5. Returns (θ, rotated share of a head, scaling
-    under our keys)."""
+    """Read the RoPE settings in `given`, a config.json of transformers 4 or 5. Returns (θ, the share of a head's
+    dimensions that is rotated, the scaling with the keys of `RopeScaling`, or None)."""
     told = dict(given.get("rope_parameters") or given.get("rope_scaling") or {})
     theta = told.get("rope_theta", given.get("rope_theta"))
     if theta is None:

@@ -1,11 +1,11 @@
 """Records which steps of the curriculum are skipped, and why: OUT/ledger.jsonl, append-only, fsynced line by line.
 
-A skip is a range of steps [first, stop), numbered from 1 as printed, that are not performed. It does not move the
-position in the data: step numbers, samples, tokens and the learning rate go on as in the curriculum. Which steps are
-performed is a pure function of the curriculum and of two kinds of lines:
+Skipped steps are ranges [first, stop), numbered from 1 as printed. The steps after them are the same as without the
+skip: step numbers, samples, tokens and the learning rate go on as in the curriculum. Which steps are performed is a
+pure function of the curriculum and of two kinds of lines:
 
     {"v": 1, "event": "manual", "step": 1100, "steps": [[1200, 1400]], "why": "train.skip"}
-        after step 1100, `train.skip` names these steps (up to step 1100 its earlier value holds)
+        from step 1101 on, the setting `train.skip` names these steps (up to step 1100 its earlier value applies)
     {"v": 1, "event": "rewind", "step": 1630, "steps": [1520, 1720], "back": 1400, "checkpoint": "step_00001400",
      "why": "3 steps skipped within 50"}
         at step 1630 training went back to the checkpoint of step 1400 (0: to the start), to skip these steps
@@ -13,11 +13,11 @@ performed is a pure function of the curriculum and of two kinds of lines:
 Lines of a third kind have no effect:
 
     {"v": 1, "event": "edit", "step": 800, "changes": ["phase long: new, …"]}
-        training resumed at step 800 with a curriculum that differs from the checkpoint's in the steps ahead
+        training resumed at step 800 with a curriculum that differs from the checkpoint's in later steps
 
-A checkpoint stores how many lines the ledger had when it was written. The checkpoint is not `sound` if a later line is
-a rewind to a step before the checkpoint's: it then belongs to an abandoned history. A kill between writing such a line
-and rewinding therefore loses nothing.
+A checkpoint stores how many lines the ledger had when the checkpoint was written. If a later line is a rewind to a step
+before the checkpoint's step, the checkpoint belongs to an abandoned history (it is not `sound`) and is deleted. The
+line is written before the rewind is performed, so a kill in between loses nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ Range = tuple[int, int]
 
 
 class Ledger:
-    """The lines of a run's ledger. Every rank holds them; only the first rank writes."""
+    """The ledger of a run: which steps are skipped, and why. Every rank holds its lines; only rank 0 writes them to the
+    file."""
 
     def __init__(self, out: Path, lines: Sequence[dict[str, Any]] = (), writes: bool = False) -> None:
         self.path, self.lines, self.writes = out / NAME, list(lines), writes
@@ -52,14 +53,14 @@ class Ledger:
 
     @classmethod
     def read(cls, out: Path) -> Ledger:
-        """Read the ledger of a run, for inspection. Raises CheckpointError when it is damaged."""
+        """Read the ledger of a run, only to inspect it. Raises CheckpointError when the file is damaged."""
         path = out / NAME
         return cls(out, parse(path.read_bytes(), path) if path.exists() else ())
 
     @classmethod
     def open(cls, out: Path, world: World) -> Ledger:
-        """Open the ledger of a run: the first rank reads it, and every rank gets the same lines. A last line cut off by
-        a kill is removed."""
+        """Open the ledger of a run for training. Every rank must call this; rank 0 reads the file, and every rank gets
+        the same lines. A last line that a kill cut off is removed."""
         path, data = out / NAME, b""
         if world.first and path.exists():
             data = path.read_bytes()
@@ -80,8 +81,9 @@ class Ledger:
         return [line for line in self.lines if line["event"] == "rewind"]
 
     def sound(self, meta: dict[str, Any]) -> bool:
-        """Whether a checkpoint belongs to the current history, not to a history that a rewind abandoned. Raises
-        CheckpointError when the checkpoint counts more lines than the ledger has."""
+        """Whether a checkpoint belongs to the current history, not to one that was abandoned by going back to an
+        earlier checkpoint. `meta` is the checkpoint's metadata. Raises CheckpointError when the ledger has fewer lines
+        than it had when the checkpoint was written."""
         known = meta["ledger"]
         if known > len(self.lines):
             raise ckpt.CheckpointError(f"{self.path}: has {len(self.lines)} lines, the checkpoint of step "
@@ -94,14 +96,15 @@ class Ledger:
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
     def check(self, meta: dict[str, Any]) -> None:
-        """Raise CheckpointError when the lines that a checkpoint counts have changed since it was written, because the
-        training would then skip other steps."""
+        """Raise CheckpointError when the lines that the ledger had when a checkpoint was written have changed since:
+        the training would then skip other steps. `meta` is the checkpoint's metadata."""
         if self.digest(meta["ledger"]) != meta["ledger_sha256"]:
             raise ckpt.CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
                                        f"checkpoint of step {meta['step']} knows; restore the file")
 
     def clear(self, checkpoints: Path, world: World) -> list[str]:
-        """Delete the checkpoints that are not sound. Every rank calls it. Returns their names (on the first rank)."""
+        """Delete the checkpoints that belong to an abandoned history (see `sound`). Every rank must call this. Returns
+        their names on rank 0, else []."""
         gone = []
         for found in ckpt.survey(checkpoints)[0] if world.first else ():
             if not self.sound(found.meta):
@@ -113,8 +116,9 @@ class Ledger:
 
     # -- adding lines ------------------------------------------------------------------------------------------------
     def declare(self, given: Sequence[Range], done: int) -> None:
-        """Record that `train.skip` is `given` after step `done`, the last step performed. Raises ConfigError when
-        `given` names steps that have been performed."""
+        """Record the current value `given` of the setting `train.skip`, if it has changed for the steps after `done`,
+        the last step of the training so far. Raises ConfigError when `given` names steps that have already been
+        performed."""
         for first, stop in given:
             late = next((s for s in range(first, min(stop, done + 1)) if self.why(s) is None), None)
             if late is not None:
@@ -131,8 +135,8 @@ class Ledger:
                       "why": why})
 
     def edited(self, step: int, changes: Sequence[str]) -> None:
-        """Record that the curriculum differs from step `step` on. A resume from the same step does not record it
-        again."""
+        """Record that training resumed after step `step` with a changed curriculum; `changes` has a line per change. If
+        the same is already recorded, nothing is written."""
         line = {"event": "edit", "step": step, "changes": list(changes)}
         if changes and not any(line.items() <= old.items() for old in self.lines):
             self._append(line)
@@ -150,8 +154,8 @@ class Ledger:
         self._find()
 
     def _find(self) -> None:
-        """Set `manual` (the ranges of train.skip) and `passed` (all skipped ranges with their reasons) from the
-        lines."""
+        """Compute two attributes from the lines: `manual`, the ranges that train.skip names, and `passed`, all skipped
+        ranges with their reasons."""
         self.manual: list[Range] = []
         for line in self.lines:
             if line["event"] == "manual":
@@ -170,8 +174,8 @@ def clipped(ranges: Sequence[Sequence[int]], least: int, before: int | None) -> 
 
 
 def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
-    """Parse a ledger. A last line that was cut off is ignored. Raises CheckpointError for a line that this trainer does
-    not write."""
+    """Parse the contents of a ledger file. A last line that was cut off is ignored. Raises CheckpointError for a line
+    that is not of a kind that this trainer writes."""
     lines = []
     for number, text in enumerate(data[:data.rfind(b"\n") + 1].splitlines(), 1):
         try:

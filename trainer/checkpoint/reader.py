@@ -1,4 +1,5 @@
-"""Reads torch's distributed checkpoints without running code from their `.metadata`, a pickle."""
+"""Reads torch's distributed checkpoints safely. Their file `.metadata` is a pickle, which could run code when it is
+loaded; this module loads only harmless classes from it."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 
 class MetadataError(ValueError):
-    """A `.metadata` that is damaged or hostile."""
+    """The file `.metadata` of a checkpoint is damaged or hostile."""
 
 
 class Reader(FileSystemReader):
-    """torch's reader with restricted unpickling of `.metadata`. torch unpickles that file without limits. Here only the
-    classes that a genuine `.metadata` consists of are allowed, so that a hostile checkpoint cannot run code. (torch
-    itself reads the tensors with weights_only.)"""
+    """torch's FileSystemReader, but with restricted unpickling of `.metadata`. torch unpickles that file without
+    limits. This class allows only the classes of which a genuine `.metadata` consists, so that a hostile checkpoint
+    cannot run code. (The tensors need no such protection, because torch reads them with weights_only.)"""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self.path) / ".metadata"

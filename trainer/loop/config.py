@@ -1,5 +1,5 @@
-"""The `train:` section: settings of the loop and of the parts it combines. Imports no torch, so that a recipe can be
-checked where torch is not installed."""
+"""The recipe's `train:` section: settings of the training loop and of the parts it combines (model, optimiser, …).
+Imports no torch, so that a recipe can be checked where torch is not installed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ MICRO_BATCH = Count(16384)
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """`every` is the number of steps between two evaluations; the run also starts and ends with one. `windows` is the
-    largest number of held-out windows per stream."""
+    """Settings of the evaluation on held-out data. `every` is the number of steps between two evaluations; a run also
+    starts and ends with an evaluation. `windows` is the largest number of held-out samples that are used from each
+    stream (the data of one source, language or bucket)."""
 
     every: int = 100
     windows: int = 64
@@ -33,8 +34,9 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """At the end of training a sample of text is generated: up to `tokens` tokens after `prompt`, each from the `top_k`
-    likeliest tokens. With `temperature` 0 the likeliest token is always taken."""
+    """Settings of the sample of text that the model generates at the end of training: up to `tokens` tokens (0: no
+    sample) after `prompt`, each drawn from the `top_k` likeliest tokens. With `temperature` 0 the likeliest token is
+    always taken."""
 
     prompt: str = "The"
     tokens: int = 64
@@ -48,8 +50,9 @@ class SampleConfig:
 
 @dataclass(frozen=True)
 class TriggerConfig:
-    """A rewind is triggered by `skips` skipped updates within `within` steps, or by a loss more than `loss_above` nats
-    above the mean of the accepted steps before it for `for` steps in a row. A condition that is null never triggers."""
+    """What triggers a rewind (training goes back to a checkpoint and skips data). One trigger is `skips` skipped
+    updates within `within` steps. The other is a loss that, for `for` steps in a row, is more than `loss_above` nats
+    above the mean loss of the accepted steps before. A trigger is off if `skips` or `loss_above` is null."""
 
     skips: int | None = None
     within: int = 50
@@ -66,14 +69,14 @@ class TriggerConfig:
 
     @property
     def span(self) -> int:
-        """Largest number of steps from the first suspect step to the step that triggers the rewind."""
+        """Largest possible number of steps from the first suspect step to the step that triggers the rewind."""
         return max(self.within if self.skips else 0, self.for_ if self.loss_above else 0)
 
 
 @dataclass(frozen=True)
 class RewindConfig:
-    """When `trigger` holds, training rewinds and skips `skip` steps, with the first suspect step in their middle. This
-    happens at most `budget` times in a run."""
+    """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint and then skips `skip` steps; the
+    first suspect step is in their middle. This happens at most `budget` times in a run."""
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
     skip: int = 200
@@ -87,14 +90,14 @@ class RewindConfig:
 
 @dataclass(frozen=True)
 class StabilityConfig:
-    """The update of a step is skipped when its loss or gradient norm is not finite, or is more than `sigma` standard
-    deviations above the mean of the last `window` accepted steps. If `sigma` is null, only values that are not finite
-    count. The limit by deviations applies once `warm` steps of the phase have been accepted, because a new mixture has
-    another loss.
+    """Settings against loss spikes. The update of a step is skipped when the step's loss or gradient norm is not
+    finite, or is more than `sigma` standard deviations above the mean of the last `window` accepted steps. If `sigma`
+    is null, only values that are not finite count. In each phase (stretch of the training with its own data mixture)
+    the limit by deviations applies only after `warm` accepted steps, because a new mixture has another loss.
 
-    Training ends with an error after `in_a_row` skipped updates in a row, or `most` within `window` steps.
-    `worst_rows` is the number of rows (samples) with the highest loss of each printed interval that are recorded in
-    worst_rows.jsonl.
+    Training ends with an error after `in_a_row` skipped updates in a row, or after `most` skipped updates within
+    `window` steps. At every printed line, the `worst_rows` samples with the highest loss since the last line are
+    recorded in worst_rows.jsonl.
     """
 
     sigma: float | None = 6.0
@@ -114,13 +117,15 @@ class StabilityConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The `train:` section. Sequence length, batch and mixture are set by the curriculum, for each phase.
+    """The recipe's `train:` section. Sequence length, batch size and data mixture are not here: the curriculum sets
+    them for each phase of the training.
 
-    `seed` determines the initial values. `clip` is the largest gradient norm. `micro_batch` is the number of tokens
-    that a rank computes at once (memory). `precision` is the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on
-    CPU). `compile` says whether each layer is compiled (`auto`: on CUDA). `log_every` is the number of steps between
-    two printed lines and, on CUDA, between two synchronisations (metrics.jsonl has a line for every step). `skip` lists
-    ranges [first, stop) of steps, numbered as printed, that are skipped; a resume may change those that lie ahead.
+    `seed` determines the initial values. `clip` is the largest gradient norm; larger gradients are scaled down.
+    `micro_batch` is the number of tokens that a rank computes at once; a smaller number needs less memory. `precision`
+    is the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU). `compile` says whether each layer is compiled
+    (`auto`: on CUDA). `log_every` is the number of steps between two printed lines and, on CUDA, between two
+    synchronisations (metrics.jsonl has a line for every step). `skip` lists ranges [first, stop) of steps, numbered as
+    printed, that are skipped; when a training resumes, ranges of later steps may be changed.
     """
 
     model: ModelConfig
@@ -154,9 +159,10 @@ class TrainConfig:
             raise ValueError("skip is a list of [first, stop] step numbers from 1, stop itself being performed")
 
     def identity(self) -> dict[str, Any]:
-        """The settings that determine the losses, apart from rounding. A resume may not change them. Two settings also
-        affect losses but are left out, since a person must be able to change them when training goes wrong:
-        `stability`, and the part of `skip` that lies ahead. The checkpoint and ledger.jsonl record their effects."""
+        """The settings that determine the losses, apart from rounding. They must not change when a training resumes.
+        Two settings also affect losses but are left out, because a person must be able to change them when training
+        goes wrong: `stability`, and the ranges of `skip` with later steps. The checkpoint and ledger.jsonl record their
+        effects."""
         return {"model": self.model.identity(), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
                 "loss.z": self.loss.z, "loss.repeats": self.loss.repeats and asdict(self.loss.repeats),
                 "seed": self.seed, "clip": self.clip, "precision": self.precision,

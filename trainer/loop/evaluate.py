@@ -1,5 +1,5 @@
-"""Computes the held-out loss per source, and the unigram entropy of the held-out tokens: the loss of a model that knows
-only their frequencies."""
+"""Computes the loss on held-out data for each stream (the data of one source, language or bucket). For comparison, also
+computes the unigram entropy of the held-out tokens: the loss of a model that predicts from token frequencies alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.parallel.world import World, reshard
 
 @dataclass(frozen=True)
 class Total:
-    """Sums over the counted targets of one stream."""
+    """Sums over the targets of one stream that count in the loss: their negative log-likelihoods, and their number."""
 
     nll: float
     targets: int
@@ -34,8 +34,8 @@ class Total:
 @torch.no_grad()
 def losses(model: Transformer, batch: Batch, streams: int, micro_rows: int, dtype: torch.dtype, chunk: int,
            world: World) -> list[Total]:
-    """Sum the loss of all rows of `batch` for each stream. `batch` is the same on every rank, and each rank computes
-    its share."""
+    """Return the summed loss of the rows of `batch`, for each of `streams` streams. `batch` must be the same on every
+    rank; each rank computes a share of it, and all get the same result."""
     rows = list(range(world.data_rank, batch.rows, world.data_size))
     share = -(-batch.rows // world.data_size)
     # padded, because every rank must take part in every forward: parameters are sharded
@@ -58,17 +58,17 @@ def unigram_entropy(targets: Sequence[np.ndarray]) -> float:
 
 
 def text_bytes(shards: ShardSet, start: int, stop: int) -> float:
-    """Return the number of UTF-8 bytes behind the targets of the window [start, stop) of tokens. A document's bytes are
-    divided evenly among its tokens. A token outside the window, or the document's first token in the window, is not a
-    target, so its share is left out."""
+    """Return the number of UTF-8 bytes of text that the targets among tokens [start, stop) stand for. A document's
+    bytes are divided evenly among its tokens. The document's first token in the range is not a target, so its share is
+    left out, as are the shares of tokens outside the range."""
     begin, end, size = shards.spans(start, stop)
     counted = np.minimum(end, stop) - np.maximum(begin, start) - 1   # first tokens are not targets
     return float((size * counted / (end - begin)).sum())
 
 
 class Heldout:
-    """The held-out windows of a run. They are chosen once, so every evaluation, on any number of ranks, uses the same
-    windows."""
+    """The held-out samples of a run, each of `length` tokens, at most `windows` per stream. They are chosen once, so
+    every evaluation, on any number of ranks, uses the same samples."""
 
     def __init__(self, data: Data, length: int, windows: int) -> None:
         self.data, self.length, self.windows = data, length, windows
@@ -85,25 +85,27 @@ class Heldout:
                 own = [t for t, stream in zip(counted, self.batch.stream.tolist()) if stream == s]
                 if any(map(len, own)):
                     self.entropy[name] = unigram_entropy(own)
-        #: UTF-8 bytes behind the counted targets of each stream; None where only spans count, since their bytes are not
-        #: recorded
+        #: for each stream, the UTF-8 bytes that its targets stand for. None if only spans of its documents count in the
+        #: loss, because the bytes of spans are not recorded
         self.bytes = [None if shards is None or shards.counts(0, 0) is not None else
                       sum(text_bytes(shards, *window) for window in data.heldout_windows(s, length, windows))
                       for s, shards in enumerate(data.heldout)]
 
     def at(self, length: int) -> Heldout:
-        """Return held-out windows of another length, for phases of that length, with about as many tokens in all."""
+        """Return held-out samples of `length` tokens, for phases with that sequence length. They have about as many
+        tokens in all as the samples of this object."""
         if length not in self.longer:
             self.longer[length] = Heldout(self.data, length, max(1, self.windows * self.length // length))
         return self.longer[length]
 
     def evaluate(self, model: Transformer, micro_rows: int, dtype: torch.dtype, chunk: int,
                  world: World) -> dict[str, Any]:
-        """Return {"loss", "unigram_entropy", "targets", "streams": {name: the same and "bits_per_byte"}}; {} without
-        held-out data.
+        """Evaluate the model. Returns {"loss", "unigram_entropy", "targets", "streams": {name: the same and
+        "bits_per_byte"}}; {} if there is no held-out data.
 
-        Losses are in nats per token; the total is over all held-out tokens. Bits per byte, which is comparable between
-        tokenizers, divides by the UTF-8 bytes behind the targets. It is None for a split in which only spans count.
+        Losses are in nats per token; the first three values are over all streams together. Bits per byte, which is
+        comparable between tokenizers, is the loss in bits divided by the UTF-8 bytes that the targets stand for. It is
+        None for a stream in which only spans of documents count in the loss.
         """
         if self.batch is None:
             return {}
@@ -119,9 +121,10 @@ class Heldout:
 
     def gap(self, heldout: dict[str, Any], model: Transformer, samples: int, windows: int, micro_rows: int,
             dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:
-        """Compare the held-out loss with the same model's loss on data it was trained on: `windows` windows of the
-        first `samples` samples, weighted to the same proportions of sources. Returns {"train", "heldout", "gap"} in
-        nats per token, or {} when no source has both losses."""
+        """Compare the held-out loss (`heldout`, from `evaluate`) with the loss of the same model on data it was trained
+        on. That data is up to `windows` of the first `samples` samples of the training, evenly spaced, and weighted so
+        that streams have the same proportions as in the held-out data. Returns {"train", "heldout", "gap"} in nats per
+        token, or {} when no stream has both losses."""
         curriculum = self.data.curriculum
         spread = sorted({i * samples // windows for i in range(windows)}) if samples else []
         numbers = [n for n in spread if curriculum.phases[curriculum.phase_at(n)].sequence == self.length]

@@ -1,5 +1,5 @@
-"""Generates text from the model for a person to read. Every token recomputes the whole prefix, which is acceptable for
-a sample but too slow for serving."""
+"""Generates a short text from the model for a person to read. For every new token the model runs over the whole text so
+far, which is acceptable for a sample but too slow for serving."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def load_tokenizer(path: Path) -> tuple[Any | None, str]:
 
 
 class HuggingFace:
-    """A `tokenizers.Tokenizer` with the two methods that a sample needs."""
+    """Wraps a `tokenizers.Tokenizer` in the two methods that `load_tokenizer` promises."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

@@ -1,9 +1,11 @@
-"""Records the rows (samples) with the highest loss of each printed interval in OUT/worst_rows.jsonl. `explain --worst`
-reads that file. A `loss` of null was not finite. A line `from` makes the lines above it void if their step is later
-than its `step`.
+"""Records the samples with the highest loss in OUT/worst_rows.jsonl, some for each interval between two printed lines.
+`tokenmill train explain --worst` reads that file. It has two kinds of lines:
 
     {"v": 1, "step": 371, "sample": 2965, "stream": "web", "loss": 9.41}
     {"v": 1, "event": "from", "step": 200}
+
+The first kind is a sample; its `loss` is null if it was not finite. The second kind means that training continued after
+step 200, from a checkpoint: lines above it about later steps no longer count.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ NAME = "worst_rows.jsonl"
 
 
 class HighLossRows:
-    """Keeps the `most` rows with the highest loss since the last write. Rows stay on the device until their step's
-    numbers are read back."""
+    """Keeps the `most` rows (samples) with the highest loss since the last write. Rows stay on the device until the
+    other numbers of their step are copied to the host."""
 
     def __init__(self, out: Path, most: int, streams: list[str], world: World) -> None:
         self.path, self.most, self.streams, self.world = out / NAME, most, streams, world
@@ -34,14 +36,16 @@ class HighLossRows:
         self.read: list[tuple[float, ...]] = []
 
     def begin(self, step: int) -> None:
-        """Mark the lines already written for steps after `step` as void, because training continues after `step`."""
+        """Record that training continues after `step`, so that lines already written about later steps no longer
+        count."""
         self.write()
         self.rows = None
         self._append([{"event": "from", "step": step}])
 
     def add(self, step: Step, start: int, nll: Tensor, targets: Tensor, stream: Tensor) -> None:
-        """Add R of this rank's rows of a step, from row `start` on. `nll` (summed loss), `targets` (number of counted
-        targets) and `stream` are [R]. Never waits for the device."""
+        """Add R of this rank's rows (samples) of a step; `start` is the index of the first among the rank's rows. `nll`
+        (summed loss), `targets` (number of targets that count) and `stream` (index) are [R]. Never waits for the
+        device."""
         if not self.most:
             return
         places = start + torch.arange(len(nll), device=nll.device)
@@ -52,8 +56,8 @@ class HighLossRows:
         self.rows = rows[:, rows[0].topk(min(self.most, rows.shape[1])).indices]
 
     def packed(self) -> Tensor:
-        """Take this rank's rows off the device. Returns float64 [data ranks · 4 · most], zero in the places of other
-        ranks, so that the sum over ranks holds the rows of all."""
+        """Return this rank's rows as float64 [data ranks · 4 · most] on the device, and forget them. Entries of other
+        ranks are zero, so that the sum over ranks holds the rows of all ranks."""
         out = torch.zeros(self.world.data_size, 4, self.most, dtype=torch.float64, device=self.world.device)
         out[self.world.data_rank, 0] = -math.inf
         if self.rows is not None:
@@ -62,7 +66,8 @@ class HighLossRows:
         return out.flatten()
 
     def unpack(self, values: list[float]) -> None:
-        """Merge the rows of all ranks: `values` is the result of `packed`, summed over ranks and copied to the host."""
+        """Add the rows of all ranks to those kept on the host. `values` is the result of `packed`, summed over ranks
+        and copied to the host."""
         at, k = values, self.most
         for rank in range(self.world.data_size if k else 0):
             losses, *rest = (at[(4 * rank + i) * k:(4 * rank + i + 1) * k] for i in range(4))
@@ -70,7 +75,8 @@ class HighLossRows:
         self.read = sorted(self.read, key=order)[:k]
 
     def write(self) -> None:
-        """Write the rows read back so far and clear them. Called at the end of an interval and before a checkpoint."""
+        """Write the rows kept on the host to the file, and forget them. Called at every printed line and before a
+        checkpoint."""
         self._append([{"step": int(step), "sample": int(sample), "stream": self.streams[int(stream)],
                        "loss": loss if math.isfinite(loss) else None}
                       for loss, step, sample, stream in self.read])
@@ -83,14 +89,15 @@ class HighLossRows:
 
 
 def order(row: tuple[float, ...]) -> tuple[float, ...]:
-    """Sort key of a row: highest loss first, then step and sample. The file thus does not depend on the order of
-    ranks."""
+    """Sort key of a row (loss, step, sample, stream): highest loss first, then step and sample. With it, the file does
+    not depend on the number or order of ranks."""
     return (-row[0], *row[1:])
 
 
 def read_high_loss(out: Path, step: int, passed: bool = False) -> list[dict[str, Any]]:
-    """Return the lines of a step in a run's worst_rows.jsonl. `passed` says that a rewind has skipped the step after it
-    was performed; then the lines written when it was performed are returned."""
+    """Return the lines about step number `step` in a run's worst_rows.jsonl. If training went back to a checkpoint
+    before the step and did not perform it again, its lines no longer count, and the result is []. With `passed`, these
+    old lines are returned."""
     found: list[dict[str, Any]] = []
     void = False
     if not (out / NAME).exists():

@@ -1,8 +1,9 @@
-"""Measures everything besides the loss: speed, waits for data, hardware, update norms, the noise scale, and how wall
-time is spent.
+"""Measures everything besides the loss: speed, waits for data, hardware, update norms, the gradient noise scale, and
+how wall time is spent.
 
-All values are read at log intervals, so that other steps compute only the numbers that `MetricsBuffer` collects. The
-speed excludes evaluation, checkpoints, and the first step of a process or of a new shape, which compiles.
+These values are read only at steps for which a line is printed. Other steps compute only the numbers that
+`MetricsBuffer` collects. The speed excludes evaluation, checkpoints, and every step that compiles: the first of a
+process, and the first with another sequence length or batch size.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from trainer.observe.goodput import CAUSES, Goodput
 from trainer.observe.noise import MicroNorms, NoiseScale
 from trainer.parallel.world import World
 
-#: keys that a restart or a rewind needs from the lines of metrics.jsonl
+#: keys of the lines of metrics.jsonl that are needed after a restart or a rewind (a return to a checkpoint)
 SEEN = ("event", "step", "time", "goodput", "noise", "streams", "seconds")
-#: only this many of the last step lines with a goodput record are kept, because a rewind further back takes the record
-#: from the checkpoint's line
+#: number of the last step lines with a goodput record that are kept in memory. A rewind further back does not need
+#: older ones, because it takes the record from the checkpoint's line
 RECENT = 1000
 
 
 class Meters:
     """The measurements of a training. `begin`, `before` and `after` are called around a performed step. `flushed` and
-    `interval` read the measurements. `evaluated`, `saving` and `saved` record evaluations and checkpoints. `step` is
-    the last step that former processes performed."""
+    `interval` read the measurements. `evaluated`, `saving` and `saved` record evaluations and checkpoints. The argument
+    `step` is the step after which this process continues (0: a new training)."""
 
     def __init__(self, run: Run, metrics: log.Metrics, world: World, goodput: Goodput, model: nn.Module,
                  optimizer: torch.optim.Optimizer, step: int, say: Callable[[str], None]) -> None:
@@ -60,8 +61,8 @@ class Meters:
         self.shapes: set[tuple[int, int]] = set()
         self.cold = True
         self.skips = 0
-        #: `span`: seconds, tokens and FLOPs of the steps since the last interval, without those of a new shape;
-        #: `waits`: waits for the batches of all steps since then
+        #: `span`: seconds, tokens and FLOPs of the steps since the last printed line, without steps that compile.
+        #: `waits`: seconds of waiting for the batch, for each step since then
         self.span, self.waits = [0.0, 0.0, 0.0], list[float]()
         self.saved_at = time.perf_counter()
         self.records: dict[int, dict[str, Any]] = {}
@@ -69,8 +70,8 @@ class Meters:
         metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
-        """Read the lines of metrics.jsonl that former processes wrote, in order. Of the step lines, only the last
-        RECENT with a goodput record are returned. Returns [] on all ranks but the first."""
+        """Return the lines of metrics.jsonl so far, in order and reduced to the keys SEEN. Of the lines about steps,
+        only the last RECENT that have a goodput record are returned. Returns [] on all ranks except the first."""
         self.metrics.flush()
         rest: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
@@ -108,8 +109,8 @@ class Meters:
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def flushed(self, seconds: float, steps: int, skips: int, tokens: int, flops: float) -> bool:
-        """Record that `steps` steps took `seconds`; the updates of `skips` of them were skipped. Returns whether the
-        steps count towards the measured speed."""
+        """Record that the last `steps` steps took `seconds`, with `tokens` tokens and `flops` FLOPs. The updates of
+        `skips` of these steps were skipped. Returns whether the steps count towards the measured speed."""
         self.goodput.flops += flops * (steps - skips) / steps
         self.goodput.enter(self.goodput.cause)
         self.goodput.move(seconds * skips / steps, self.goodput.cause, "lost")
@@ -121,12 +122,12 @@ class Meters:
         return True
 
     def utilisation(self, flops: float, seconds: float) -> float | None:
-        """Step MFU; None when the peak of the device is unknown."""
+        """Model FLOPs utilisation of steps that took `seconds`; None when the peak of the device is unknown."""
         return flops / seconds / (self.peak * self.world.size) if self.peak else None
 
     def interval(self, number: int, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the measurements that the metrics line of a printed step has in addition to `line`. They cover the
-        steps since the last printed step. Every rank must call this."""
+        """Return the measurements that are added to `line`, the metrics line of a step for which a line is printed.
+        They cover the steps since the last printed line. Every rank must call this."""
         seconds, tokens, flops = self.span
         marks = quantiles(self.waits, n=100, method="inclusive") if len(self.waits) > 1 else self.waits * 99
         ranks = hardware.gather({**self.hardware.read(), "data_wait_p50_ms": 1e3 * marks[49],
@@ -149,8 +150,8 @@ class Meters:
         return {key: value for key, value in result.items() if value is not None}
 
     def tell(self, number: int, line: Mapping[str, Any]) -> str:
-        """Update trainer.prom and check the alert rules of an interval. Called for a printed step, with its metrics
-        line. Returns the end of the printed line: speed, MFU and notable waits."""
+        """Return the last part of the line to print for step `number`: speed, MFU and notable waits. Also updates
+        trainer.prom and checks the alert rules. `line` is the step's metrics line."""
         wait = line["data_wait_ms"]
         self.metrics.export(step=number, **line, wall={cause: line["goodput"][cause] for cause in CAUSES},
                             data_wait_s={"0.5": wait["p50"] / 1e3, "0.99": wait["p99"] / 1e3})
@@ -171,7 +172,7 @@ class Meters:
 
     # -- between steps -----------------------------------------------------------------------------------------------
     def stepped(self, number: int, bad: bool) -> None:
-        """Called after every step. `bad`: its loss or norm was an outlier."""
+        """Called after every performed step. `bad` is whether its loss or gradient norm was an outlier."""
         self.alarm(number, self.alerts.step(bad))
 
     def evaluated(self, number: int, tokens: int, values: Mapping[str, Any]) -> None:
@@ -186,7 +187,8 @@ class Meters:
         self.alarm(number, self.alerts.evaluation(values["streams"]))
 
     def saving(self, number: int) -> None:
-        """Keep the record of wall time up to now. Called before the checkpoint of step `number` is written."""
+        """Keep a record of how wall time was spent so far. Called before the checkpoint of step `number` is
+        written; `saved` writes the record when the checkpoint is complete."""
         self.records[number] = self.goodput.record()
 
     def saved(self, number: int, seconds: float, **values: Any) -> None:
@@ -197,7 +199,8 @@ class Meters:
         self.metrics.export(checkpoint_s=seconds, checkpoint_step=number)
 
     def rewound(self, number: int) -> None:
-        """Count the time spent on steps after `number` as lost. Called when training is rewound to step `number`."""
+        """Count the time spent on steps after `number` as lost. Called when training goes back to the checkpoint of
+        step `number`."""
         self.goodput.rewind(self.lines(), number)
 
     def alarm(self, number: int, alerts: Sequence[Alert]) -> None:

@@ -1,5 +1,5 @@
-"""Reads the metrics of several steps back from the device together, then writes metrics lines and prints some of
-them."""
+"""Copies the metrics of several steps from the device to the host together, then writes them to metrics.jsonl, and
+prints a line for some of the steps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from trainer.observe import mfu
 from trainer.observe.goodput import clock
 from trainer.parallel.world import World
 
-#: number of sums of a step that precede those of each stream: Σ log²Z, Σ length² of documents, targets left out as
-#: repetitions
+#: number of sums at the beginning of `Row.sums`, before the sums of each stream: Σ log²Z, Σ length² of documents, and
+#: the number of targets left out as repetitions
 HEAD = 3
 
 
@@ -38,8 +38,8 @@ class Row(NamedTuple):
 
 
 class MetricsBuffer:
-    """Holds the steps whose numbers are still on the device. The numbers of several steps are read back together, so
-    that training does not wait for the device at every step."""
+    """Holds the steps whose numbers are still on the device. The numbers of several steps are copied to the host
+    together, so that training does not wait for the device at every step."""
 
     def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, meters: Meters, high_loss: HighLossRows,
                  world: World, say: Callable[[str], None]) -> None:
@@ -64,13 +64,14 @@ class MetricsBuffer:
             self.say(f"step {step.number + 1:>6}/{self.steps}  skipped: {why}")
 
     def speed(self) -> float | None:
-        """Tokens per second over all steps that count towards the speed (see `Meters.flushed`); None before the first
-        such step."""
+        """Tokens per second over all steps of this process that count towards the speed (see `Meters.flushed`). None if
+        there is no such step yet."""
         return self.trained / self.busy if self.busy else None
 
     def flush(self, interrupted: int) -> tuple[int, list[StepRecord]]:
-        """Read back the numbers of all held steps and write a metrics line for each. `interrupted` is the number of a
-        received signal, or 0. Returns the largest `interrupted` of all ranks, and the steps' records."""
+        """Copy the numbers of all held steps to the host and write a metrics line for each step. `interrupted` is the
+        number of a received signal, or 0. Returns the largest `interrupted` of all ranks, and the steps' records.
+        Every rank must call this."""
         waiting, self.rows = self.rows, []
         signalled = int(self.world.max(torch.tensor(interrupted, device=self.world.device)))
         if not waiting:
@@ -99,8 +100,8 @@ class MetricsBuffer:
 
     def describe(self, pending: Row, row: list[float], speed: float,
                  utilisation: float | None) -> tuple[StepRecord, dict[str, Any]]:
-        """Make the StepRecord (for the stability monitor) and the metrics line of the step `pending`. `row` holds its
-        numbers."""
+        """Return (StepRecord for the stability monitor, metrics line) of the step `pending`. `row` holds its numbers on
+        the host. `speed` is in tokens per second; `utilisation` is the MFU."""
         step, s = pending.step, len(self.streams)
         z, _, repeats = row[:HEAD]
         nll, counted, (norm, *verdict) = row[HEAD:HEAD + s], row[HEAD + s:HEAD + 2 * s], row[HEAD + 2 * s:]
@@ -116,7 +117,8 @@ class MetricsBuffer:
         return StepRecord(step.number + 1, loss, norm, verdict[0] != 0, *verdict[1:]), line
 
     def write(self, record: StepRecord, values: dict[str, Any]) -> None:
-        """Write the metrics line of a step, and print a line if one is due."""
+        """Write the metrics line of a step. If a line is to be printed for the step (see `Meters.due`), add the
+        measurements of the interval and print it."""
         head, due = f"step {record.step:>6}/{self.steps}", self.meters.due(record.step)
         if record.bad:
             values |= {"skipped": True, "why": record.why}
@@ -139,7 +141,7 @@ def finite(x: float | None) -> float | None:
 
 
 def diverged(run: Run, step: int, seen: str) -> str:
-    """The error message for a loss that is NaN or infinite."""
+    """The error message for a loss that is NaN or infinite after step `step`; `seen` describes it."""
     last = ckpt.latest(run.out / "checkpoints")
     return (f"step {step}: {seen}: training has diverged. "
             + (f"{last.folder.parent} is sound; " if last else "There is no checkpoint yet; ")

@@ -1,4 +1,5 @@
-"""Finds the step at which a training continues, and checks that a checkpoint is loaded as it was saved."""
+"""Finds the step at which a training continues, and checks that the model gives the same loss after loading a
+checkpoint as when it was saved."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ from trainer.parallel.world import World, reshard, uncompiled
 
 def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
                  say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, Step | None, bool]:
-    """Return the undamaged checkpoint to continue from (None: the start), the first step after it (None at the end of
-    the curriculum), and whether nothing is left to do. Every rank must call this. The first rank decides for all,
-    because ranks that disagree would wait for each other forever, or learn from different data."""
+    """Return three values: the undamaged checkpoint to continue from (None: the start), the first step after it (None
+    at the end of the curriculum), and whether nothing is left to do. Every rank must call this. Rank 0 decides for all
+    ranks, because ranks that disagree would wait for each other forever, or learn from different data."""
     digest = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)],
                                        sort_keys=True).encode()).digest()
     has_summary, first_digest = struct.unpack("<?32s", world.broadcast(
@@ -57,7 +58,8 @@ def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
 
 
 def refuse_another(checkpoint: ckpt.Checkpoint, run: Run) -> None:
-    """Raise CheckpointError, listing what differs, unless `checkpoint` was written by this training."""
+    """Raise CheckpointError if `checkpoint` does not belong to this training: its settings or curriculum differ in a
+    way that is not permitted. The message lists the differences."""
     wrong = differences(checkpoint.meta, run)
     if wrong:
         older = ", ".join(str(p) for p in sorted(run.folder.glob("curriculum.*.json")))
@@ -68,16 +70,17 @@ def refuse_another(checkpoint: ckpt.Checkpoint, run: Run) -> None:
 
 
 def position(checkpoint: ckpt.Checkpoint | None) -> tuple[int, int, int]:
-    """(steps, samples, tokens) at a checkpoint; (0, 0, 0) for None, the start."""
+    """The numbers (steps, samples, tokens) that the training had done at a checkpoint; (0, 0, 0) for None, the
+    start."""
     return (checkpoint.meta["step"], checkpoint.meta["samples"], checkpoint.meta["tokens"]) if checkpoint else (0, 0, 0)
 
 
 def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Transformer,
             optimizer: torch.optim.Optimizer, detector: SpikeDetector, monitor: StabilityMonitor, world: World,
             dtype: torch.dtype) -> None:
-    """Set model, optimiser and monitors to their state at a checkpoint, or at the start (None). Raises CheckpointError
-    when the loss on a few samples differs from the loss at saving, because then the checkpoint, the data or the code
-    has changed."""
+    """Set model, optimiser, spike detector and stability monitor to their state at a checkpoint, or at the start
+    (None). Raises CheckpointError when the loss on a few samples differs from their loss when the checkpoint was saved:
+    the checkpoint, the data or the code has then changed."""
     optim.skip_when(optimizer, None)
     model.rope = run.rope(checkpoint.meta["samples"] if checkpoint else 0)
     detector.load(checkpoint.meta["guard"] if checkpoint else None)
@@ -102,7 +105,8 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
 
 
 def history(checkpoint: ckpt.Checkpoint | None) -> bytes:
-    """The hash chain of the steps before a checkpoint; for None, the chain before the first step."""
+    """The hash chain over the data of all steps before a checkpoint (see `trainer.data.provenance`); for None, its
+    value before the first step."""
     return bytes.fromhex(checkpoint.meta["chain"]) if checkpoint else GENESIS
 
 

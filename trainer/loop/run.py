@@ -1,5 +1,5 @@
-"""A run opened for training: its curriculum, its `train:` settings and its output folder. Also decides which changes a
-resume permits."""
+"""Opens a run for training: its curriculum, its `train:` settings and its output folder. Also decides which changes of
+them are permitted when a training resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ class Run:
         return Schedule(self.config.schedule, self.curriculum.phases, self.config.optimizer.lr)
 
     def rope(self, samples: int) -> Rope:
-        """The model's RoPE settings after `samples` samples: those of the last sample's phase."""
+        """The model's RoPE settings after `samples` samples: those of the phase to which the last of these samples
+        belongs."""
         return phase_rope(self.config.model, self.curriculum.phases[self.curriculum.phase_at(max(0, samples - 1))])
 
     def micro_rows(self, length: int) -> int:
-        """Number of windows of `length` tokens that a rank computes at once."""
+        """Number of samples of `length` tokens that a rank computes at once."""
         return max(1, self.config.micro_batch // length)
 
     def loss_chunk(self, device: torch.device) -> int:
@@ -51,8 +52,8 @@ class Run:
         return self.config.loss.tokens(self.vocab, device.type == "cuda")
 
     def unshared(self, ranks: int) -> list[str]:
-        """Phases whose smallest batch cannot be divided equally among `ranks` ranks, one line each. Raises ConfigError
-        when that many ranks cannot be arranged as `train.parallel` says."""
+        """Return a warning line for each phase whose smallest batch cannot be divided equally among `ranks` ranks.
+        Raises ConfigError when that many ranks do not fit the settings under `train.parallel`."""
         self.config.parallel.shape(ranks)
         groups, found = ranks // self.config.parallel.tensor, []
         for phase in self.curriculum.phases:
@@ -103,9 +104,10 @@ class Run:
 
 
 def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[str]) -> Run:
-    """Open `run`, which is a folder or URL (STORE/runs/RUN), or the name of a run in `store`. `overrides` are
-    assignments `key=value` to settings under `train:`. For a run in object storage, only the small files are fetched
-    here; `remote.fetch_shards` fetches the shards."""
+    """Open `run`, which is a folder or URL (STORE/runs/RUN), or the name of a run in `store`. `out` is the folder for
+    checkpoints and metrics (None: RUN/train). `overrides` are assignments `key=value` to settings under `train:`. For a
+    run in object storage, only its curriculum and recipe are fetched; `remote.fetch_shards` fetches the shards. Raises
+    ConfigError when something cannot be used."""
     source = None
     if out is not None and remote.is_url(out):
         raise ConfigError(f"--out {out}: checkpoints and metrics need a file system; give a folder")
@@ -143,10 +145,10 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
 
 
 def differences(meta: dict[str, Any], run: Run) -> list[str]:
-    """The forbidden differences between a checkpoint's `meta` and a run, one line each. [] means that the run may
-    continue from the checkpoint.
+    """The differences between a checkpoint's `meta` and a run that forbid to continue from the checkpoint, one line
+    each. [] means that the run may continue from it.
 
-    Changes that `changes` and `edits` report are permitted.
+    Permitted differences are not listed; `changes` and `edits` list them.
     """
     found = unequal(meta["config"], run.config.identity())
     was, now = meta["curriculum"], run.curriculum.to_json()
@@ -175,8 +177,8 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
 
 
 def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
-    """Forbidden differences in a phase that has begun. Such a phase may only be cut short, at sample number `samples`
-    or later."""
+    """The differences between `old` and `new`, two versions of a phase that has begun, which forbid to resume; one line
+    each. The only permitted change is to cut the phase short, at sample number `samples` or later."""
     if new is None:
         return [f"phase {old.name}: has begun, but is missing now"]
     same = ("start", "sequence", "batch", "ramp", "weights", "reserved", "lr", "extra", "reset_optimizer", "rope_theta",
@@ -189,8 +191,8 @@ def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
 
 
 def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, Any]) -> list[str]:
-    """Permitted changes since the checkpoint of this training was written, one line each. `edits` covers the
-    curriculum."""
+    """Permitted changes since a checkpoint was written, one line each: to settings, machine, number of ranks and code.
+    Changes to the curriculum are listed by `edits`. `meta` is the checkpoint's metadata."""
     found = unequal({"world": meta["world"], **{k: meta.get(k, v) for k, v in machine.items()}},
                     {"world": world, **machine}, "")
     decided = flat(run.config.identity())
@@ -203,8 +205,8 @@ def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, An
 
 
 def edits(meta: dict[str, Any], run: Run) -> list[str]:
-    """Changes to the curriculum since a checkpoint was written, one line each. `differences` refuses changes before the
-    checkpoint's position."""
+    """Changes to the curriculum since a checkpoint was written, one line each. `meta` is the checkpoint's metadata.
+    Changes to the part that has been trained on are not considered here; `differences` refuses them."""
     was, now = meta["curriculum"], run.curriculum.to_json()
     result = [f"stream {s['name']}: new" for s in now["streams"][len(was["streams"]):]]
     old, new = ({phase["name"]: phase for phase in side["phases"]} for side in (was, now))
@@ -220,7 +222,7 @@ def edits(meta: dict[str, Any], run: Run) -> list[str]:
 
 
 def version(sums: Mapping[str, str | None]) -> str:
-    """A version of the code as short text: commit or package version, and hash. Only the hash is compared."""
+    """A version of the trainer's code as short text: commit or package version, and the first digits of its hash."""
     return f"{(sums['commit'] or sums['package'] or 'unknown')[:12]} ({(sums['sha256'] or '')[:8]})"
 
 

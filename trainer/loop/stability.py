@@ -1,15 +1,15 @@
-"""Handles loss spikes. The update of an outlier step is skipped. When that does not help, training rewinds to a
-checkpoint and skips the data around the spike.
+"""Handles loss spikes. The update of an outlier step is skipped. If that does not help, training goes back to a
+checkpoint (a rewind) and skips the data around the spike.
 
 `SpikeDetector` works on the device. It skips the update of a step whose loss or gradient norm is not finite, or lies
 more than `sigma` standard deviations above the mean of the last `window` accepted steps (SkipStep of OLMo-core; OLMo 2,
-arXiv 2501.00656). Loss and norm are those of the whole step, so all ranks decide alike. Nothing is read back to the
-host.
+arXiv 2501.00656). Loss and norm are those of the whole step, so all ranks decide alike. The host does not wait for the
+numbers.
 
-`StabilityMonitor` works on the host, after the numbers are read back. Too many skipped updates end the training with an
-error. If `rewind` is set, the monitor can request a rewind to a checkpoint before the spike; the steps around the
-spike's beginning are then skipped (PaLM, arXiv 2204.02311 §5.1: back to about 100 steps before the spike, 200 to 500
-batches skipped).
+`StabilityMonitor` works on the host, once the numbers have been copied there. It ends the training with an error after
+too many skipped updates. If the setting `rewind` is given, it can request a rewind to a checkpoint before the spike;
+the steps around the spike's beginning are then skipped (PaLM, arXiv 2204.02311 §5.1: back to about 100 steps before the
+spike, 200 to 500 batches skipped).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trainer.parallel.world import World
 
 
 class SpikeDetector:
-    """Judges the loss and norm of each step against those of the accepted steps, on the device."""
+    """Compares the loss and gradient norm of each step with those of the accepted steps before it, on the device."""
 
     def __init__(self, config: StabilityConfig, device: torch.device) -> None:
         self.config, self.phase = config, -1
@@ -43,10 +43,13 @@ class SpikeDetector:
         self.slots = torch.arange(config.window, device=device)
 
     def judge(self, phase: int, sums: Tensor, norm: Tensor) -> Tensor:
-        """Judge a step of `phase`. `sums` [2 · streams], over all ranks, holds the nll of each stream, then the counted
-        targets of each stream. `norm` is the gradient norm, 0-d. Returns [4] float64: 1 to skip the update, else 0; the
-        mean loss of the accepted steps before it (NaN while there are too few); the highest accepted loss and the
-        highest accepted norm (infinity while there are too few steps). Never waits for the device."""
+        """Decide whether to skip the update of a step of the phase with index `phase`. `sums` [2 · streams], over all
+        ranks, holds the summed loss of each stream, then the number of counted targets of each stream. `norm` is the
+        gradient norm, 0-d.
+
+        Returns four values as [4] float64: 1 to skip the update, else 0; the mean loss of the accepted steps before
+        this one (NaN while there are too few); the limits above which a loss and a norm are outliers (infinity while
+        there are too few steps). Never waits for the device."""
         if phase != self.phase:
             self.phase = phase
             self.count.zero_()
@@ -67,11 +70,12 @@ class SpikeDetector:
         return torch.cat((bad.double()[None], torch.where(ready, mean[:1], math.nan), limit))
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint's metadata. Waits for the device."""
+        """Return the detector's state, for a checkpoint's metadata. Waits for the device."""
         return {"phase": self.phase, "count": int(self.count), "ring": self.ring.tolist()}
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Restore what `state` returned. With None, or a state of another window size, the detector starts empty."""
+        """Restore a state that the method `state` returned. With None, or if the setting `window` has changed, the
+        detector starts without accepted steps."""
         if state is None or len(state["ring"][0]) != self.config.window:
             state = {"phase": -1, "count": 0, "ring": [[0.0] * self.config.window] * 2}
         self.phase = state["phase"]
@@ -80,7 +84,7 @@ class SpikeDetector:
 
 
 class StepRecord(NamedTuple):
-    """The numbers of a performed step, read back to the host."""
+    """The numbers of a performed step, on the host."""
 
     step: int                     # number, from 1
     loss: float | None            # None: the step had no target
@@ -101,8 +105,8 @@ class StepRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Rewind:
-    """A required rewind. At `step` the monitor found that the steps from `first` on are suspect. Steps [start, stop)
-    are to be skipped."""
+    """A decision to go back to a checkpoint. At `step` the monitor found that the steps from `first` on are suspect.
+    Steps [start, stop) are to be skipped afterwards."""
 
     first: int
     step: int
@@ -113,8 +117,8 @@ class Rewind:
 
 
 class StabilityMonitor:
-    """Reviews the steps in order and decides when skipping updates is not enough. Its decisions depend on the steps'
-    numbers alone."""
+    """Reviews the performed steps in order and decides when skipping updates is not enough. Its decisions depend only
+    on the losses, norms and skipped updates of the steps, so all ranks decide alike."""
 
     def __init__(self, config: StabilityConfig) -> None:
         self.config = config
@@ -124,8 +128,8 @@ class StabilityMonitor:
 
     def review(self, steps: Iterable[StepRecord], reports: str) -> Rewind | None:
         """Review `steps`, the steps performed since the last call. Returns the first rewind that they trigger, or None.
-        Raises TrainingError when training cannot continue; its message uses `reports`, the command that inspects a step
-        ('tokenmill train explain RUN')."""
+        Raises TrainingError when training cannot continue. `reports` is the command that inspects a step ('tokenmill
+        train explain RUN'), for the error message."""
         for record in steps:
             if rewind := self._rewind(record):
                 return rewind
@@ -178,9 +182,10 @@ class StabilityMonitor:
 
 def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, world: World,
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
-    """Choose the checkpoint to rewind to, record the rewind in the ledger, and delete later checkpoints. Every rank
-    must call this. Returns the checkpoint, or None for the start. Damaged checkpoints are not used. Raises
-    TrainingError when no rewind is possible, or when the budget is used up."""
+    """Choose the checkpoint to go back to, record the rewind in the ledger (the list of skipped steps), and delete
+    later checkpoints. Every rank must call this. Returns the checkpoint, or None for the start of the training. Damaged
+    checkpoints are not used. Raises TrainingError when no rewind is possible, or when the run has had as many rewinds
+    as `rewind.budget` allows."""
     if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "
@@ -196,12 +201,13 @@ def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, worl
 
 
 def rewind_target(found: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoint | None, int]:
-    """Return the checkpoint to go back to (None: the start) and the first step to skip.
+    """Return (the checkpoint of `found` to go back to, the first step to skip). The checkpoint is None for the start of
+    the training.
 
-    The target is the latest checkpoint before the steps to be skipped. If no checkpoint is that early, the target is
-    the earliest checkpoint that there is, provided that it precedes the first suspect step; then only the steps after
-    it are skipped. Without any checkpoint the target is the start. Raises TrainingError when none of the checkpoints
-    precedes the first suspect step.
+    The choice is the latest checkpoint before all steps to be skipped. If no checkpoint is that early, it is the
+    earliest checkpoint, provided that it precedes the first suspect step; then only steps after it are skipped. If
+    there is no checkpoint at all, training goes back to the start. Raises TrainingError when there are checkpoints, and
+    none precedes the first suspect step.
     """
     before = [c for c in found if c.step < rewind.start]
     if before:

@@ -1,4 +1,4 @@
-"""The end of a training: a sample of text, and the summary that the report and the demo read."""
+"""Makes the results at the end of a training: a sample of text, and the summary that the report and the demo read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PROMPT = 256
 
 
 def sample(run: Run, model: Transformer, world: World, dtype: torch.dtype) -> tuple[str | None, str]:
-    """Return (text, ""), or (None, the reason) if there is no sample. Only rank 0 has the tokenizer and gets the text;
-    all ranks must take the same path."""
+    """Generate a sample of text. Returns (text, ""), or (None, the reason) if there is no sample. Every rank must call
+    this, because all compute the model; only rank 0 has the tokenizer and gets the text."""
     config = run.config.sample
     if not config.tokens:
         return None, "no sample: train.sample.tokens is 0"
@@ -38,7 +38,9 @@ def sample(run: Run, model: Transformer, world: World, dtype: torch.dtype) -> tu
 
 def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict[str, Any], text: str | None, why: str,
               seconds: float, speed: float | None, goodput: Goodput) -> dict[str, Any]:
-    """The results of a training for its summary, which the report and the demo read."""
+    """Return the contents of summary.json. `before` and `after` are the first and the last evaluation, `gap` the result
+    of `Heldout.gap`, `text` the sample or None, `why` the reason if there is none. `seconds` is the time that this
+    process took, `speed` is in tokens per second."""
     told = story_of(run.out / "metrics.jsonl")
     steps = [loss for loss in told.loss if not math.isnan(loss)]
     before = before or (told.evals[0] if told.evals else {})

@@ -1,10 +1,10 @@
 """Chooses how many CPU threads a rank computes with: as many as its model can use, but no more than its share of the
 free cores.
 
-By default torch uses a thread per core. Dividing an operator of a small model among threads takes longer than computing
-it. On a busy machine every operator also waits for the thread whose core is occupied. A model of 72 thousand parameters
-then trains a hundred times slower. The load is therefore measured while torch is imported, and cores that other
-processes use are not counted as free.
+By default torch uses a thread per core, which is too many in two cases. For a small model, dividing an operator among
+threads takes longer than computing it. On a busy machine, every operator waits for the thread whose core another
+process occupies. Together, this made the training of a model of 72 thousand parameters a hundred times slower. The load
+is therefore measured while torch is imported, and cores that other processes use are not counted as free.
 
 The number of threads changes the last bits of sums. It is therefore printed at the start and stored in metrics and
 checkpoints, and a resume reports a change. OMP_NUM_THREADS overrides the choice; launchers such as torchrun, Slurm and
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.loop.run import Run
 
-#: FLOPs of a layer's forward over a micro-batch that justify one more thread; they take some milliseconds
+#: a rank gets one thread per WORTH FLOPs in a layer's forward over a micro-batch; WORTH FLOPs take some milliseconds
 WORTH = 2e8
-#: minimum of seconds over which the load is measured; the system's clock has ticks of 10 ms
+#: the load is measured over at least this many seconds; the system counts idle time in ticks of 10 ms
 WATCHED_S = 0.3
 
 
@@ -49,15 +49,16 @@ def affinity() -> set[int]:
 
 
 class Watch:
-    """Measures the load of the cores from its creation on, over at least `watched_s` seconds."""
+    """Measures how busy the cores are, from the creation of the object until `free` is called, but over at least
+    `watched_s` seconds."""
 
     def __init__(self, watched_s: float = WATCHED_S) -> None:
         self.watched_s = watched_s
         self.since, self.own, self.idle = time.monotonic(), time.process_time(), idle()
 
     def free(self) -> float:
-        """Number of cores that other processes have not used since the watch was created: the idle cores and those that
-        this process used. If the system does not report idle time, all cores count as free."""
+        """Mean number of cores that other processes have not used since this object was created: those that were idle
+        or used by this process. If the system does not report idle time, all cores count as free."""
         time.sleep(max(0.0, self.watched_s - (time.monotonic() - self.since)))
         now, own = idle(), time.process_time() - self.own
         if self.idle is None or now is None:
@@ -66,8 +67,8 @@ class Watch:
 
 
 def idle() -> float | None:
-    """Seconds that the cores of this process's affinity have been idle since the system started, summed over the cores.
-    None if the system does not report them."""
+    """Idle seconds since the system started, summed over the cores that this process may use. None if the system does
+    not report them."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,5 +1,4 @@
-"""The training loop. `train` performs a training from start to end; `Trainer.steps` shows what happens to each
-batch."""
+"""The training loop. `train` performs a whole training; the loop over batches is `Trainer.steps`."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ from trainer.observe.plot import write_plot
 from trainer.optim import build as optim
 from trainer.parallel.world import World, arranged, clip, compiles, compute_dtype, gather_gradients, shard
 
-#: rows of the last step whose loss is stored with a checkpoint and compared after loading it
+#: number of samples of the last step whose loss is stored with a checkpoint and compared after loading it
 PROBE_ROWS = 4
 
 
@@ -64,8 +63,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             + ("the end of the curriculum" if following is None
                else f"or beyond step {stop_at}, where this was to stop"))
         return json.loads(summary_file.read_text(encoding="utf-8")) if following is None and world.first else {}
-    # if all steps are done but there is no summary, an earlier process died after its last checkpoint, and only the
-    # work after the steps remains
+    # all steps may be done although `finished` is False: an earlier process died after its last checkpoint, before it
+    # wrote the summary. Then only the work after the last step remains
     trainer = Trainer(run, world, ledger, checkpoint, goodput, say)
     if world.first and following is not None:
         summary_file.unlink(missing_ok=True)           # the curriculum has been prolonged since it was written
@@ -78,8 +77,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
 
 class Trainer:
-    """The state of a training on one rank while this process runs. Its position is `number` (steps done), `samples`
-    (samples read) and `tokens` (targets read)."""
+    """The state of a training on one rank, from the start of this process on. The position in the training is `number`
+    (steps done), `samples` (samples read) and `tokens` (targets read)."""
 
     def __init__(self, run: Run, world: World, ledger: Ledger, checkpoint: ckpt.Checkpoint | None, goodput: Goodput,
                  say: Callable[[str], None]) -> None:
@@ -121,14 +120,15 @@ class Trainer:
         self.say(optim.describe(self.optimizer))
 
     def restore(self, checkpoint: ckpt.Checkpoint | None) -> None:
-        """Set model, optimiser, detectors and hash chain to their state at a checkpoint, or at the start (None)."""
+        """Set model, optimiser, spike detector, stability monitor and hash chain to their state at a checkpoint, or at
+        the start (None)."""
         restore(checkpoint, self.run, self.data, self.model, self.optimizer, self.detector, self.monitor, self.world,
                 self.dtype)
         self.chain = history(checkpoint) if self.world.first else GENESIS
 
     def resumed(self, checkpoint: ckpt.Checkpoint) -> list[str]:
-        """Return what has changed since the checkpoint was written, one line each. Prints it and records curriculum
-        edits."""
+        """Return the changes to settings, machine, code and curriculum since the checkpoint was written, one line each.
+        Also prints them, and records changes to the curriculum in the ledger."""
         edited = edits(checkpoint.meta, self.run)
         self.ledger.edited(self.number, edited)
         changed = [*changes(checkpoint.meta, self.run, self.world.size, self.machine), *edited]
@@ -149,9 +149,9 @@ class Trainer:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     def steps(self, stop_at: int | None, interrupted: Callable[[], int]) -> Rewind | None:
-        """Perform the remaining steps. Returns None at the end of the curriculum or after step `stop_at`. Returns
-        earlier when the losses require a rewind, with that rewind. After a signal, writes a checkpoint and raises
-        SystemExit."""
+        """Perform the remaining steps. Returns None at the end of the curriculum or after step `stop_at`. If the losses
+        require training to go back to a checkpoint, returns at once with that Rewind. After a signal (a number other
+        than 0 from `interrupted()`), writes a checkpoint and raises SystemExit."""
         config, curriculum = self.run.config, self.run.curriculum
         self.goodput.enter("warmup")
         self.buffer.restart()
@@ -196,7 +196,8 @@ class Trainer:
         return None
 
     def perform(self, step: Step, batch: Batch, waited: float) -> None:
-        """Learn from one batch: compute gradients, judge them, step the optimiser. Never waits for the device."""
+        """Learn from one batch: compute gradients, let the spike detector judge them, step the optimiser. Never waits
+        for the device."""
         factor = self.schedule.factor((step.tokens + self.tokens) / 2)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
@@ -216,7 +217,8 @@ class Trainer:
         self.buffer.add(Row(step, self.tokens, self.run.config.optimizer.lr * factor, sums, norm, verdict))
 
     def rewind(self, rewind: Rewind) -> None:
-        """Go back to a checkpoint before the spike; the steps around its beginning will be skipped."""
+        """Go back to a checkpoint before the loss spike. The steps around the beginning of the spike will be
+        skipped."""
         self.saver.wait()
         checkpoint = rewind_to_checkpoint(rewind, self.ledger, self.checkpoints, self.world, self.say)
         self.number, self.samples, self.tokens = position(checkpoint)
@@ -238,8 +240,8 @@ class Trainer:
 
     # -- evaluation and checkpoints ----------------------------------------------------------------------------------
     def evaluate(self) -> dict[str, Any]:
-        """Evaluate the held-out loss on windows of the first phase's length, and also of the current phase's length
-        where that differs."""
+        """Evaluate the held-out loss on samples with the sequence length of the first phase. If the current phase has
+        another length, also on samples of that length. Returns the values, as `Heldout.evaluate` does."""
         run, heldout, chunk = self.run, self.heldout, self.run.loss_chunk(self.world.device)
         with self.goodput.of("evaluation"):
             values = heldout.evaluate(self.model, run.micro_rows(heldout.length), self.dtype, chunk, self.world)
@@ -253,8 +255,8 @@ class Trainer:
         return values
 
     def save(self, step: Step, heldout: float | None) -> None:
-        """Write a checkpoint after `step`. With the setting `async`, only begin writing it. Raises TrainingError when
-        the model's loss is not finite."""
+        """Write a checkpoint after `step`; with the setting `async`, begin to write it. `heldout` is the held-out loss
+        at this step, or None. Raises TrainingError when the model's loss is not finite."""
         run, phase = self.run, self.run.curriculum.phases[step.phase]
         self.high_loss.write()
         self.meters.saving(self.number)
@@ -310,14 +312,14 @@ class Trainer:
 
 def forward_backward(model: Transformer, step: Step, batch: Batch, run: Run, data: Data, high_loss: HighLossRows,
                      micro: MicroNorms, world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the gradients of one step and clip them. Returns sums over all ranks [HEAD + 2·S] float64
-    (`trainer.loop.metrics_buffer`) and the global gradient norm before clipping."""
+    """Compute the gradients of one step and clip them. Returns the step's sums over all ranks, float64 [HEAD + 2 ·
+    streams] (see `trainer.loop.metrics_buffer.Row`), and the global gradient norm before clipping."""
     config = run.config
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)
     length = batch.tokens.shape[1]
-    # this rank's part of Σ length² of the documents, or of the windows where attention crosses documents (fill_,
-    # because assigning a number to an element copies it from the host, and the host waits for the copy)
+    # this rank's part of Σ length² of the documents; where attention crosses documents, of the samples. (fill_, because
+    # assigning a number to an element copies it from the host, and the host waits for the copy)
     sums[1].fill_(batch.attended if config.model.masking == "document" else step.batch * length ** 2 / world.data_size)
     sums[2].fill_(batch.repeated)
     # the loss is divided by the number of targets that count in the whole step, on all ranks and micro-batches

@@ -1,4 +1,5 @@
-"""Five alert rules over the measurements of a training. An alert is raised once and cleared once.
+"""Five alert rules over the measurements of a training. An alert is raised once, when its rule begins to hold, and
+cleared once, when the rule no longer holds.
 
 An alert is printed and written as a line `event: alert` to metrics.jsonl. A gauge in trainer.prom is 1 while the alert
 holds. Prometheus' Alertmanager, or another reader of these files, notifies people. No rule stops a training; only
@@ -15,9 +16,9 @@ from statistics import median
 from typing import Any
 
 RULES = ("throughput", "evaluation", "spikes", "data_wait", "checkpoint")
-#: number of log intervals whose median is compared with the speed, and the minimum for a comparison
+#: the speed is compared with the median of the last INTERVALS log intervals, once there are ENOUGH of them
 INTERVALS, ENOUGH = 50, 8
-#: steps the spike score covers (OLMo-core's stability monitor)
+#: number of the last steps that the spike score covers (as in OLMo-core's stability monitor)
 SCORED = 1000
 
 
@@ -47,7 +48,7 @@ class AlertsConfig:
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert of `rule` that was raised (`on`) or cleared. `text` describes the observation."""
+    """The event that the alert of a rule was raised (`on`) or cleared. `text` describes what was observed."""
 
     rule: str
     on: bool
@@ -55,8 +56,9 @@ class Alert:
 
 
 class Alerts:
-    """The state of the rules. Each method takes new observations and returns the alerts that they raise or clear. The
-    best evaluations so far are read from `lines`, the metrics lines of former processes."""
+    """The state of the alert rules. `step`, `interval` and `evaluation` take new observations and return the alerts
+    that these raise or clear. `lines` are the lines of metrics.jsonl from former processes of this training; the lowest
+    held-out losses so far are taken from them."""
 
     def __init__(self, config: AlertsConfig, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.config = config
@@ -71,7 +73,7 @@ class Alerts:
                 self.evaluation(line["streams"])
 
     def step(self, outlier: bool) -> list[Alert]:
-        """Called for every step. `outlier`: its loss or gradient norm was a spike (`SpikeDetector`)."""
+        """Called for every step. `outlier` is whether `SpikeDetector` found its loss or gradient norm too high."""
         self.outliers.append(outlier)
         limit = self.config.spikes
         return self.settle("spikes", limit is not None and self.spike_score > limit,
@@ -85,8 +87,8 @@ class Alerts:
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
-        """Check the rules on throughput, data waits and checkpoints. Called at every log interval with tokens/s, the
-        share of time spent waiting for data, and the seconds since the last checkpoint."""
+        """Check the rules on throughput, data waits and checkpoints. Called at every log interval. `speed` is in
+        tokens/s, `data_share` is the share of time spent waiting for data, `since_checkpoint` is in seconds."""
         if phase != self.phase:                      # the speed depends on sequence length and batch
             self.phase = phase
             self.speeds.clear()
@@ -105,7 +107,7 @@ class Alerts:
                                    f"checkpoint.every says how often")
 
     def evaluation(self, streams: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
-        """Compare the held-out loss of each stream with its best. Called at every evaluation."""
+        """Compare the held-out loss of each stream with the lowest so far. Called at every evaluation."""
         for name, values in streams.items():
             loss = values["loss"]
             best = min(loss, self.best.get(name, math.inf))
@@ -118,7 +120,7 @@ class Alerts:
                            + ("; ".join(self.regressed.values()) or "no more"))
 
     def settle(self, rule: str, on: bool, text: str) -> list[Alert]:
-        """Set the state of `rule`. Returns the alert if the state changed, else an empty result."""
+        """Set whether `rule` holds now. Returns a list with the alert if that has changed, else an empty list."""
         if on == (rule in self.standing):
             return []
         if on:

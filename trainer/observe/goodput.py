@@ -1,9 +1,9 @@
 """Accounts for wall time: every second since the first start of a training belongs to exactly one cause.
 
-Goodput is the share of the wall time in which kept steps were computed (Google Cloud's ML Productivity Goodput). A stop
-watch always runs for one cause, so that the causes sum to the wall time. The seconds by cause are written with metrics
-lines. After a kill the next process reads them from there, adds the gap as `restart`, and moves the time of steps after
-the checkpoint to `lost`.
+Goodput is the share of the wall time in which steps were computed whose result is kept (Google Cloud's ML Productivity
+Goodput). A stop watch always runs for one cause, so that the causes sum to the wall time. The seconds by cause are
+written to metrics.jsonl (the goodput record of a line). After a kill the next process reads them from there, counts the
+time between the two processes as `restart`, and moves the time of steps after the checkpoint to `lost`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ OF_STEPS = ("training", "warmup", "data")
 
 
 class Goodput:
-    """Seconds by cause over all processes of a training. `peak` is the FLOP/s of all devices together (None:
-    unknown)."""
+    """Wall time by cause, in seconds, over all processes of a training. `peak` is the highest possible FLOP/s of all
+    devices together (None: unknown)."""
 
     def __init__(self, peak: float | None = None) -> None:
         self.seconds = dict.fromkeys(CAUSES, 0.0)
@@ -41,7 +41,7 @@ class Goodput:
         self.since, self.began = time.perf_counter(), time.time()
 
     def enter(self, cause: str) -> None:
-        """Count the time from now on as `cause`."""
+        """Count the time from now on under `cause`, until the next call."""
         now = time.perf_counter()
         self.seconds[self.cause] += now - self.since
         self.capacity += (now - self.since) * (self.peak or 0.0)
@@ -57,15 +57,16 @@ class Goodput:
             self.enter(before)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Move `seconds` from the cause `source` to the cause `target`. No more than `source` has is moved."""
+        """Move `seconds` from the cause `source` to the cause `target`, but at most the seconds counted under
+        `source`."""
         seconds = min(max(0.0, seconds), self.seconds[source])
         self.seconds[source] -= seconds
         self.seconds[target] += seconds
 
     def record(self) -> dict[str, Any]:
-        """The record that a metrics line has under "goodput". It holds the seconds by cause up to now, the model FLOPs
-        of kept steps, and the FLOPs that the devices could have done (0: unknown). `at` is the time of the record; the
-        line may be written later."""
+        """Return the goodput record that is stored in a line of metrics.jsonl under "goodput". It holds the seconds by
+        cause up to now, `flops` (model FLOPs of steps whose result is kept) and `capacity` (FLOPs that the devices
+        could have done; 0: unknown). `at` is the time of the record, because the line may be written later."""
         self.enter(self.cause)
         return {**{cause: round(s, 3) for cause, s in self.seconds.items()},
                 "flops": self.flops, "capacity": self.capacity, "at": round(time.time(), 3)}
@@ -79,12 +80,13 @@ class Goodput:
         return self.seconds["training"] / self.wall if self.wall else 0.0
 
     def mfu(self) -> float | None:
-        """Wall MFU: model FLOPs of kept steps over the FLOPs the devices could have done in the whole wall time."""
+        """Wall MFU: model FLOPs of steps whose result is kept, divided by the FLOPs that the devices could have done in
+        the whole wall time. None if the latter are unknown."""
         return self.flops / self.capacity if self.capacity else None
 
     def resume(self, lines: Sequence[dict[str, Any]], step: int) -> None:
-        """Continue the accounting of the processes that wrote `lines`. These are the lines of metrics.jsonl, including
-        lines of steps that a resume or rewind has undone. Training resumes after `step`."""
+        """Add the wall time of former processes of this training. `lines` are the lines of metrics.jsonl that they
+        wrote, including those of steps that were later undone. Training resumes after `step`."""
         last = latest(lines)
         if last is None:
             return
@@ -92,7 +94,7 @@ class Goodput:
         gap = max(0.0, self.began - alive)
         for cause in CAUSES:
             self.seconds[cause] += last["goodput"].get(cause, 0.0)
-        # time after the former process's last record: writing checkpoints counts as such, the rest is lost
+        # time of the former process after its last record: checkpoints count as `checkpoint`, the rest as lost
         unrecorded = max(0.0, self.began - recorded - gap)
         written = sum(line.get("seconds", 0.0) for line in lines if line["event"] == "checkpoint"
                       and "goodput" in line and at(line) >= recorded)
@@ -104,8 +106,8 @@ class Goodput:
         self.rewind(lines, step)
 
     def rewind(self, lines: Sequence[dict[str, Any]], step: int) -> None:
-        """Make the steps after `step` void. Their time, counted from the latest record of `lines` up to `step`, is
-        moved to `lost`."""
+        """Undo the steps after `step`: move their time to `lost`. Their time is what was counted since the latest
+        goodput record in `lines` that belongs to `step` or an earlier step."""
         kept = latest([line for line in standing(lines) if line["step"] <= step])
         before = kept["goodput"] if kept else {}
         self.enter(self.cause)
@@ -114,8 +116,8 @@ class Goodput:
         self.flops = before.get("flops", 0.0)
 
     def told(self) -> str:
-        """Wall time as text: '1:02:10 of wall time: training 91.2%, evaluation 3.1%, …', the largest first, without
-        unused causes."""
+        """Wall time by cause as text: '1:02:10 of wall time: training 91.2%, evaluation 3.1%, …'. The largest share
+        comes first; shares below 0.05 % are left out."""
         self.enter(self.cause)
         parts = [f"{CAUSES[cause]} {seconds / self.wall:.1%}" for cause, seconds in
                  sorted(self.seconds.items(), key=lambda item: -item[1]) if seconds / max(self.wall, 1e-9) >= 0.0005]
@@ -130,13 +132,13 @@ class Goodput:
 
 
 def at(line: Mapping[str, Any]) -> float:
-    """The time at which the line's record was taken."""
+    """The time at which the goodput record of a metrics line was taken, in seconds since 1970."""
     return line["goodput"].get("at", line["time"])
 
 
 def latest(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The line of `lines` with the latest record. It need not be the last line, because a checkpoint's line is written
-    when the checkpoint is complete, with a record from when it began."""
+    """The line of `lines` with the latest goodput record; None if no line has one. It need not be the last line,
+    because a checkpoint's line is written when the checkpoint is complete, with a record from when it began."""
     return max((line for line in lines if "goodput" in line), key=at, default=None)
 
 

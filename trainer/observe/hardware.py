@@ -1,4 +1,5 @@
-"""Reads the machine during a training: memory; temperature, utilisation and power of GPUs; and the slowest rank.
+"""Measures the machine during a training: memory; temperature, utilisation and power of GPUs; and which rank is the
+slowest.
 
 Temperature, utilisation and power come from NVML through `torch.cuda`, which needs the package `pynvml` (nvidia-ml-py).
 Without the package these readings are left out, and a message says so once. No reading happens within a step.
@@ -21,11 +22,12 @@ from trainer.parallel.world import World
 #: readings requested from NVML: (key, torch.cuda function, factor to the key's unit)
 NVML = (("gpu_temperature_c", "temperature", 1.0), ("gpu_utilization", "utilization", 0.01),
         ("gpu_power_w", "power_draw", 0.001))
-#: readings in a metrics line, and how the values of the ranks are combined
+#: readings that a metrics line has, and the function that combines the values of all ranks
 OVER_RANKS: dict[str, Callable[[list[float]], float]] = {
     "host_memory_bytes": max, "gpu_memory_bytes": max, "gpu_reserved_bytes": max, "gpu_temperature_c": max,
     "gpu_utilization": fmean, "gpu_power_w": sum}
-#: width of the matrix product that every rank times: bound by compute on a GPU, negligible on a CPU
+#: width of the matrices whose product every rank times (`Hardware.probe`). On a GPU it is large enough that compute is
+#: the limit; on a CPU it takes a negligible time
 PROBE = {"cuda": 4096, "cpu": 192}
 #: the readings of a rank at each log interval, in the order of the gathered vector
 FIELDS = ("probe_s", "data_wait_p50_ms", "data_wait_p99_ms", "data_wait_s", *OVER_RANKS)
@@ -43,7 +45,8 @@ class Hardware:
         self.matrix = torch.ones(size, size, dtype=dtype, device=world.device)
 
     def read(self) -> dict[str, float]:
-        """The readings of FIELDS that are available here. Peak GPU memory covers the time since the last reading."""
+        """Return those readings of FIELDS that this class takes and that are available on this machine. The GPU memory
+        is the peak since the last call."""
         result = {"host_memory_bytes": float(host_memory()), "probe_s": self.probe()}
         if self.cuda:
             result["gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.world.device))
@@ -67,10 +70,10 @@ class Hardware:
 
     @torch.no_grad()
     def probe(self) -> float:
-        """Seconds of one fixed matrix product on this rank's device, the best of three.
+        """Seconds that a fixed matrix product takes on this rank's device, the shortest of three measurements.
 
-        In synchronous training all ranks take the same time for a step, because each waits for the slowest rank in the
-        collectives. Only work without collectives shows which rank is slow (a GPU that throttles, a busy host).
+        It shows which rank is slow (a GPU that throttles, a busy host). The time of a step does not show that: all
+        ranks take the same time for a step, because each waits for the slowest rank in the collectives.
         """
         best = float("inf")
         for _ in range(3):
@@ -89,7 +92,7 @@ class Hardware:
 
 
 def host_memory() -> int:
-    """Resident bytes of this process. Where /proc is missing, the peak of the resident bytes."""
+    """Bytes of memory that this process has resident now. On systems without /proc, the highest value so far."""
     try:
         with open("/proc/self/statm", encoding="ascii") as f:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -101,7 +104,8 @@ def host_memory() -> int:
 
 
 def gather(mine: dict[str, float], world: World) -> list[dict[str, float]]:
-    """The readings of all ranks, in order of rank, from one all-gather of a short vector (NaN: not read)."""
+    """Return the readings of all ranks, in order of rank; `mine` are those of this rank. Every rank must call this.
+    Readings that a rank does not have are missing in its entry."""
     vector = torch.tensor([mine.get(key, float("nan")) for key in FIELDS], dtype=torch.float64, device=world.device)
     out = [torch.empty_like(vector) for _ in range(dist.get_world_size())]
     dist.all_gather(out, vector)
@@ -109,8 +113,9 @@ def gather(mine: dict[str, float], world: World) -> list[dict[str, float]]:
 
 
 def summary(ranks: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """The readings of all ranks combined for a metrics line: maximum of temperature and memory, sum of power, mean of
-    utilisation, and `straggler`: the slowest rank, and the ratio of its time to the median."""
+    """Combine the readings of all ranks for a metrics line: maximum of temperature and memory, sum of power, mean of
+    utilisation. If there are several ranks, `straggler` is the slowest rank by `Hardware.probe`, and the ratio of its
+    time to the median."""
     result: dict[str, Any] = {}
     for key, how in OVER_RANKS.items():
         values = [rank[key] for rank in ranks if key in rank]

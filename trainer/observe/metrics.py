@@ -1,9 +1,10 @@
-"""The metrics of a training: metrics.jsonl is authoritative; TensorBoard, W&B and a Prometheus text file are views of
-it.
+"""Writes and reads the metrics of a training. The file metrics.jsonl has all of them. Views (TensorBoard, W&B and a
+Prometheus text file) get some of the numbers as well.
 
-Every line is a JSON object with `v` (the version of this format), `event` (start, resume, rewind, step, eval,
-checkpoint, alert, sample, end), `step` and `time`. Keys are added, never renamed. The file is only appended to: a
-resume at step k, or a rewind to it, makes the lines of steps beyond k void, and `read` leaves them out.
+Every line of metrics.jsonl is a JSON object with `v` (the version of this format), `event` (start, resume, rewind,
+step, eval, checkpoint, alert, sample, end), `step` and `time`. New versions add keys and never rename them. Lines are
+only appended. When training continues from step k, after a restart (resume) or by going back to a checkpoint (rewind),
+earlier lines about steps beyond k no longer count (they are void), and `read` leaves them out.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ VIEWED = {"step": "train", "eval": "heldout"}
 
 @dataclass(frozen=True)
 class WandbConfig:
-    """Weights & Biases (the package `wandb`). Without an API key (`wandb login`, WANDB_API_KEY), or with
-    WANDB_MODE=offline, it records under OUT/wandb, and `wandb sync` can send the record later."""
+    """Settings of Weights & Biases (the package `wandb`). Without an API key (`wandb login`, WANDB_API_KEY), or with
+    WANDB_MODE=offline, the metrics are recorded under OUT/wandb, and `wandb sync` can send them later."""
 
     project: str
     entity: str | None = None
@@ -44,7 +45,8 @@ class WandbConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Views of metrics.jsonl. TensorBoard files are written if the package is installed, trainer.prom always."""
+    """Which views of metrics.jsonl to write. `wandb` sends the numbers to Weights & Biases (null: no). Two views need
+    no setting: TensorBoard files are written if the package is installed, trainer.prom always."""
 
     wandb: WandbConfig | None = None
 
@@ -57,8 +59,9 @@ class View(Protocol):
 
 
 class Metrics:
-    """Appends to `folder`/metrics.jsonl and sends the numbers to the views (TensorBoard, W&B). Only rank 0 writes
-    (`enabled`). `about` is the configuration that W&B shows."""
+    """Appends to `folder`/metrics.jsonl and sends the numbers to the views (TensorBoard, W&B, trainer.prom). `enabled`
+    is True on rank 0; on other ranks nothing is written. `name` is the run's name and `about` the configuration that
+    the views show."""
 
     def __init__(self, folder: Path, enabled: bool, config: MetricsConfig | None = None, name: str = "",
                  about: Mapping[str, Any] | None = None, say: Callable[[str], None] | None = None) -> None:
@@ -86,8 +89,8 @@ class Metrics:
                 say("train.metrics.wandb: the package wandb is not installed: left out (pip install wandb)")
 
     def write(self, event: str, step: int, **values: Any) -> None:
-        """Write one line. Numbers of step and eval events, also those in nested mappings, go to TensorBoard and W&B
-        too, under names such as 'train/loss' and 'heldout/loss'."""
+        """Write one line. If `event` is step or eval, all numbers of `values`, also those in nested mappings, go to
+        TensorBoard and W&B too, under names such as 'train/loss' and 'heldout/loss'."""
         if not self.enabled:
             return
         line = {"v": VERSION, "event": event, "step": step, "time": round(time.time(), 3), **values}
@@ -101,7 +104,7 @@ class Metrics:
                 view.write(step, numbers)
 
     def export(self, **values: Any) -> None:
-        """Rewrite trainer.prom with `values` as the latest values. Their keys are those of
+        """Rewrite trainer.prom with `values` as the latest values; other values in the file stay. The keys are those in
         `trainer.observe.prometheus.METRICS`."""
         if self.enabled:
             self.textfile.update({**values, "time": time.time()})
@@ -191,7 +194,8 @@ class Wandb:
         self.say(f"W&B failed ({type(error).__name__}): left out from here on; metrics.jsonl has everything")
 
     def void(self, step: int) -> None:
-        """Does nothing: W&B cannot drop numbers, so its curve jumps back to `step`."""
+        """Does nothing, because W&B cannot drop numbers. When training goes back to `step`, so does the curve in
+        W&B."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self.run is not None:
@@ -231,7 +235,8 @@ def flat_numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, floa
     return result
 
 
-#: (event, step, text of a line) → whether the line is wanted; called before parsing, which takes most of the time
+#: (event, step, text of a line) → whether `scan` is to yield the line. Called before the line is parsed, because
+#: parsing takes most of the time
 Wanted = Callable[[str, int, str], bool]
 HEAD = re.compile(r'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
 #: events that make earlier lines void
@@ -239,8 +244,9 @@ TURNS = ("start", "resume", "rewind")
 
 
 def scan(path: Path, wanted: Wanted | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the lines of metrics.jsonl, including void lines but not torn lines. With `wanted`, yield only wanted lines
-    and the last line. This is a generator because the file of a million steps has gigabytes."""
+    """Yield the lines of metrics.jsonl, parsed, one at a time, because the file of a million steps has gigabytes. Lines
+    that no longer count (see the module) are included; lines that a kill cut off are not. With `wanted`, yield only
+    lines for which it returns True, and the last line of the file."""
     if not path.exists():
         return
     text, told = "", True
@@ -264,13 +270,14 @@ def parse(text: str) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl that count. Torn lines are left out, and so are lines that a later start, resume
-    or rewind made void."""
+    """Return the lines of metrics.jsonl that count. Lines that a kill cut off are left out, and so are lines about
+    steps that a later start, resume or rewind has undone."""
     return standing(scan(path))
 
 
 def standing(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`lines` without those that a later start, resume or rewind among them made void."""
+    """Return `lines` without those that a later line makes void: a start makes all earlier lines void, a resume or
+    rewind to step k those about steps beyond k."""
     kept: list[dict[str, Any]] = []
     for line in lines:
         if line["event"] == "start":

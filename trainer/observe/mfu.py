@@ -1,5 +1,5 @@
-"""Computes model FLOPs utilisation (MFU) from a published formula and the device's known peak. Without a known peak
-there is no MFU.
+"""Computes model FLOPs utilisation (MFU): the model's FLOPs, by a published formula, divided by those that the device
+could do at its peak. For a device whose peak is not known there is no MFU.
 
 Step MFU covers only the time of steps, without evaluation, checkpoints and compilation. Wall MFU covers all the time
 since the first start. Only FLOPs of the model count, not those of recomputation by activation checkpointing.
@@ -12,12 +12,13 @@ import torch
 from trainer.model.config import ModelConfig
 
 #: The formula is that of Chowdhery et al. (PaLM, arXiv 2204.02311, appendix B): forward and backward of all matrices
-#: and of attention. PaLM counts the full square of the window; here the squares of the documents count, because
-#: attention stays within documents
+#: and of attention. For attention, PaLM counts the square of a sample's length; this formula counts the squares of the
+#: lengths of the documents in it, because attention stays within documents
 FORMULA = "6·N_matmul + 12·layers·heads·head_dim·(Σ len² / Σ len)"
 
-#: dense bfloat16 FLOP/s with float32 sums, without sparsity (vendors' data sheets), by torch's exact name of the
-#: device. A variant that is not listed (an H20, a slice of a GPU) is unknown, and must not count as its larger relative
+#: torch's exact name of a device → its dense bfloat16 FLOP/s with float32 sums, without sparsity (vendors' data
+#: sheets). Names are compared as a whole, so that an unlisted variant (for instance a slice of a GPU) counts as unknown
+#: and not as the larger device with a similar name
 PEAKS = {
     "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA A100-PCIE-40GB": 312e12,
     "NVIDIA A100 80GB PCIe": 312e12, "NVIDIA A800-SXM4-80GB": 312e12, "NVIDIA A800 80GB PCIe": 312e12,
@@ -35,20 +36,21 @@ PEAKS = {
 
 
 def step_flops(config: ModelConfig, vocab: int, tokens: int, attended: int) -> int:
-    """FLOPs of forward and backward over `tokens` tokens in documents with Σ length² = `attended`."""
+    """FLOPs of forward and backward over `tokens` tokens. `attended` is Σ length² over the documents that these tokens
+    form."""
     return 6 * config.matmul_parameters(vocab) * tokens + 12 * config.layers * config.heads * config.dim * attended
 
 
 def peak(device: torch.device, fp8: bool = False) -> float | None:
-    """Dense bf16 FLOP/s of the device, or None when its name is not in the table. Also None with fp8: some products are
-    still bf16, so there is no single peak. Such a run has TFLOP/s but no MFU."""
+    """Peak dense bf16 FLOP/s of the device, or None when its name is not in PEAKS. Also None with fp8, because some
+    products are still bf16, so there is no single peak; such a run has FLOP/s but no MFU."""
     if device.type != "cuda" or fp8:
         return None
     return PEAKS.get(torch.cuda.get_device_name(device))
 
 
 def why_unknown(device: torch.device, fp8: bool = False) -> str:
-    """One line to be printed where `peak` is None."""
+    """Return a line that says why `peak` is None for this device, to be printed."""
     if fp8:
         return "mfu unknown: fp8 has no single peak; FLOP/s are in metrics.jsonl"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"

@@ -1,13 +1,14 @@
-"""The gradient noise scale: the batch size up to which more data per step still saves steps.
+"""Estimates the gradient noise scale: the batch size up to which a larger batch still saves steps.
 
-McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162): B_simple = tr Σ / |G|², where G is
-the gradient of the loss and Σ the covariance of one token's gradient. A batch far below B_simple wastes no data; a
-batch far above it wastes most of its data. Both terms follow from the squared gradient norms of a small and a large
-batch (appendix A.1): E|G_B|² = |G|² + tr Σ / B. The small batches are the micro-batches of all ranks; the large batch
-is the step.
+The noise scale of McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162), is B_simple =
+tr Σ / |G|², where G is the gradient of the loss and Σ the covariance of one token's gradient. A batch far below
+B_simple wastes no data; a batch far above it wastes most of its data. tr Σ and |G|² follow from the squared gradient
+norms of a small and a large batch (appendix A.1), because E|G_B|² = |G|² + tr Σ / B for a batch of B tokens. The small
+batches are the micro-batches of all ranks; the large batch is the whole step.
 
-The estimate needs the gradient of a single micro-batch. A hook on the unsharded parameters of FSDP sees that gradient
-whole on its rank, before accumulation and reduction. The noise scale is measured only once per log interval.
+The estimate needs the gradients of single micro-batches. A hook on the unsharded parameters of FSDP gets such a
+gradient on the rank that computed it, before accumulation and reduction. The noise scale is measured only once per log
+interval.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from trainer.model.tensor import copies
 
-#: weight of the mean so far at each new measurement; a single measurement is mostly noise
+#: weight of the old mean when a new measurement is added to it; high, because a single measurement is mostly noise
 KEEP = 0.95
 
 
 class MicroNorms:
-    """Squared gradient norms of single micro-batches of a model under `fully_shard`.
+    """Measures the squared gradient norms of single micro-batches of a model under `fully_shard`.
 
-    Between `start` and `take` call `add` after every backward. All values stay on the device. While not measuring, the
-    cost is one Python call per parameter. `shared` is the number of ranks that compute the same micro-batch together
-    (tensor parallelism).
+    Call `start` before a step, `add` after every backward, and `take` at the end. All values stay on the device. While
+    nothing is measured, the cost is one Python call per parameter. `shared` is the number of ranks that compute the
+    same micro-batch together (tensor parallelism).
     """
 
     def __init__(self, model: nn.Module, device: torch.device, shared: int = 1) -> None:
@@ -49,7 +50,8 @@ class MicroNorms:
                 module.reshard()
 
     def hook(self, grad: Tensor) -> None:
-        """Runs before the gradient of one backward is accumulated; does not change it."""
+        """Add the squared norm of one parameter's gradient. Called by torch in backward, before the gradient is
+        accumulated; does not change the gradient."""
         if self.on:
             self.square += part(grad.detach(), self.shared)
 
@@ -59,9 +61,9 @@ class MicroNorms:
         self.sums = torch.zeros_like(self.sums)      # a new tensor, because the old one may be unread
 
     def add(self, targets: Tensor, scale: Tensor) -> None:
-        """Add a micro-batch, after its backward, to Σ |G_i|², Σ 1/n_i and the number of micro-batches. The micro-batch
-        has `targets` counted targets (0-d), and its loss was multiplied by `scale` (0-d). A micro-batch without targets
-        is left out."""
+        """Add the micro-batch of the last backward to the sums that `take` returns. `targets` (0-d) is the number of
+        its targets that count in the loss, and `scale` (0-d) the factor by which its loss was multiplied. A micro-batch
+        without targets is left out."""
         if not self.on:
             return
         n = targets.double()
@@ -72,14 +74,16 @@ class MicroNorms:
         self.square.zero_()
 
     def take(self) -> Tensor:
-        """[3] float64 of this rank, to be summed over ranks: Σ |G_i|², Σ 1/n_i, number of micro-batches."""
+        """End the measurement. Returns this rank's sums over micro-batches, float64 [3], to be summed over ranks:
+        Σ |G_i|² (G_i is the mean gradient per target), Σ 1/n_i (n_i is the number of targets) and the number of
+        micro-batches."""
         self.on = False
         return self.sums
 
 
 def part(grad: Tensor, shared: int) -> Tensor:
-    """This rank's part of Σ g² (float32). The parts of the `shared` ranks that computed the gradient sum to the
-    whole."""
+    """This rank's part of the squared norm of a gradient, 0-d float32. The parts of the `shared` ranks that computed
+    the gradient together sum to the squared norm."""
     if not isinstance(grad, DTensor):
         return torch.linalg.vector_norm(grad, dtype=torch.float32).square() / shared
     if any(placement.is_partial() for placement in grad.placements):
@@ -88,9 +92,9 @@ def part(grad: Tensor, shared: int) -> Tensor:
 
 
 def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[float, float]:
-    """Unbiased (tr Σ per token, |G|²) from the mean of |G_i|² over micro-batches, the mean of 1/n_i, the squared norm
-    of the step's gradient, and its number of targets. Either estimate may be negative; use means over steps.
-    Raises ValueError when the step was one micro-batch."""
+    """Return unbiased estimates of (tr Σ per token, |G|²). `small` is the mean of |G_i|² over micro-batches, `inverse`
+    the mean of 1/n_i, `big` the squared norm of the step's gradient, `targets` the step's number of targets. Either
+    estimate may be negative, so use means over steps. Raises ValueError when the step was one micro-batch."""
     spread = inverse - 1 / targets
     if spread <= 1e-9 * inverse:
         raise ValueError("a step of one micro-batch has no noise to measure")
@@ -99,7 +103,8 @@ def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[
 
 
 class NoiseScale:
-    """Exponential means of both estimates, and the ratio of these means, not the mean of ratios (appendix A.1)."""
+    """Keeps exponential means of the estimates of tr Σ and |G|². The noise scale is the ratio of these means, not the
+    mean of ratios (appendix A.1). `lines` are metrics lines of former processes, with earlier measurements."""
 
     def __init__(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.trace = self.signal = self.weight = 0.0
@@ -118,9 +123,9 @@ class NoiseScale:
         return self.trace / self.signal if self.signal > 0 and self.trace > 0 else None
 
     def measure(self, sums: Sequence[float], norm: float | None, targets: float) -> dict[str, Any] | None:
-        """Add one step. `sums` are those of `MicroNorms.take`, added over all ranks; `norm` is the step's gradient norm
-        (None: not finite), `targets` its number of counted targets. Returns the noise fields of a metrics line, or None
-        when the step gives no estimate."""
+        """Add the measurement of one step. `sums` is the result of `MicroNorms.take`, summed over all ranks; `norm` is
+        the step's gradient norm (None: not finite), `targets` its number of targets that count in the loss. Returns the
+        value of `noise` in a metrics line, or None when the step gives no estimate."""
         squares, inverses, count = sums
         if not count or not targets or norm is None or not math.isfinite(norm) or not math.isfinite(squares):
             return None

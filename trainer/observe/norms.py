@@ -1,10 +1,11 @@
-"""Measures how far a step moves the parameters: norm, update norm and their ratio for each parameter group of the
-optimiser.
+"""Measures how far a step moves the parameters. For each parameter group of the optimiser, it computes the norm of the
+parameters, the norm of their update, and the ratio of the two.
 
 An update is the difference of the parameters before and after a step, whatever the optimiser, so the parameters must be
 copied before the step. Copying everything would cost 4 bytes per parameter. A rank with more than SAMPLE values
-therefore copies only the first part of every tensor, and the ratio is that of the copied parts. A ratio of about 10⁻³
-per step is usual for Adam; a far higher ratio means that the rate is too high, a far lower ratio that it is too low.
+therefore copies only the first part of every tensor, and the ratio is computed from the copied parts. A ratio of about
+10⁻³ per step is usual for Adam; a far higher ratio means that the learning rate is too high, a far lower ratio that it
+is too low.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from trainer.model.tensor import copies, local
 
-#: most values copied per rank, over all tensors (64 MB)
+#: largest number of values that a rank copies, over all tensors (64 MB)
 SAMPLE = 1 << 24
 
 
@@ -38,8 +39,8 @@ class Updates:
 
     @torch.no_grad()
     def sums(self) -> Tensor:
-        """This rank's [groups, 3] float64, to be summed over all ranks: Σ p² over everything, and Σ p² and Σ Δ² over
-        the copied parts.
+        """Return this rank's sums for each parameter group, float64 [groups, 3], to be summed over all ranks: Σ p² of
+        all values, Σ p² of the copied values before the step, and Σ Δ² of their changes.
         """
         rows = []
         for group, before in zip(self.groups, self.before):
@@ -53,9 +54,9 @@ class Updates:
 
 
 def told(groups: Sequence[Mapping[str, Any]], sums: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The fields of a metrics line that follow from `Updates.sums`, summed over all ranks: {"parameter_norm",
-    "updates": {group: {"parameter_norm", "update_norm", "ratio"}}}. The update norm is the ratio times the parameter
-    norm."""
+    """Return the fields of a metrics line: {"parameter_norm", "updates": {group: {"parameter_norm", "update_norm",
+    "ratio"}}}. `sums` is the result of `Updates.sums`, summed over all ranks. The ratio is that of the copied values;
+    the update norm is estimated as the ratio times the parameter norm."""
     result = {}
     for group, (whole, part, change) in zip(groups, sums):
         ratio = (change / part) ** 0.5 if part > 0 else 0.0

@@ -22,9 +22,9 @@ WIDTH, LEFT, RIGHT = 860, 64, 20
 LOSS_TOP, LOSS_HEIGHT = 68, 250
 RATE_TOP, RATE_HEIGHT = 354, 84
 HEIGHT = RATE_TOP + RATE_HEIGHT + 44
-#: most points of a curve; a longer curve shows means of equal stretches
+#: largest number of points in a curve; a longer curve is divided into as many equal stretches, and shows their means
 POINTS = 600
-#: streams whose held-out loss has a curve of its own
+#: largest number of streams (sources, languages or buckets) whose held-out loss has a curve of its own
 STREAMS = 6
 
 STYLE = """
@@ -112,7 +112,8 @@ def draw(story: Story) -> str:
 
 
 def phase_bands(phases: Sequence[Mapping[str, Any]], x: Callable[[float], float]) -> Iterator[Element]:
-    """Draw a band behind each phase, and its name where it fits."""
+    """Draw a band behind each phase (stretch of the training with its own data mixture), and its name if there is room.
+    `x` maps tokens to the x coordinate."""
     at = 0
     for i, phase in enumerate(phases):
         left, width = x(at), x(at + phase["tokens"]) - x(at)
@@ -125,8 +126,8 @@ def phase_bands(phases: Sequence[Mapping[str, Any]], x: Callable[[float], float]
 
 
 def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element]:
-    """Draw a band over each run of steps that a rewind skipped. The band begins at the tokens of the step before the
-    run."""
+    """Draw a band over each range of consecutive steps that were not performed. `x` maps tokens to the x coordinate.
+    The band reaches from the tokens of the step before the range to those of its last step."""
     for (first, _), (last, tokens) in stretches(story.passed):
         left = x(max((t for n, t in zip(story.number, story.tokens) if n < first), default=0.0))
         yield tag("rect", tag("title", f"steps {first:.0f} to {last:.0f} skipped"), class_="passed", x=left, y=LOSS_TOP,
@@ -134,8 +135,8 @@ def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element
 
 
 def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Held-out loss over tokens, by stream. The key "" holds all streams together. If there are several streams, up to
-    STREAMS of them follow under their names, those with the most targets first."""
+    """Return the curves of held-out loss as {stream: [(tokens, loss), …]}. The key "" is for all streams together. If
+    there are several streams, up to STREAMS of them follow under their names, those with the most targets first."""
     result = {"": [(e["tokens"], e["loss"]) for e in evals]}
     sizes = {name: v["targets"] for e in evals[-1:] for name, v in e.get("streams", {}).items()}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:STREAMS] if len(sizes) > 1 else ():
@@ -144,7 +145,8 @@ def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, fl
 
 
 def stretches(marks: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """The first and last mark of each run of consecutive step numbers."""
+    """Group `marks`, pairs (step number, tokens), into ranges of consecutive steps. Returns the first and the last mark
+    of each range."""
     result: list[list[tuple[float, float]]] = []
     for mark in marks:
         if result and mark[0] == result[-1][1][0] + 1:
@@ -155,7 +157,7 @@ def stretches(marks: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, f
 
 
 def span(values: Sequence[float]) -> tuple[float, float]:
-    """The range of the finite values, with a margin."""
+    """Lowest and highest finite value, with a margin of 5 % of their difference."""
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     air = max(high - low, 0.1) * 0.05
@@ -163,7 +165,7 @@ def span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers in [low, high], about `most` or fewer."""
+    """Round numbers in [low, high] for the labels of an axis, about `most` or fewer."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
@@ -172,7 +174,8 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def thin(tokens: np.ndarray, values: np.ndarray) -> list[tuple[float, float]]:
-    """Reduce to at most POINTS points: means of equal stretches."""
+    """Return at most POINTS points (tokens, value). A longer curve is divided into equal stretches, and a point is the
+    mean of a stretch."""
     count = min(POINTS, len(tokens))
     edges = np.arange(count + 1) * len(tokens) // max(1, count)
     return [(float(tokens[b - 1]), float(values[a:b].mean())) for a, b in pairwise(edges)]
@@ -185,7 +188,7 @@ def pick(items: Sequence[Any]) -> list[Any]:
 
 
 def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Exponential mean over about 2 % of the curve, without the bias towards the first value."""
+    """Smooth a curve by an exponential mean over about 2 % of its points, without bias towards the first value."""
     keep = 1 - 1 / max(1.0, len(points) / 50)
     mean = weight = 0.0
     out = []
@@ -207,7 +210,7 @@ def label(kind: str, x: float, y: float, text: str, **attributes: str) -> Elemen
 
 
 def upright(kind: str, x: float, top: float, title: str) -> Element:
-    """Draw a vertical line from `top` down to the bottom of the loss curves."""
+    """Draw a vertical line at `x`, from `top` down to the bottom of the loss curves, with a tooltip `title`."""
     return tag("line", tag("title", title), class_=kind, x1=x, x2=x, y1=top, y2=LOSS_TOP + LOSS_HEIGHT)
 
 
@@ -217,7 +220,7 @@ def gridline(y: float, text: str) -> Element:
 
 
 def legend(items: Sequence[tuple[str, str]], y: int) -> Iterator[Element]:
-    """Draw legend entries (class, text) from the right on one line at `y`."""
+    """Draw the legend entries `items`, pairs (CSS class, text), on one line at height `y`, aligned to the right."""
     x = float(WIDTH - RIGHT)
     for kind, text in reversed(items):
         x -= 6.2 * len(text) + 4

@@ -1,8 +1,8 @@
 """Writes trainer.prom: the latest numbers in Prometheus' text format, for node_exporter's textfile collector.
 
 The trainer opens no port. `node_exporter --collector.textfile.directory=OUT` exports the file; a link to the file in a
-directory that it already watches works too. A new file is renamed over the old one, so that a partial file is never
-read. All names begin with `tokenmill_train_`, carry their unit, and have the label `run`.
+directory that node_exporter already watches works too. A new file is renamed over the old one, so that a partial file
+is never read. All metric names begin with `tokenmill_train_` and include the unit; all samples have the label `run`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ PREFIX = "tokenmill_train_"
 
 
 class Metric(NamedTuple):
-    """A metric family. `key` is the dotted path of its value among the latest values, `kind` is gauge or counter. If
-    the value is a mapping, each entry becomes a sample: the entry's name is the value of the label `label`. If an entry
-    is itself a mapping, `field` names the number in it."""
+    """A Prometheus metric. `kind` is gauge or counter. `key` is the dotted path of its value in the mapping of the
+    latest values. If the value is a mapping, each entry becomes a sample, with the entry's key as the value of the
+    label `label`. If an entry is itself a mapping, `field` is the key of the number in it."""
 
     name: str
     kind: str
@@ -77,8 +77,8 @@ METRICS = (
 
 
 def render(run: str, values: Mapping[str, Any]) -> str:
-    """Return the text of the file. Keys that are missing, None or not numbers are left out, with their HELP and
-    TYPE."""
+    """Return the text of the file for the latest values. A metric whose value is missing, None or not a number is left
+    out, with its HELP and TYPE lines."""
     lines = []
     for metric in METRICS:
         samples = list(found(metric, values))
@@ -113,7 +113,7 @@ class Textfile:
         self.values: dict[str, Any] = {}
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Store the values that are not None. A number that was not measured this time keeps its last value."""
+        """Store those of `values` that are not None. Other numbers keep the values of earlier calls."""
         self.values |= {key: value for key, value in values.items() if value is not None}
 
     def write(self) -> None:

@@ -1,5 +1,5 @@
-"""Collects what the plot needs from a metrics.jsonl: columns with an entry per step, the skipped steps, and the
-rewinds."""
+"""Collects from a metrics.jsonl the numbers that the plot shows: loss and learning rate of each step, skipped steps,
+returns to a checkpoint (rewinds) and evaluations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from trainer.observe.metrics import parse
 
 
 class Story:
-    """The numbers of a metrics.jsonl that the plot needs: a few per step."""
+    """The numbers of a metrics.jsonl that the plot shows. Lines are added in the order of the file; lines about steps
+    that a later start, resume or rewind undoes are removed again."""
 
     def __init__(self) -> None:
         self.begin()
@@ -54,8 +55,8 @@ class Story:
 
 
 class StoryFile:
-    """The story of a metrics.jsonl. Each reading continues where the last one ended, so that the plot of a million
-    steps does not take longer with every evaluation."""
+    """Reads a metrics.jsonl into a Story. Each call of `read` continues where the last call ended, so that the plot of
+    a million steps does not take longer with every evaluation."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.story = path, 0, Story()
@@ -74,7 +75,7 @@ class StoryFile:
 
 
 def story_of(path: Path) -> Story:
-    """The story of a metrics.jsonl as it stands now."""
+    """Return the Story of the metrics.jsonl at `path`, with all lines that it has now."""
     return _file(path).read()
 
 
