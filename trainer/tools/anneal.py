@@ -1,14 +1,13 @@
 """`tokenmill train anneal RUN --from STEP --mixes a.yaml b.yaml --tokens 1B --seeds 2`: which data helps?
 
-From one checkpoint of the stable phase a short decay to 0 is trained for each candidate mixture, and the held-out loss
-of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3, arXiv 2407.21783 §3.1.3). A mixture is a
-YAML file: streams and weights, or the keys of a phase (`mix`, `max_epochs`, `on_exhausted`). Streams that the run does
-not have yet are taken from the store's shards/NAME. The mixture of the first file is the one that the others are
-compared with.
+Several short trainings (arms) continue from one checkpoint, each with another data mixture and with a learning rate
+that decays to 0. Then the held-out loss of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3,
+arXiv 2407.21783 §3.1.3). The checkpoint should be from before the learning rate has fallen. A mixture is a YAML file:
+streams and weights, or the keys of a phase (`mix`, `max_epochs`, `on_exhausted`). Streams that the run does not have
+yet are taken from the store's shards/NAME. The other mixtures are compared with that of the first file.
 
-All arms continue from the same place in the data. Another seed reads the same stretch of data in another order. To this
-end, the first s steps of seed s are phases of their own, because the number of a phase seeds the shuffling of its
-windows.
+All arms continue from the same position in the data. Another seed reads the same part of the data in another order. The
+order depends on the number of the phase that reads it, so with seed s the first s steps are phases of their own.
 """
 
 from __future__ import annotations
@@ -64,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_mix(path: Path) -> dict[str, Any]:
-    """Read the keys of a phase from a file of `--mixes`. Raises ConfigError."""
+    """Read a file of `--mixes`. Returns keys of a phase: `mix`, and `max_epochs` and `on_exhausted` if given. Raises
+    ConfigError when the file cannot be used."""
     import yaml
 
     from trainer.base.config import ConfigError
@@ -86,7 +86,8 @@ def read_mix(path: Path) -> dict[str, Any]:
 
 
 def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int) -> Run:
-    """The training that continues from `found` with the mixture `name`, for `tokens` tokens, decaying to 0."""
+    """Return the training that continues from the checkpoint `found` with the mixture `name`, for `tokens` tokens, with
+    a learning rate that decays to 0."""
     from tokenizer.mixture.curriculum import CurriculumError
     from trainer.base.config import ConfigError
     from trainer.optim.schedule import ScheduleConfig
@@ -108,8 +109,9 @@ def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], na
 
 def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int,
            rate: float) -> Curriculum:
-    """The curriculum of `base`, with the mixture `name` from `sample` on. It has the streams of all candidate mixtures,
-    so that every arm evaluates on the held-out data of all these streams."""
+    """Return the curriculum of `base`, changed from sample number `sample` on: the mixture is `name`, and the learning
+    rate decays from `rate` to 0 within `tokens` tokens. The curriculum has the streams of all candidate mixtures, so
+    that every arm is evaluated on the held-out data of all these streams."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import place
     from trainer.tools.curriculum_edit import new_streams
@@ -129,8 +131,9 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
 
 
 def plant(found: Checkpoint, base: Run, run: Run) -> None:
-    """Make `found` the checkpoint that `run`, an arm, begins with. Its files are linked, and its metadata is changed to
-    the arm's configuration and curriculum. Does nothing when the arm already has a checkpoint."""
+    """Put the checkpoint `found` of the run `base` into the folder of `run`, an arm, so that the arm begins with it.
+    The checkpoint's files are linked, and its metadata gets the arm's configuration and curriculum. Does nothing when
+    the arm already has a checkpoint."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.ledger import NAME
 

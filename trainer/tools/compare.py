@@ -1,8 +1,8 @@
 """`tokenmill train compare A B …`: shows trainings side by side, at the number of tokens that all of them have reached.
 
-Each argument is the folder of a run (STORE/runs/RUN) or the folder given as `--out`. All numbers come from
-metrics.jsonl. Training losses are means over the last twentieth of the tokens. Held-out losses are compared at the last
-point up to which all trainings have evaluated: each training's last evaluation up to there counts.
+Each argument is the folder of a run (STORE/runs/RUN) or the folder that was given to the training as `--out`. All
+numbers come from metrics.jsonl. Training losses are means over the last twentieth of the tokens. For held-out losses,
+each training's last evaluation is taken, or an earlier one if another training's last evaluation was earlier.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from pipeline.base.visible import json_text, visible
 
-#: training losses are means over this share of the tokens, up to where trainings are compared
+#: training losses are means over the last TAIL (a share) of the tokens up to the point of comparison
 TAIL = 0.05
-#: keys of a metrics line that are kept; the whole lines of a million steps would not fit into memory
+#: keys of metrics.jsonl that are kept in memory; the whole lines of a million steps would not fit
 KEPT = ("event", "step", "tokens", "loss", "streams", "tokens_per_s", "mfu", "config", "phases", "world", "device")
 
 
@@ -69,8 +69,9 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dict[str, Any]:
-    """The numbers of a training after `tokens` tokens, and of its last evaluation up to `judged_at` tokens. If there is
-    none, its first evaluation is used."""
+    """Return the numbers of a training after `tokens` tokens. The held-out losses are those of its last evaluation up
+    to `judged_at` tokens, or of its first evaluation if none is that early. `history` has the lines of its
+    metrics.jsonl."""
     steps = [line for line in history if line["event"] == "step" and line["tokens"] <= tokens]
     tail = [line for line in steps if line["tokens"] > (1 - TAIL) * tokens] or steps[-1:]
     losses = [line["loss"] for line in tail if line.get("loss") is not None]
@@ -90,7 +91,8 @@ def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dic
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """The comparison as text: a column per training, differences to the first in brackets."""
+    """Format a comparison as lines of text: a column per training, with differences to the first training in
+    brackets."""
     of = found["trainings"]
     width = max(20, *(len(t["name"]) + 2 for t in of))
 

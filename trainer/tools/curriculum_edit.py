@@ -1,15 +1,16 @@
 """`tokenmill train edit RUN --at STEP|now --phases FILE`: replace the phases of a training from a step on.
 
-FILE is YAML: a list of phases like a recipe's `curriculum.phases` (or a mapping with `phases`, and `total` if `until`
-should refer to another total). The phases follow those that are kept, and inherit from them:
+FILE is YAML: a list of phases like a recipe's `curriculum.phases` (or a mapping with `phases`, and `total` if shares
+such as `until: 80%` should refer to another total). They follow the phases before STEP. A phase inherits keys that it
+does not give from the phase before it:
 
     - {name: code, until: 80%, mix: {web: 60, code: 40}}
     - {name: long, extra: 1B, sequence: 16384, rope_theta: 2e6, lr: {peak: 2e-5, warmup: 50M, shape: cosine}}
 
-The samples before STEP stay the same, bit for bit; no window is read again before its epoch ends. A stream that the run
-does not have yet is taken from the store's shards/NAME. RUN/curriculum.json is replaced atomically, and the old file is
-kept as curriculum.1.json (2, …). A running training keeps the curriculum that it read at its start, so stop it before
-STEP and start it again. Its ledger then records the step from which the new curriculum applies.
+The samples before STEP stay the same, bit for bit, and no data is read twice within an epoch of its stream. A stream
+that the run does not have yet is taken from the store's shards/NAME. RUN/curriculum.json is replaced atomically, and
+the old file is kept as curriculum.1.json (2, …). A running training keeps the curriculum that it read at its start, so
+stop it before STEP and start it again. OUT/ledger.jsonl then records the step from which the new curriculum applies.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curriculum, list[Phase]]:
-    """Return the curriculum of `old` with the phases in the file `path` after step `step`, and those phases. Warnings
-    are appended to `warnings`. Raises ConfigError."""
+    """Return (new curriculum, new phases). The new curriculum is that of `old`, with the phases in the file `path` from
+    step `step` on. Warnings are appended to `warnings`. Raises ConfigError when the phases cannot be used."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import parse_count, place
     from trainer.base.config import ConfigError
@@ -111,7 +112,8 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
 
 
 def at_step(text: str, done: int, steps: int) -> int:
-    """Parse `--at` into a number of steps. `done` is the step of the latest checkpoint."""
+    """Parse `--at`. Returns the number of steps after which the new phases begin. `done` is the step of the latest
+    checkpoint (0: none), `steps` the number of steps of the curriculum. Raises ConfigError."""
     from trainer.base.config import ConfigError
 
     if text == "now":
@@ -128,7 +130,8 @@ def at_step(text: str, done: int, steps: int) -> int:
 
 
 def read_phases(path: Path) -> dict[str, Any]:
-    """Read {"phases": [mapping, …]}, possibly with "total". Raises ConfigError."""
+    """Read the file of `--phases`. Returns {"phases": [mapping, …]}, with "total" if the file has it. Raises
+    ConfigError when the file cannot be used."""
     import yaml
 
     from trainer.base.config import ConfigError
@@ -156,7 +159,8 @@ def read_phases(path: Path) -> dict[str, Any]:
 
 
 def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, store: Path) -> list[Stream]:
-    """The streams of `phases` that the curriculum does not have yet, in order of name, read from the store's shards."""
+    """Return the streams that `phases` name and that the curriculum does not have yet, sorted by name. Their sizes and
+    hashes are read from the store's shards. Raises ConfigError when a stream has no shards there."""
     from tokenizer.mixture.curriculum import Stream
     from tokenizer.shards.layout import ShardError
     from tokenizer.shards.reader import ShardSet

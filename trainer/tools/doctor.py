@@ -1,10 +1,10 @@
 """`tokenmill train doctor` checks whether this machine can train this run on several ranks. It prints a line per check:
 ok, or failed with a remedy.
 
-One rank and N ranks, each in processes of their own, build the run's model (its first layers), read its first batches
-and train a few steps. Initial values and batches must be identical. Losses and gradient norms must be equal up to
-rounding. No two shards may be identical (SmolLM3 lost 1T tokens to tensor-parallel ranks with one seed). One rank must
-be able to resume from the checkpoint of N ranks.
+The run's model (its first layers) is built and trained for a few steps twice: by one rank and by N ranks. Initial
+values and batches must be identical. Losses and gradient norms must be equal up to rounding. No two ranks may have
+identical values for different parts of a parameter (SmolLM3 had to discard a training of 1T tokens, because
+tensor-parallel ranks shared a seed). One rank must be able to resume from the checkpoint of N ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 #: number of layers of the reduced model: enough to have every kind of parameter twice
 LAYERS = 2
-#: steps of N ranks; one rank does one more, and then repeats that step from the checkpoint of N
+#: number of steps that N ranks train. One rank trains one step more, and then repeats that step from the checkpoint of
+#: the N ranks
 STEPS = 3
 #: largest relative difference in loss and in gradient norm, by the dtype of matrix products
 TOLERANCE = {"fp32": (1e-4, 1e-3), "bf16": (1e-2, 5e-2)}
@@ -87,7 +88,8 @@ class Checks:
 
 
 def environment(checks: Checks, ranks: int, device: str, run: Run) -> tuple[str, str]:
-    """Check versions and devices. Returns the device to compare on, and the dtype of its matrix products."""
+    """Check versions and devices. Returns (the device for the comparison, cpu or cuda; the dtype of matrix products
+    there, fp32 or bf16)."""
     import torch
 
     tested = torch.__version__.split("+")[0]
@@ -110,7 +112,7 @@ def environment(checks: Checks, ranks: int, device: str, run: Run) -> tuple[str,
 
 
 def disk(checks: Checks, run: Run) -> None:
-    """Measure the speed of reading windows from shards that are not in the page cache."""
+    """Measure how fast samples are read from shards that are not in the page cache."""
     from trainer.data.batches import Data
 
     data = Data(run.curriculum, run.store)
@@ -130,8 +132,8 @@ def disk(checks: Checks, run: Run) -> None:
 
 
 def output(checks: Checks, run: Run) -> Path | None:
-    """Make a scratch folder beside the future checkpoints and check put-if-absent there. Returns the folder, or None
-    when it cannot be written."""
+    """Make a scratch folder beside the future checkpoints, and check there that a file can be created only if it does
+    not exist (put-if-absent). Returns the folder, or None when the place cannot be written."""
     from trainer.checkpoint.checkpoints import put_absent
 
     try:
@@ -178,8 +180,8 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
 
 
 def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: str, precision: str) -> None:
-    """Compare one rank with N ranks: initial values, batches, shards, losses, and whether one rank resumes from the
-    checkpoint of N ranks.
+    """Run `examine` with N ranks and with one rank, and compare the results: initial values, batches, losses, and
+    whether one rank resumes from the checkpoint of N ranks. The ranks write to `folder`.
     """
     from trainer.launch.local import launch
 
@@ -223,8 +225,8 @@ def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: s
 
 
 def examine(run: Run, world: World, folder: Path) -> None:
-    """Run in each rank: write its results to `folder`/rank.SIZE.RANK.json. The single rank runs last, and also resumes
-    from the checkpoint of the N ranks."""
+    """Build and train the reduced model in this rank, and write the results to `folder`/rank.SIZE.RANK.json. Every rank
+    calls this. The single rank runs last, and also resumes from the checkpoint of the N ranks."""
     import torch
 
     from trainer.data.batches import Data
@@ -267,8 +269,8 @@ def examine(run: Run, world: World, folder: Path) -> None:
 
 
 def reduced(run: Run, out: Path, world: World) -> Run:
-    """Reduce the run to its first layers, and to a few rows per step of its first phase. The learning rate has no
-    warm-up."""
+    """Return a small version of the run: the model has only its first layers, and the curriculum only the first phase
+    with a few samples per step. The learning rate is constant."""
     from trainer.loop.config import EvaluateConfig, TrainConfig
     from trainer.optim.schedule import ScheduleConfig
 
@@ -317,7 +319,7 @@ def copies_and_twins(model: nn.Module, world: World) -> dict[str, list[str]]:
 
 
 def digest(*tensors: Any) -> str:
-    """63 bits of blake2b over the bytes of tensors, in hex."""
+    """Return 63 bits of the blake2b hash of the tensors' bytes, in hex."""
     total = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         total.update(tensor.contiguous().cpu().numpy().tobytes())

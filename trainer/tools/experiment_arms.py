@@ -1,5 +1,5 @@
-"""The common part of `anneal` and `ablate`. It runs several short trainings (arms) with several seeds each, one after
-the other on this machine, and prints a table of their held-out losses, with intervals.
+"""What the commands `anneal` and `ablate` share. It runs several short trainings (arms) with several seeds each, one
+after the other on this machine, and prints a table of their held-out losses, with confidence intervals.
 
 Each arm and seed is a training of its own below OUT. A command that is run again continues where it was stopped, and
 does not repeat finished trainings. Only the last checkpoint of each training is kept.
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm],
             prepare: Callable[[Arm], None] = lambda _arm: None) -> int:
-    """Train all arms, on `--ranks` ranks, and print the table. `prepare` is called for each arm before it is
-    trained."""
+    """Train all arms, on `--ranks` ranks, and print the table of results. Returns the exit code. `prepare` is called on
+    rank 0 for each arm before it is trained."""
     from trainer.data.remote import fetch_shards
     from trainer.parallel.world import world
 
@@ -70,7 +70,8 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm],
 
 
 def check(arm: Arm) -> None:
-    """Raise ConfigError when `arm` cannot be compared, or its folder holds a different arm of that name."""
+    """Raise ConfigError when `arm` has no held-out data by which it could be compared, or when its folder holds a
+    different arm with the same name."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.run import differences
@@ -86,8 +87,8 @@ def check(arm: Arm) -> None:
 
 def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
               tell: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
-    """Train all arms. Returns, for each arm and each of its seeds, the held-out loss by source in nats per token. The
-    source ALL stands for all sources together."""
+    """Train all arms. Returns {arm: [{source: held-out loss in nats per token} for each seed]} on rank 0, {} on other
+    ranks. The source ALL stands for all sources together."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.train import train
 
@@ -110,8 +111,8 @@ def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
 
 
 def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | None]:
-    """Compare values[arm][seed]. Returns the mean difference of each arm to the first arm, and half the width of the 95
-    % interval of such a difference. With one seed or one arm the width is unknown, and None is returned for it.
+    """Compare the losses `values`[arm][seed]. Returns (mean difference of each arm to the first arm, half the width of
+    the 95 % interval of such a difference). With one seed or one arm the width is unknown, and None.
 
     Arms with the same seed have the same initial values and order of data, so differences are taken within a seed. This
     is a randomised block design, with the residual variance pooled over all arms; for two arms it is the paired t-test.
@@ -129,9 +130,10 @@ def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | N
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """{"arms": [names], "seeds": S, "sources": {source: {"noise": half width or None, "arms": {name: {"loss", "delta",
-    "beyond_noise"}}}}}. Only sources that all arms have are included. `delta` is the difference to the first arm;
-    negative is better.
+    """Return the table of results: {"arms": [names], "seeds": number of seeds, "sources": {source: {"noise": …, "arms":
+    {name: {"loss", "delta", "beyond_noise"}}}}}. Only sources that all arms have are included. `delta` is the
+    difference to the first arm; negative is better. `noise` is half the width of the 95 % interval of a difference, or
+    None.
     """
     first = next(iter(results))
     seeds, sources = len(results[first]), {}
@@ -148,8 +150,8 @@ def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """The table as text: losses of the first arm, and differences of the others to it. A star marks differences that
-    exceed the noise."""
+    """Format the table of results as lines of text: the losses of the first arm, and the differences of the others to
+    it. A star marks differences that are larger than the noise."""
     width = max(12, *(len(n) + 2 for n in found["arms"]))
     first, *others = found["arms"]
     out = [f"held-out loss in nats/token, means of {found['seeds']} seed{'s' * (found['seeds'] > 1)}; differences to "

@@ -1,9 +1,9 @@
 """`tokenmill train explain`: shows the documents of a step, and compares its loss with that of neighbouring steps.
 
-The documents are found without a log. Samples follow from the curriculum, windows from the order, and documents from
-the shards' document table. URLs, signals and texts come from the store's published datasets, by the part and row that
-the table names. Only the losses of single rows must have been recorded. Training records the highest of each interval
-in worst_rows.jsonl.
+No log of the documents is needed. The curriculum determines which tokens a step reads, and the shards' document table
+says which documents these tokens belong to, and in which part and row of the store's published datasets a document is.
+URLs, signals (numbers that filters computed) and texts are read from there. Only the losses of single rows (samples)
+have to be recorded in training: worst_rows.jsonl has the highest of each interval between two printed lines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 AROUND = 5
 #: minimum of steps for a meaningful standard deviation
 TELLING = 5
-#: document tables or parts of datasets that are read in parallel, because a bucket answers each request slowly
+#: number of files (document tables, parts of datasets) read in parallel, because a bucket answers each request slowly
 READERS = 16
 #: characters of a document's text that are shown
 EXCERPT = 400
@@ -67,8 +67,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def explain(run: Run, number: int, row: int | None = None, worst: int | None = None) -> dict[str, Any]:
-    """Collect everything about step `number` (from 1). With `row`, only that row is included; with `worst`, only the
-    `worst` rows with the highest loss. Raises ConfigError for a step or row that does not exist."""
+    """Return everything about step `number` (from 1) that the command prints. With `row`, only that row (sample) of the
+    step is included; with `worst`, only the `worst` rows with the highest loss. Raises ConfigError for a step or row
+    that does not exist."""
     from tokenizer.mixture.order import Order
     from trainer.base.config import ConfigError
     from trainer.checkpoint.ledger import Ledger
@@ -116,9 +117,9 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
 
 
 def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
-    """The documents of a window, starting with those that have the most tokens in it. `tokens` are a document's
-    positions [first, stop) among the window's `length` + 1 positions. The last position is only a target, so a document
-    that begins there is left out."""
+    """Return the documents in a window (the `length` + 1 consecutive tokens of one sample), those with the most tokens
+    in it first. `window` is its number in the stream. `tokens` of a document is its range [first, stop) of positions in
+    the window. The last position is only a target, so a document that begins there is left out."""
     start = window * length
     result = []
     for span in shards.documents(start, start + length + 1):
@@ -131,9 +132,9 @@ def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
 
 
 def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bool, pool: Executor) -> str | None:
-    """Add to each document the columns of its published dataset (below `top`/datasets). These are url, source and
-    language, and with `whole` also signals, meta and an excerpt of the text. Returns a message if some documents are
-    missing from the datasets, else None."""
+    """Add to each document of `wanted` what the published datasets (folders below `top`/datasets) say about it: url,
+    locator, source and language; with `whole` also signals, meta and an excerpt of the text. Returns a message if some
+    documents are missing from the datasets, else None."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import fs
@@ -165,8 +166,9 @@ def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bo
 
 
 def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str, Any]], whole: bool) -> bool:
-    """Add to the documents `wanted` the columns of their rows `at` of a part. Returns whether the part exists. A row
-    with another id is skipped, because the dataset has changed."""
+    """Add to each document of `wanted` the columns of its row in the Parquet file `part`; `at` of the document is the
+    row's number. If the row has another id, the dataset has changed, and nothing is added. Returns whether the file
+    exists."""
     import pyarrow as pa
 
     from pipeline.base.parquet import open_parquet
@@ -205,11 +207,12 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
 
 
 def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | None]:
-    """Return the metrics of a step and its neighbours, and the reason why they are left out, or None. `around` holds
-    metrics of neighbouring steps. `loss` and `norm` hold the step's value, the mean and standard deviation of the
-    accepted steps before it, and the step's distance from the mean in deviations. If a rewind skipped the step, all
-    metrics are from before its last rewind. Metrics are left out when the step was performed with other samples than
-    the present curriculum gives it."""
+    """Return (metrics of a step and its neighbours, None). If the step was performed with other samples than the
+    present curriculum gives it, the metrics are left out, and the second value is a text that says so.
+
+    `around` has metrics of the neighbouring steps. `loss` and `norm` have the step's value, the mean and standard
+    deviation of the accepted steps before it, and the step's distance from the mean in standard deviations. If training
+    went back to a checkpoint to skip this step, the metrics are from before it last did so."""
     from trainer.observe.metrics import TURNS, scan, standing
 
     number, most = step.number + 1, run.config.stability.window
@@ -239,8 +242,8 @@ def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | 
 
 
 def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -> str | None:
-    """The reason why `lines` do not apply to step `number`, or None if they apply. They do not apply when the
-    curriculum was edited after the step was performed, so that the step now has other samples."""
+    """Return None if the metrics `lines` apply to step `number`, else a text that says why they do not. They do not
+    apply if the curriculum was edited after the step was performed, so that the step now has other samples."""
     begun = next((line for line in reversed(lines) if line["event"] in ("start", "resume")), None)
     first = None
     if begun is not None and "phases" in begun:

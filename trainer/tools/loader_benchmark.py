@@ -1,10 +1,12 @@
-"""`tokenmill train soak RUN`: tests, before training, whether the loader will keep up at the end of the run.
+"""`tokenmill train soak RUN`: tests, before training, whether the loader (which reads batches from shards) will be fast
+enough until the end of the run.
 
-It runs the loader, without a model, over the last steps of the plan. Late steps reveal an index that grows with the
-run, storage that has evicted shards, and memory leaks. (The first two were SmolLM3's first problems, at a trillion
-tokens on 384 GPUs.) At full speed it measures the loader's throughput. With `--rate` it reads at the pace of a training
-with that many tokens per second, and measures how long such a training would wait. `--ranks N` runs N loaders in N
-processes on this machine. The exit code is 0 if the loader keeps up, and 1 if it does not or its memory grows.
+It runs the loader, without a model, over the last steps of the run. Late steps reveal an index that grows during a run,
+storage that has evicted shards, and memory leaks. (The first two were SmolLM3's first problems, in a training of
+trillions of tokens on 384 GPUs.) By default it reads as fast as possible, and measures the throughput. With `--rate` it
+reads at the pace of a training with that many tokens per second, and measures how long such a training would wait.
+`--ranks N` runs N loaders in N processes on this machine. The exit code is 0 if the loader keeps up, and 1 if it does
+not or its memory grows.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 #: largest share of the time that a training may wait for data
 BEARABLE = 0.01
-#: memory that a rank may gain between the first tenth of the steps and the end: a share, and bytes
+#: after the first tenth of the steps, a rank's memory may grow by this share, or by this many bytes if that is more
 GROWTH, NOISE = 0.1, 64 << 20
 
 
@@ -82,8 +84,8 @@ def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
 
 
 def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, Any]:
-    """Read this rank's rows of the last `steps` steps and return the measurements. `rate` is the tokens per second of
-    all ranks; 0 reads without pauses."""
+    """Read this rank's part of the last `steps` steps, and return measurements of speed, waits and memory. `rate` is
+    the pace in tokens per second of all ranks together; 0 means to read without pauses."""
     from trainer.data.batches import Data, Prefetch
 
     total = run.curriculum.steps
@@ -115,7 +117,8 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
 
 
 def together(ranks: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
-    """Combine the reports of all ranks: the longest wait, the sum of bytes read, and the problems."""
+    """Combine the measurements of all ranks into one report: the longest waits, the sums of bytes read, and
+    `problems`, a list of texts."""
     seconds = max(r["seconds"] for r in ranks)
     worst = max(ranks, key=lambda r: r["memory_after"] - r["memory_before"])
     report = {"ranks": len(ranks), "first_step": ranks[0]["first_step"], "steps": ranks[0]["steps"],
@@ -156,8 +159,8 @@ def told(report: Mapping[str, Any]) -> str:
 
 
 def memory() -> int:
-    """Bytes of this process that are not pages of files. Pages of files are left out because the system may load and
-    evict them at any time."""
+    """Bytes of this process's resident memory without pages of memory-mapped files. Such pages are left out because the
+    system may load and evict them at any time. On systems that do not report this, all resident memory."""
     from trainer.observe.hardware import host_memory
 
     try:

@@ -1,11 +1,12 @@
-"""Estimates the memory of a rank before training, by a closed formula and by a measurement of a step on fake tensors.
+"""Estimates, before training, how much memory a rank will need, in two ways: by a formula, and by a measurement on fake
+tensors.
 
-The formula adds up everything that a step keeps at some time. Its result is a little too high, because gradients appear
-while activations are freed. The measurement runs the model, sharded over a fake process group of N ranks, on tensors
-with shapes but no storage (FakeTensorMode), and torch's FSDPMemTracker counts the bytes. It needs no GPU and uses the
-CPU's kernels. These keep more than CUDA's, because norms are not fused, and keys and values are repeated for all heads.
-The measurement is thus an upper bound, the formula an estimate. Neither includes the allocator's waste, so a plan
-should fill at most 92 % of the device.
+The formula adds up everything that a step keeps in memory at some time. Its result is a little too high, because not
+everything is there at the same time: gradients appear while activations are freed. The measurement runs the model,
+sharded over a fake process group of N ranks, on tensors with shapes but no storage (FakeTensorMode), and torch's
+FSDPMemTracker counts the bytes. It needs no GPU and uses the CPU's kernels. These keep more than CUDA's, because norms
+are not fused, and keys and values are repeated for all heads. The measurement is thus an upper bound, and the formula
+an estimate. Neither includes memory that the allocator cannot use, so a plan should fill at most 92 % of the device.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ FILL = 0.92
 MEMORY = {"NVIDIA A100-SXM4-40GB": 40e9, "NVIDIA A100-SXM4-80GB": 80e9, "NVIDIA H100 80GB HBM3": 80e9,
           "NVIDIA H100 NVL": 94e9, "NVIDIA H200": 141e9, "NVIDIA H200 NVL": 141e9, "NVIDIA B200": 180e9,
           "NVIDIA L40S": 48e9, "NVIDIA GeForce RTX 4090": 24e9}
-#: the device meant by a short name that fits several
+#: short name that fits several devices → the device that is meant by it
 MEANT = {"h100": "NVIDIA H100 80GB HBM3", "a100": "NVIDIA A100-SXM4-80GB"}
-#: what computes a layer: fused kernels that recompute all but matrix products and attention; CUDA's kernels one by one,
-#: where a norm keeps its float32 input; the CPU's, which also keep normalised values and repeat keys and values
+#: which kernels compute a layer. "compiled": fused CUDA kernels; backward recomputes everything except matrix products
+#: and attention. "eager": CUDA's kernels one by one; a norm keeps its float32 input. "cpu": the CPU's kernels, which
+#: also keep normalised values and repeat keys and values
 Kernels = Literal["compiled", "eager", "cpu"]
 #: numbers of layers of the two models that are measured; their difference gives the memory of a layer
 MEASURED = (3, 5)
 
 
 def micro_batch(run: Run, ranks: int) -> tuple[int, int, bool]:
-    """The largest micro-batch of a rank: (rows, length of a row, whether some step has several micro-batches)."""
+    """Return the size of a rank's largest micro-batch, and whether any step of the run has several micro-batches, as
+    (rows, tokens per row, several). A micro-batch is what a rank computes at once."""
     data = max(1, ranks // run.config.parallel.tensor)
     result = []
     for phase in run.curriculum.phases:
@@ -54,8 +57,9 @@ def number_bytes(run: Run, device: str) -> int:
 
 
 def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: int, kernels: Kernels) -> float:
-    """Bytes that one layer keeps for one token from forward to backward, on average over the layers. `size` is the
-    bytes of a number in the compute dtype. Heads and hidden units are divided by `tensor`."""
+    """Bytes that a layer keeps per token from forward to backward, on average over the layers. `how` is the setting
+    `parallel.checkpointing`, `size` the bytes of a number in the compute dtype, and `tensor` the number of ranks among
+    which heads and hidden units are divided."""
     width, query, key = model.width, model.heads * model.dim / tensor, model.kv_heads * model.dim / tensor
     hidden = model.ffn / tensor
     upcast = _upcast(size, kernels)
@@ -84,20 +88,21 @@ def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: in
 
 
 def _upcast(size: int, kernels: Kernels) -> int:
-    """Bytes that a norm keeps per number, unless compiled. It keeps its float32 input, which exists already if `size`
-    is 4. On a CPU it also keeps the normalised value."""
+    """Bytes that a norm keeps per number, if it is not compiled. It keeps a float32 copy of its input, unless the input
+    is float32 already (`size` 4). On a CPU it also keeps the normalised value."""
     return (4 if size < 4 else 0) + (4 if kernels == "cpu" else 0)
 
 
 def grouped() -> bool:
-    """Whether this torch's attention takes fewer keys and values than queries (2.13). Older ones get them repeated."""
+    """Whether attention in this version of torch accepts fewer heads of keys and values than of queries (from torch
+    2.13 on). In older versions keys and values are repeated for all heads."""
     from trainer.model import attention
 
     return attention.VARLEN_GQA or attention.varlen_attn is None
 
 
 def kernels_on(config: TrainConfig, device: str) -> Kernels:
-    """The kernels that a training on `device` (cpu or cuda) uses."""
+    """The kernels that compute a training with the settings `config` on `device` (cpu or cuda)."""
     if device == "cpu":
         return "cpu"
     return "eager" if config.compile is False else "compiled"
@@ -109,7 +114,7 @@ def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
 
 
 def _sizes(config: TrainConfig, vocab: int) -> tuple[int, int, int]:
-    """(parameters of the model, those in hidden matrices, its width)."""
+    """Return (number of parameters of the model, number of them in hidden matrices, width of the model)."""
     model = config.model
     return model.parameters(vocab), model.matmul_parameters(vocab) - vocab * model.width, model.width
 
@@ -122,9 +127,10 @@ def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:
 
 def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int, accumulate: bool = False,
              kernels: Kernels | None = None) -> dict[str, float]:
-    """Estimate the bytes on a rank of `ranks`, by use. Micro-batches have `tokens` tokens, and a number in matrix
-    products has `size` bytes. `accumulate` says that a step has several micro-batches. `kernels` None: those of CUDA,
-    compiled if `config` compiles there. Raises ConfigError when the ranks cannot be arranged."""
+    """Estimate the memory of one of `ranks` ranks by the formula. Returns {use: bytes}; the sum is the estimate.
+    Micro-batches have `tokens` tokens, and a number in matrix products has `size` bytes. `accumulate` is whether a step
+    has several micro-batches. If `kernels` is None, they are CUDA's, compiled or not according to `config`. Raises
+    ConfigError when that many ranks do not fit the settings under `train.parallel`."""
     kernels = kernels or kernels_on(config, "cuda")
     model, parallel = config.model, config.parallel
     shards = parallel.shape(ranks)["shard"] * parallel.tensor
@@ -144,13 +150,14 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
                                                                 kernels),
     }
     output = vocab * model.width / parallel.tensor
-    # the end of forward holds logits, softmax (which compiled kernels do not write) and gradient of a chunk, and the
-    # gradients of the whole output matrix (which a tensor group also gathers) and of its input
+    # at the end of forward, memory has: logits, softmax (which compiled kernels do not write) and gradient of a chunk;
+    # the gradient of the whole output matrix (and with tensor parallelism the gathered matrix); the gradient of its
+    # input
     chunk = min(config.loss.tokens(vocab, kernels != "cpu"), mine)
     loss = chunk * vocab * ((0 if kernels == "compiled" else 4) + 2 * size) + mine * model.width * size
     loss += vocab * model.width * (4 + (size if parallel.tensor > 1 else 0))
-    # backward holds a layer's gradients before and during their reduction, the output's gradients, which wait for the
-    # embedding's, and the activations of a recomputed layer
+    # in backward, memory has: a layer's gradients before and during their reduction; the gradients of the output, which
+    # are reduced together with those of the embedding; the activations of a recomputed layer
     backward = size * output + (size + 4) * layer / parallel.tensor
     if parallel.checkpointing != "none":
         backward += tokens * activation_bytes(model, "none", size, parallel.tensor, kernels)
@@ -172,11 +179,12 @@ def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
 
 def measure(config: TrainConfig, vocab: int, ranks: int, rows: int, length: int, size: int,
             accumulate: bool = False) -> float:
-    """Measure the peak bytes of forward and backward on a rank of `ranks`, with parameters, gradients and optimiser
-    state, on fake tensors. Models with MEASURED layers are measured, and the result is extrapolated to all layers. With
-    `accumulate`, two micro-batches of a step are measured.
+    """Measure the peak memory of one of `ranks` ranks on fake tensors, in bytes: parameters, gradients, optimiser
+    state, forward and backward. A micro-batch has `rows` rows of `length` tokens, and a number in matrix products has
+    `size` bytes. Large models are not run whole: models with MEASURED layers are run, and the result is extrapolated to
+    all layers. With `accumulate`, two micro-batches of a step are run.
 
-    No process group may exist. Raises RuntimeError when torch's tracker, which is private to torch, fails.
+    No process group may exist. Raises RuntimeError when torch's memory tracker, a private part of torch, fails.
     """
     layers = config.model.layers
     if layers <= MEASURED[1]:
@@ -233,10 +241,11 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
 
 def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, capacity: float | None,
           rows: int) -> tuple[list[str], str]:
-    """Return (lines, advice). The lines show GB by micro-batch and checkpointing, for each way to shard the state. The
-    advice names settings that fit into the share FILL of `capacity` (bytes) with the run's own sharding: the least
-    recomputation that fits, and with it the largest micro-batch. `rows` is the number of windows of `length` tokens
-    that a rank has in a step; a micro-batch cannot be larger."""
+    """Return (lines, advice). The lines are a table of the estimated memory in GB: a row for each size of micro-batch
+    and each kind of activation checkpointing, a column for each way to shard the model. The advice names settings that
+    fit into the share FILL of `capacity` (bytes) with the run's own sharding: the least recomputation that fits, and
+    with it the largest micro-batch. `rows` is the number of samples of `length` tokens that a rank has in a step, which
+    is the largest possible micro-batch."""
     own, data = config.parallel.shard, ranks // config.parallel.tensor
     ways: dict[Sharding, tuple[str, int]] = {"full": ("full", 0)}
     node = config.parallel.shard_size or 8
@@ -272,7 +281,7 @@ def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, c
 
 
 def parse_bytes(text: str) -> float:
-    """Parse '141GB' → 141e9; also MB, GiB, TB. Raises ConfigError."""
+    """Parse an amount of memory: '141GB' → 141e9. Units are MB, GB, TB, MiB, GiB and TiB. Raises ConfigError."""
     units = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
     for unit, factor in units.items():
         if text.strip().upper().endswith(unit):
@@ -286,8 +295,8 @@ def parse_bytes(text: str) -> float:
 
 
 def device_named(text: str, known: dict[str, Any]) -> str:
-    """The full name of a device from a short one ('H200' → 'NVIDIA H200'). Raises ConfigError when the name fits no
-    device, or several that differ."""
+    """Return the device of `known` that a short name means: 'H200' → 'NVIDIA H200'. Raises ConfigError when the name
+    fits no device, or several devices with different values in `known`."""
     text = MEANT.get(text.lower(), text)
     exact = [name for name in known if text.lower() in (name.lower(), name.lower().removeprefix("nvidia "))]
     close = exact or [name for name in known if text.lower() in name.lower().split()]

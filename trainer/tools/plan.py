@@ -1,4 +1,5 @@
-"""`tokenmill train plan`: prints the results of `trainer.tools.sizes`."""
+"""`tokenmill train plan`: prints phases, sizes, memory and FLOPs of a training before it runs. `trainer.tools.sizes`
+makes the text."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ REQUIRED = "(required)"
 
 
 def settings(config: type[Any], prefix: str = "", value: Any = None) -> Iterator[tuple[str, str]]:
-    """Yield (key as `--set` takes it, default) for every setting of a config class and of nested classes. `value` is an
-    instance whose values are the defaults."""
+    """Yield (key as written after `--set`, default) for every setting of a config class and of nested classes. If
+    `value`, an instance of the class, is given, its values are the defaults."""
     hints = typing.get_type_hints(config)
     for field in fields(config):
         key = prefix + field.name.removesuffix("_")  # from_, for_ and async_ stand for words that Python reserves
@@ -56,8 +56,8 @@ def _default(field: Field[Any]) -> Any:
 
 
 def rewrite(page: str) -> str:
-    """Return the page with its list replaced by that of the current classes. Raises ValueError unless the page has the
-    marks exactly once."""
+    """Return the text `page` with its list of settings replaced by that of the current config classes. Raises
+    ValueError if the page does not have the two marks exactly once."""
     rows = list(settings(TrainConfig))
     width = max(len(key) for key, _ in rows)
     text = "".join(f"{key:<{width}}  {default}\n" for key, default in rows)

@@ -15,8 +15,8 @@ from trainer.tools.memory import FILL, MEMORY, estimate, measure, micro_batch, n
 
 @dataclass(frozen=True)
 class Machine:
-    """The device of a rank: `memory` in bytes, `peak` in dense bf16 FLOP/s, the share of the peak that training
-    reaches, and the price in $ per hour."""
+    """The device of a rank: `memory` in bytes, `peak` in dense bf16 FLOP/s (None: unknown), `mfu`, the share of the
+    peak that training reaches, and `price` in $ per hour."""
 
     name: str = "NVIDIA H200"
     memory: float | None = MEMORY["NVIDIA H200"]
@@ -52,8 +52,8 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
 
 
 def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
-    """Lines about the memory of a rank by the formula and, if `measured`, by a step on fake tensors. Further lines show
-    alternatives that fit."""
+    """Return lines about the memory of a rank: estimated by the formula and, if `measured`, measured on fake tensors
+    (see `trainer.tools.memory`). Further lines show alternative settings and which of them fit."""
     config, parallel, vocab = run.config, run.config.parallel, run.vocab
     size = number_bytes(run, "cuda")
     rows, length, accumulate = micro_batch(run, ranks)
@@ -86,8 +86,8 @@ def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
 
 
 def accumulation(run: Run, ranks: int, machine: Machine, rows: int, length: int) -> list[str]:
-    """Lines about the memory of a rank with sharded and unsharded accumulation of gradients, and which of them to
-    use."""
+    """Return lines about the memory of a rank with both values of the setting `parallel.accumulate`, sharded and
+    unsharded, and which of the two to use."""
     config, size = run.config, number_bytes(run, "cuda")
     totals = {}
     for way in ("sharded", "unsharded"):
@@ -114,7 +114,7 @@ def accumulation(run: Run, ranks: int, machine: Machine, rows: int, length: int)
 
 
 def cost(run: Run, ranks: int, machine: Machine) -> list[str]:
-    """Lines about the FLOPs of the whole training, and the time and money they take."""
+    """Return lines about the FLOPs of the whole training, and its time and price."""
     flops = sum(step_flops(run.config.model, run.vocab, p.tokens, p.tokens * p.sequence) for p in run.curriculum.phases)
     lines = [f"compute    {flops:.3g} FLOPs ({FORMULA}, at most: documents as long as the sequence)"]
     if machine.peak is None:
@@ -126,7 +126,7 @@ def cost(run: Run, ranks: int, machine: Machine) -> list[str]:
 
 
 def batches(phase: Phase) -> str:
-    """Tokens of a step as text: '512k', or '64k→512k' when the batch grows."""
+    """Tokens of a step in a phase as text: '512k', or '64k→512k' when the batch size grows within the phase."""
     sizes = [count(batch * phase.sequence) for *_, batch in phase.stretches]
     return sizes[0] if len(sizes) == 1 else f"{sizes[0]}→{sizes[-1]}"
 

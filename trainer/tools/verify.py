@@ -1,11 +1,11 @@
 """`tokenmill train verify RUN`: checks whether a checkpoint matches its run, and says which data the model has seen.
 
-From the curriculum and the ledger, the hash chain over every window of every performed step is computed again and
-compared with the checkpoint's. The sizes and sha256 of the checkpoint's files, the tokenizer, and the shard sets (with
-`--shards` every byte of them) are checked too. `--against LIST` looks documents up in the document tables and reports
-those that the model has seen by this step; a document that was seen is a failure. LIST has one id per line, as
-decontamination lists them. `--checkpoint` only reads the files of one checkpoint. The exit code is 0 if everything
-matches, and 1 if something differs or a listed document was seen.
+The checkpoint stores a hash over all samples of all performed steps. It is computed again, from the curriculum and the
+ledger (the list of skipped steps), and compared. The sizes and sha256 of the checkpoint's files, the tokenizer, and the
+shard sets (with `--shards` every byte of them) are checked too. `--against LIST` reports which documents of a list the
+model has seen by this step; a document that was seen is a failure. LIST has one id per line, as decontamination lists
+them. `--checkpoint` only reads the files of one checkpoint. The exit code is 0 if everything matches, and 1 if
+something differs or a listed document was seen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainer.checkpoint.ledger import Ledger
     from trainer.loop.run import Run
 
-#: most seen documents that are named; further documents are only counted
+#: number of seen documents that are named; further ones are only counted
 NAMED = 20
 
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def whole(options: argparse.Namespace) -> int:
-    """Read a whole checkpoint and name its damaged files. Returns the exit code."""
+    """Read every byte of the checkpoint given by --checkpoint, and print its damaged files. Returns the exit code."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.damage import damage
 
@@ -74,8 +74,8 @@ def whole(options: argparse.Namespace) -> int:
 
 
 def marked(options: argparse.Namespace) -> Path:
-    """Find the marker file of the checkpoint given by --checkpoint. It is COMPLETE, or DAMAGED for a checkpoint that
-    was set aside."""
+    """Return the file that commits the checkpoint given by --checkpoint. Its name is COMPLETE, or DAMAGED if a training
+    has found the checkpoint damaged."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint.checkpoints import ASIDE, STEP
     from trainer.loop.run import open_run
@@ -148,7 +148,8 @@ def written_by(meta: dict[str, Any]) -> str:
 
 
 def files(found: Checkpoint) -> tuple[list[str], str]:
-    """Check the sha256 of the files. Their sizes have been checked when the checkpoint was found."""
+    """Check the sha256 of a checkpoint's files; `survey`, which found it, has checked their sizes. Returns (lines about
+    differences, a line to print if there are none)."""
     from trainer.checkpoint.checkpoints import sha256
 
     try:
@@ -180,7 +181,8 @@ def tokenizer(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def curriculum(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
-    """Check that curriculum.json still gives the samples that were read. (Other settings do not matter.)"""
+    """Check that curriculum.json still gives the samples that were read before the checkpoint. Other settings are not
+    checked. Returns (lines about differences, a line to print if there are none)."""
     from trainer.loop.run import differences
 
     wrong = [line for line in differences(meta, run) if not line.startswith(("train.", "schedule:"))]
@@ -188,7 +190,8 @@ def curriculum(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def data(run: Run, meta: dict[str, Any], ledger: Ledger) -> tuple[list[str], str]:
-    """Recompute the hash chain and compare it with the checkpoint's."""
+    """Compute the hash over all samples of all performed steps, and compare it with that in the checkpoint. Returns
+    (lines about differences, a line to print if there are none)."""
     from itertools import takewhile
 
     from tokenizer.mixture.order import Order
@@ -227,7 +230,8 @@ def shards(run: Run, deep: bool) -> tuple[list[str], str]:
 
 # -- data that the model has seen ------------------------------------------------------------------------------------
 def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
-    """Disjoint ranges [first, stop) of skipped steps up to `step`, in order, with the reason for each."""
+    """Return the skipped steps up to `step` as disjoint ranges (first, stop, reason), in order; `stop` is
+    exclusive."""
     result: list[tuple[int, int, str]] = []
     for first, stop, why in sorted(ledger.passed):
         first, stop = max(first, result[-1][1] if result else 1), min(stop, step + 1)
@@ -237,7 +241,8 @@ def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
 
 
 def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
-    """Lines about the tokens and epochs of each stream after `step` steps, and about skipped steps."""
+    """Yield lines about how many tokens and epochs of each stream have been read after `step` steps, and about skipped
+    steps."""
     from tokenizer.mixture.order import Order, counts
 
     order, phases = Order(run.curriculum), run.curriculum.phases
@@ -266,8 +271,8 @@ class Hit:
 
 
 def read_ids(path: Path) -> list[str]:
-    """Read ids, one per line. The rest of a line is a remark, and lines that begin with # are skipped. Returns the ids
-    sorted and without duplicates. Raises ConfigError."""
+    """Read document ids from a file, the first word of each line. Lines that begin with # are skipped. Returns the ids
+    sorted and without duplicates. Raises ConfigError when the file cannot be read."""
     from trainer.base.config import ConfigError
 
     try:
@@ -278,7 +283,8 @@ def read_ids(path: Path) -> list[str]:
 
 
 def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[Hit]:
-    """The documents of `ids` in the training shards, with the steps that read parts of them before sample `samples`."""
+    """Return those documents of `ids` that are in the training shards, each with the performed steps that read parts of
+    it before sample number `samples`."""
     from tokenizer.mixture.order import Order
     from trainer.data.remote import shard_set
 
@@ -293,7 +299,8 @@ def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[
 
 
 def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield (id, first token, end) for each of `ids` that the shards hold. The positions are those in the stream."""
+    """Yield (id, first token, exclusive end) for each document of `ids` that the shards hold. The positions are counted
+    in tokens from the start of the stream."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -309,9 +316,9 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
 
 
 def readers(order: Order, stream: int, begin: int, end: int) -> np.ndarray:
-    """Numbers (int64) of all samples of the curriculum whose window has a token of the document [begin, end). A
-    window that reaches the document only with its last target, the token after the window, is left out: that target is
-    then the document's first token, which is never learned."""
+    """Return the numbers (int64) of all samples of the curriculum that read a token of the document at tokens [begin,
+    end) of a stream. A sample's last token is only a target. A sample that reaches the document only with that token is
+    left out, because it is the document's first token, which does not count in the loss."""
     last = min((end - 1) // order.longest + 1, order.supers[stream])
     result = [np.empty(0, np.int64)]
     for phase, (numbers, windows, _) in order.samples_of(stream, begin // order.longest, last).items():
