@@ -1,8 +1,9 @@
 """Encodes texts into the tokens of a shard, in batches; each document ends in EOS.
 
-If a document has `loss_spans`, only the tokens inside those spans count for the loss. Its text is cut at the borders of
-the spans, and each piece is encoded on its own, so that no token crosses a border. The tokens of an answer are then the
-ones that a model generates after the tokens of its prompt.
+If a document has `loss_spans` (byte ranges of its text, for instance the answers in a dialogue), only the tokens inside
+those spans count in the loss. Its text is cut at the borders of the spans, and each piece is encoded on its own, so
+that no token crosses a border. The tokens of an answer are then the ones that a model generates after the tokens of its
+prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.nda
     """Return the tokens of all documents back to back, each document ended by EOS, and the documents' lengths.
 
     Tokens have the shard's dtype (u16 or u32 by vocabulary size). Lengths are in tokens, EOS included, int64 (n,).
-    Raises TokenizerError when a text encodes to EOS itself: a reader that splits at EOS would see two documents."""
+    Raises TokenizerError when the tokens of a text include EOS, because a reader that splits at EOS would see two
+    documents."""
     return _ended(tokenizer, *tokenizer.encode_flat(texts))
 
 
@@ -28,12 +30,12 @@ Spans = Sequence[Mapping[str, int]]
 
 def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
                   spans: Sequence[Spans | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Like `encode_documents`, but also return which tokens count for the loss: u8 0 or 1 per token, or None for all.
+    """Like `encode_documents`, but also return which tokens count in the loss: u8 0 or 1 per token, or None if all do.
 
     `spans` holds for each text the byte ranges (UTF-8) that count, sorted and disjoint, or None when the whole text
-    counts. The EOS counts when the text ends inside a span. Raises ValueError for spans outside the text, and
-    TokenizerError when the tokenizer prepends something to every text: it would prepend it to every piece of a
-    document, too.
+    counts. EOS counts if the last span reaches to the end of the text. Raises ValueError for spans outside the text.
+    Raises TokenizerError when the tokenizer prepends something to every text, because it would also prepend it to every
+    piece of a document.
     """
     if all(own is None for own in spans):
         return *encode_documents(tokenizer, texts), None
@@ -65,8 +67,8 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
 
 
 def _cut(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
-    """Cut a text at the borders of its spans. Returns the pieces, each with its flag (1: it counts for the loss), and
-    the same flag of the document's EOS."""
+    """Cut a text at the borders of its spans. Returns ([(piece, flag), …], flag of the document's EOS). A flag is 1 if
+    the piece or EOS counts in the loss, else 0."""
     if spans is None:
         return [(text, 1)], 1
     data, at = text.encode(), 0
@@ -90,8 +92,8 @@ def _joins(tokenizer: Tokenizer) -> bool:
 
 
 def _ended(tokenizer: Tokenizer, ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Put EOS after each document's ids. Returns the tokens in the shard's dtype, and the documents' lengths, EOS
-    included. Raises TokenizerError when the ids already hold EOS."""
+    """Put EOS after each document's ids. `ids` has those of all documents back to back. Returns (tokens in the shard's
+    dtype, lengths of the documents with EOS). Raises TokenizerError when the ids already include EOS."""
     if (ids == tokenizer.eos).any():
         raise TokenizerError(f"{tokenizer.path}: text encodes to its end-of-text token '{tokenizer.eos_token}': "
                              f"name another one with tokenizer.eos")

@@ -11,14 +11,14 @@ import numpy as np
 
 from tokenizer.load import Tokenizer
 
-#: a word: letters with inner apostrophes or hyphens, or digits. Scripts without spaces give long "words"; compare
-#: tokenizers on them by bytes per token instead
+#: pattern of a word: letters with inner apostrophes or hyphens, or digits. In scripts without spaces it finds "words"
+#: that are much too long; compare tokenizers on such scripts by bytes per token instead
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
 
 
 @dataclass
 class Score:
-    """Sums over texts, and the ratios computed from them."""
+    """How a tokenizer encodes some texts: sums over the texts, and ratios computed from the sums."""
 
     texts: int = 0
     bytes: int = 0                # UTF-8
@@ -52,7 +52,7 @@ class Score:
 
 
 def score(tokenizer: Tokenizer, texts: list[str]) -> Score:
-    """Score a batch of texts. All of it is held in memory."""
+    """Return the Score of a tokenizer on `texts`. All texts and their tokens are in memory at the same time."""
     ids = tokenizer.encode_batch(texts)
     words = [m for text in texts for m in WORD.findall(text)]
     lengths = tokenizer.encode_flat([" " + word for word in words])[1] if words else np.empty(0, np.int64)
@@ -62,8 +62,8 @@ def score(tokenizer: Tokenizer, texts: list[str]) -> Score:
 
 
 def evaluate(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]], batch: int = 256) -> dict[str, Score]:
-    """Score (group, text) pairs in batches of `batch` texts. Returns a Score for each group (source or language), and
-    for "all"."""
+    """Evaluate a tokenizer on `texts`, pairs (group, text), in batches of `batch` texts. Returns a Score for each group
+    (source or language), and for "all"."""
     out: dict[str, Score] = {}
     waiting: dict[str, list[str]] = {}
 

@@ -1,6 +1,7 @@
-"""Loads a tokenizer, HF `tokenizer.json` or SentencePiece `.model`, behind one small class.
+"""Loads a tokenizer from a Hugging Face `tokenizer.json` or a SentencePiece `.model`. Both become the class
+`Tokenizer`.
 
-Text is data: a string that spells a special token ("<|endoftext|>" in a web page) is encoded as text, never as the
+Text that spells a special token (for instance "<|endoftext|>" in a web page) is encoded as ordinary text, never as the
 token.
 """
 
@@ -17,7 +18,8 @@ import numpy as np
 
 from pipeline.base.errors import TokenmillError
 
-#: names of an end-of-text token, most specific first, tried when neither the recipe nor the files name one
+#: usual names of an end-of-text token, most specific first. They are tried if neither the recipe nor the tokenizer's
+#: files name the token
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>",
              "[EOS]")
 #: short texts on which implementations of byte-level BPE differ: whitespace runs, scripts without spaces, combining
@@ -55,7 +57,8 @@ class Backend(Protocol):
 
 
 class Tokenizer:
-    """A tokenizer as the pipeline uses it. `backend` names the implementation that encodes."""
+    """A tokenizer as the pipeline uses it. The attribute `backend` is the name of the library that encodes: tokenizers,
+    fastokens or sentencepiece."""
 
     def __init__(self, backend: Backend, kind: str, sha256: str, eos: str | int, path: str) -> None:
         id = backend.token_id(eos) if isinstance(eos, str) else eos
@@ -90,8 +93,9 @@ class Tokenizer:
 def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -> Tokenizer:
     """Load the tokenizer in a file, or in a folder that holds `tokenizer.json` or one `.model`.
 
-    `eos` is the token that ends documents, or its id. The default is the token that the files declare. If they declare
-    none, it is the first of EOS_NAMES among the special tokens of a tokenizer.json, or its only special token.
+    `eos` is the token that ends documents, or its id. If it is None, the token that the files declare is taken. If they
+    declare none, it is the first of EOS_NAMES that is a special token of the tokenizer.json, or else the only special
+    token. Raises TokenizerError when no such token is found, or the tokenizer cannot be loaded.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; parallelism comes from processes
     path = Path(path)
@@ -113,7 +117,8 @@ def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -
 
 
 def _declared_eos(path: Path) -> str | None:
-    """Return `eos_token` of a tokenizer_config.json, which is a string or a mapping with `content`."""
+    """Return the end-of-text token that a tokenizer_config.json declares as `eos_token`, or None. The value in the file
+    is a string or a mapping with `content`."""
     if not path.is_file():
         return None
     token = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
@@ -122,7 +127,7 @@ def _declared_eos(path: Path) -> str | None:
 
 # -- tokenizer.json ----------------------------------------------------------------------------------------------
 class HuggingFace:
-    """The `tokenizers` library, the reference for the meaning of a tokenizer.json."""
+    """Encodes and decodes with the library `tokenizers`, which defines what a tokenizer.json means."""
 
     name = "tokenizers"
 
@@ -151,7 +156,7 @@ class HuggingFace:
 
 
 class Fast(HuggingFace):
-    """Encodes with fastokens (20 times faster) and leaves the rest to `tokenizers`."""
+    """Encodes with the library fastokens, which is 20 times faster, and does everything else with `tokenizers`."""
 
     name = "fastokens"
 
@@ -184,8 +189,9 @@ def _huggingface(data: bytes, path: Path, eos: str | int | None) -> tuple[Huggin
 
 
 def fastest(text: str, slow: HuggingFace, probes: Sequence[str]) -> HuggingFace:
-    """Return fastokens when it is installed, supports this tokenizer and encodes every probe exactly as `tokenizers`
-    does; otherwise `slow`."""
+    """Return a backend with fastokens for the tokenizer.json with contents `text`, if fastokens is installed, supports
+    the tokenizer, and encodes every text of `probes` exactly as `tokenizers` does. Otherwise return `slow`, the backend
+    with `tokenizers`."""
     try:
         fast = Fast(text)
         equal = all(np.array_equal(a, b) for a, b in zip(fast.encode_flat(probes), slow.encode_flat(probes)))
@@ -196,7 +202,7 @@ def fastest(text: str, slow: HuggingFace, probes: Sequence[str]) -> HuggingFace:
 
 # -- SentencePiece -----------------------------------------------------------------------------------------------
 class SentencePiece:
-    """The `sentencepiece` library. By its own rules it never matches control symbols in text."""
+    """Encodes and decodes with the library `sentencepiece`, which never encodes text as a control symbol."""
 
     name = "sentencepiece"
 

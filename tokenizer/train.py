@@ -1,5 +1,5 @@
-"""Trains a tokenizer: byte-level BPE (`tokenizers`) or SentencePiece (BPE, unigram). Training runs in one thread, so
-that equal text gives an equal file."""
+"""Trains a tokenizer: byte-level BPE with the library `tokenizers`, or BPE or unigram with SentencePiece. Training runs
+in one thread, so that equal texts give an equal file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 from tokenizer.load import TokenizerError
 
 EOS = "<|endoftext|>"
-#: how text is split before merges: the pattern of Llama 3 (cl100k with digits in groups of up to three), no normaliser
+#: pattern that splits text before BPE merges: that of Llama 3 (cl100k with digits in groups of up to three). There is
+#: no normaliser
 PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
            r"|\s+(?!\S)|\s+")
 #: longest line for SentencePiece, which silently skips lines that are too long; longer ones are cut, at spaces
 LINE_BYTES = 4096
-#: runs without a space (base64, genomes, rules of dashes), or of white space only, are cut after this many characters:
-#: the BPE trainer's time is quadratic in the length of a chunk (one run of 200,000 letters took 36 s)
+#: a run of characters without white space (base64, genomes, lines of dashes), or of white space only, is cut after this
+#: many characters, because the BPE trainer's time is quadratic in the length of a run (200,000 letters took 36 s)
 RUN = 1024
 _RUN = re.compile(rf"\S{{{RUN}}}|\s{{{RUN}}}")
 
@@ -26,8 +27,9 @@ _RUN = re.compile(rf"\S{{{RUN}}}|\s{{{RUN}}}")
 def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) -> None:
     """Train byte-level BPE (Sennrich et al., arXiv 1508.07909; bytes as in GPT-2) and write a HF `tokenizer.json`.
 
-    The vocabulary always has the 256 bytes and EOS (id 0), so that every text round-trips. `vocab` includes them; the
-    result is smaller when the texts have no pairs left to merge.
+    The vocabulary always has the 256 bytes and EOS (id 0), so that decoding returns every text unchanged. `vocab` is
+    the size of the vocabulary, including these 257. The vocabulary becomes smaller if the texts have no more pairs to
+    merge.
     """
     if vocab < 257:
         raise TokenizerError(f"tokenizer.train.vocab: {vocab} is below 257 (256 bytes and one end-of-text token)")
@@ -48,8 +50,8 @@ def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) ->
 def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], model: str = "unigram") -> None:
     """Train SentencePiece (Kudo & Richardson, arXiv 1808.06226) and write its `.model`.
 
-    The settings lose no text: identity normalisation, white space kept, byte fallback, a piece for the newline.
-    `model` is unigram or bpe.
+    With these settings encoding loses no text: identity normalisation, white space kept, byte fallback, a piece for the
+    newline. `vocab` is the number of pieces; `model` is unigram or bpe.
     """
     if model not in ("unigram", "bpe"):
         raise TokenizerError(f"tokenizer.train.model: '{model}' is neither unigram nor bpe")
@@ -72,7 +74,8 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
 
 def _runs(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts. A run of characters that a pre-tokenizer may leave whole is cut after every RUN characters."""
+    """Yield the texts in pieces. A run of RUN characters without white space, or of white space only, ends a piece, so
+    that the BPE trainer gets no longer run."""
     for text in texts:
         start = 0
         for run in _RUN.finditer(text):
@@ -83,7 +86,7 @@ def _runs(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yield lines of at most LINE_BYTES, cut at spaces where possible."""
+    """Yield the lines of the texts. Lines of more than LINE_BYTES bytes are cut, at spaces where possible."""
     for text in texts:
         for line in text.split("\n"):
             while len(line) * 4 > LINE_BYTES and len(line.encode()) > LINE_BYTES:

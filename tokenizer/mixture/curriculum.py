@@ -1,8 +1,9 @@
 """The resolved curriculum: the contents of `curriculum.json`.
 
 The pipeline writes the file once (`resolve.resolve`). The trainer reads only this file, never the recipe's curriculum.
-The file holds everything that determines the order of samples: the seed, the streams with token counts and hashes, and
-the phases with integer weights. A sample is one window: `sequence` tokens, as set by its phase, plus one more as the
+The file holds everything that determines the order of samples: the seed, the streams (the tokens of one source,
+language or bucket each) with token counts and hashes, and the phases (stretches of the training) with integer weights
+of streams. A sample is one window of a stream: `sequence` consecutive tokens, as set by its phase, plus one more as the
 last target. Samples are numbered from 0 over all phases. A step is `batch` consecutive samples. A phase is a whole
 number of steps.
 """
@@ -25,10 +26,10 @@ from tokenizer.mixture.phases import Phase, Stream
 __all__ = ["Curriculum", "CurriculumError", "Order", "Phase", "Stream", "TokenizerRef", "cut", "edit"]
 
 VERSION = 1
-#: words for the learning rate of a phase: hold it ("stable", or its synonym "constant") or let it fall ("decay"). A
-#: phase may instead give a mapping, a curve of its own
+#: words for the learning rate of a phase: hold it ("stable", or its synonym "constant") or let it fall ("decay")
 RATES = ("stable", "constant", "decay")
-#: keys of that mapping, and the shapes in which the rate falls from its peak after the warm-up
+#: instead of such a word, a phase may have a mapping with these keys, a curve of its own; and the values of `shape`:
+#: how the rate falls from its peak after the warm-up
 RATE_KEYS = ("peak", "warmup", "shape", "floor")
 RATE_SHAPES = ("constant", "linear", "1-sqrt", "cosine", "exp")
 
@@ -103,8 +104,9 @@ class Curriculum:
 
     @classmethod
     def loads(cls, data: bytes, where: str) -> Curriculum:
-        """Parse the bytes of a `curriculum.json`. Raises CurriculumError when the checksum is wrong: a single flipped
-        digit would train another model."""
+        """Parse the bytes of a `curriculum.json`; `where` names the file in error messages. Raises CurriculumError when
+        the file is not a curriculum, or when its checksum is wrong: with a single changed digit, another model would be
+        trained."""
         try:
             doc = json.loads(data)
             if doc.get("version") == VERSION and doc.pop("sha256", "") != _digest(doc):
@@ -118,8 +120,8 @@ class Curriculum:
                                   f"repeat the edit") from None
 
     def dumps(self) -> str:
-        """Return the text of `curriculum.json`. Equal curricula give equal bytes. The last key is the sha256 of the
-        others."""
+        """Return the text of `curriculum.json`. Equal curricula give equal bytes. The last key, sha256, is a checksum
+        of the other keys."""
         doc = self.to_json()
         return json.dumps({**doc, "sha256": _digest(doc)}, indent=1, ensure_ascii=False) + "\n"
 
@@ -127,7 +129,8 @@ class Curriculum:
         Path(path).write_text(self.dumps(), encoding="utf-8")
 
     def validate(self, where: str = "curriculum") -> None:
-        """Check everything that must hold before the first sample is drawn, including that no stream runs out."""
+        """Raise CurriculumError if something in the curriculum is wrong, for instance if a stream does not have enough
+        tokens. `where` names the curriculum in the message."""
         def need(condition: bool, message: str) -> None:
             if not condition:
                 raise CurriculumError(f"{where}: {message}")
@@ -204,7 +207,8 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
-    """Check the resolved learning rate of a phase that has its own. Raises a CurriculumError that names the key."""
+    """Check the learning-rate curve `rate` of a phase that has a curve of its own and `tokens` tokens. Raises a
+    CurriculumError that names the key."""
     unknown = sorted(set(rate) - set(RATE_KEYS))
     if unknown:
         near = difflib.get_close_matches(unknown[0], RATE_KEYS, n=1)
@@ -222,12 +226,12 @@ def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
 
 
 def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequence[Stream] = ()) -> Curriculum:
-    """Return a curriculum that follows `old` up to `sample` (a step boundary, or the end) and the given phases from
-    there on.
+    """Return a curriculum that has the samples of `old` up to sample number `sample` (a step boundary, or the end), and
+    then the phases `phases`.
 
-    The samples before `sample` stay the same, bit for bit. Windows that a cut phase had reserved but not drawn go to
-    the next phase of the same length. The `start` of each of `phases` is overwritten. `streams` are streams to add:
-    new data always forms a new stream.
+    The samples before `sample` stay the same, bit for bit. Windows (samples) that a cut phase had reserved but not read
+    go to the next phase with the same sequence length. The `start` of each of `phases` is overwritten. `streams` are
+    streams to add: new data always forms a new stream.
     """
     kept = cut(old, sample)
     start = kept[-1].stop
@@ -240,8 +244,8 @@ def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequenc
 
 
 def cut(old: Curriculum, sample: int) -> list[Phase]:
-    """Return the phases up to `sample`, the last one shortened to end there. Raises CurriculumError when `sample` is
-    outside the run or inside a step."""
+    """Return the phases of `old` up to sample number `sample`; the last of them is shortened to end there. Raises
+    CurriculumError when `sample` is outside the run or inside a step."""
     if not 0 < sample <= old.samples:
         raise CurriculumError(f"an edit at sample {sample} is outside the run's {old.samples} samples")
     if sample == old.samples:

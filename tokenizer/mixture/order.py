@@ -1,20 +1,23 @@
 """Computes the order of training samples by pure functions, without an index: sample number → (stream, epoch, window).
 
-It rests on three ideas and needs memory proportional to the number of streams (docs/contracts.md: Shards and order):
+A stream is the tokens of one source, language or bucket, a window is the consecutive tokens of one sample, and an epoch
+is one complete reading of a stream. The memory is proportional to the number of streams. docs/contracts.md (Shards and
+order) defines the order; it rests on three ideas:
 
-* **Which stream** sample n is from follows from Webster (Sainte-Laguë) apportionment. Draw k (from 0) of stream i is
-  due at time (2k + 1) / w_i. Samples are numbered in order of due time; ties go to the lowest stream index. A divisor
-  method is house-monotone (Balinski & Young, *Fair Representation*, 1982), so a stream's cursor never goes back. In
-  every prefix and every batch each stream therefore has its share to about one sample (`realised` says how closely),
-  whatever the batch size and the number of ranks or workers.
-* **Which window** a stream's draw j reads follows from a keyed permutation: a balanced Feistel network of 6 rounds with
-  cycle walking (Black & Rogaway, CT-RSA 2002). The key is blake2b("v1/seed/stream/epoch/reservation"), read
+* **Which stream** sample n is from is determined by Webster (Sainte-Laguë) apportionment. Draw k (from 0) of stream i,
+  which has weight w_i, is due at time (2k + 1) / w_i. Samples are numbered in order of due time; of draws due at the
+  same time, that of the lowest stream index comes first. Adding a sample never takes one away from a stream (a divisor
+  method is house-monotone: Balinski & Young, *Fair Representation*, 1982). In every prefix and every batch each stream
+  therefore has its share to about one sample (`realised` says how closely), whatever the batch size and the number of
+  ranks or workers.
+* **Which window** draw j of a stream reads is determined by a keyed permutation: a balanced Feistel network of 6 rounds
+  with cycle walking (Black & Rogaway, CT-RSA 2002). The key is blake2b("v1/seed/stream/epoch/reservation"), read
   little-endian.
-* **The sequence length may change** between phases without reading a token twice. An epoch of a stream is a permuted
-  sequence of super-windows of `longest` tokens. A phase reserves the next super-windows it needs, and permutes windows
-  of its own length inside its reservation.
+* **The sequence length may change** between phases (stretches of the training) without reading a token twice. An epoch
+  of a stream is a permuted sequence of super-windows of `longest` tokens. A phase reserves the next super-windows that
+  it needs, and permutes windows of its own length inside its reservation.
 
-It needs only the standard library and numpy: the trainer imports it on nodes that have nothing else.
+This module needs only the standard library and numpy, because the trainer imports it on nodes that have nothing else.
 """
 
 from __future__ import annotations
@@ -38,20 +41,22 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 class CurriculumError(TokenmillError, ValueError):
-    """A curriculum that cannot be read or followed; the message names the key and the remedy."""
+    """A curriculum that cannot be read or used for a training; the message names the key and the remedy."""
 
     permanent = True
 
 
 # -- permutation -------------------------------------------------------------------------------------------------
 def round_keys(key: str) -> np.ndarray:
-    """The round keys, uint64 (ROUNDS,): blake2b of the key's text, read little-endian on every machine."""
+    """The keys of a permutation's rounds, uint64 (ROUNDS,): blake2b of the text `key`, read little-endian on every
+    machine."""
     digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
 
 def _mix(x: np.ndarray, k: np.uint64) -> np.ndarray:
-    """Mix 32 bits on uint64 lanes, two rounds (lowbias32 constants of C. Wellons, hash-prospector)."""
+    """The round function: hash 32 bits of each uint64 value of `x` with the key `k`, by two multiply-xorshift steps
+    (constants of lowbias32 by C. Wellons, hash-prospector)."""
     with np.errstate(over="ignore"):
         x = (x ^ k) & _LOW
         x = (x * np.uint64(0x7FEB352D)) & _LOW
@@ -87,7 +92,7 @@ def _walk(i: np.ndarray | int, n: int, key: str, forward: bool) -> np.ndarray:
 
 
 def permute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
-    """Map `i` by a keyed bijection of [0, n); returns a flat int64 array."""
+    """Map the numbers `i` by a bijection of [0, n) that the text `key` determines. Returns a flat int64 array."""
     return _walk(i, n, key, True)
 
 
@@ -97,14 +102,15 @@ def unpermute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
 
 
 def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
-    """Return the text of a permutation's key. `reservation` is the index of the phase that made the reservation, or
-    "super" for the permutation of an epoch's super-windows."""
+    """Return the text that is the key of a permutation. `reservation` is the index of the phase whose reserved windows
+    are permuted, or "super" for the permutation of all super-windows of an epoch."""
     return f"v1/{seed}/{stream}/{epoch}/{reservation}"
 
 
 # -- Webster -----------------------------------------------------------------------------------------------------
 def check_weights(weights: Sequence[int], n: int) -> None:
-    """Check that weights are integers >= 0 with a positive sum, small enough for int64 arithmetic up to sample n."""
+    """Raise CurriculumError if the weights are not integers >= 0 with a positive sum, or are too large for int64
+    arithmetic with `n` samples."""
     if not weights or min(weights) < 0 or sum(weights) <= 0 or any(w != int(w) for w in weights):
         raise CurriculumError(f"weights must be integers >= 0 with a positive sum, not {list(weights)}")
     if (2 * n + 1) * max(weights) >= 1 << 62:
@@ -112,16 +118,16 @@ def check_weights(weights: Sequence[int], n: int) -> None:
 
 
 def counts(n: int, weights: Sequence[int]) -> list[int]:
-    """Count how many of the first n samples come from each stream. The counts are exact for any n and take O(K log K)
-    time for K streams."""
+    """Return how many of the first n samples are from each stream, by Webster apportionment with `weights`. The counts
+    are exact for any n. For K streams they take O(K log K) time, whatever n is."""
     check_weights(weights, n)
     total = sum(weights)
     # after `total` samples every stream has given exactly its weight, and the sequence repeats
     rounds, rest = divmod(n, total)
     live = [i for i, w in enumerate(weights) if w]
     got = [0] * len(weights)
-    # by time t a stream of weight w has had floor((w·t + 1)/2) draws; at t = (2·rest − K)/total these are at most
-    # `rest` in all, and at most K are missing
+    # by time t a stream of weight w has had floor((w·t + 1)/2) draws. At t = (2·rest − K)/total all streams together
+    # have had at most `rest` draws, and at least rest − K; the missing draws are added one by one
     for i in live:
         got[i] = max(0, (weights[i] * (2 * rest - len(live)) + total) // (2 * total))
     due = [(Fraction(2 * got[i] + 1, weights[i]), i) for i in live]
@@ -134,11 +140,12 @@ def counts(n: int, weights: Sequence[int]) -> list[int]:
 
 
 def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.ndarray:
-    """Return the number of the sample that is draw j (from 0) of the stream, as an int64 array.
+    """Return the number of the sample that is draw j (from 0) of the stream, as an int64 array. `j` is one number or an
+    array.
 
-    Draw j is due at T = (2j+1)/w. It is preceded by j draws of its own stream and, for another stream with weight v, by
-    one draw for each odd number below T·v. A draw of another stream due at the same time precedes it only if that
-    stream has a lower index.
+    Draw j of a stream with weight w is due at T = (2j+1)/w. It is preceded by j draws of its own stream and, for each
+    other stream with weight v, by one draw for each odd number below T·v. A draw of another stream that is due at the
+    same time precedes it only if that stream has a lower index.
     """
     j = np.array(j, dtype=np.int64, ndmin=1)
     check_weights(weights, int(j.max(initial=0)))
@@ -157,8 +164,8 @@ def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.nd
 # -- reservations ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
-    """Super-windows of one epoch of a stream that one phase reserved. The windows of `length` tokens in the piece are
-    permuted within it."""
+    """A reservation: super-windows of one epoch of a stream that one phase has reserved. The windows (samples) of
+    `length` tokens in the piece are permuted within it."""
 
     stream: int
     epoch: int
@@ -171,7 +178,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Extent:
-    """Draws [start, stop) of a stream in a phase read windows offset, offset + 1 … of the permuted piece."""
+    """A range of samples from one piece: draws [start, stop) of a stream in phase `phase` read the windows at positions
+    offset, offset + 1, … of the permuted piece."""
 
     phase: int
     start: int
@@ -181,7 +189,7 @@ class Extent:
 
 
 class Located(NamedTuple):
-    """The windows that a range of samples reads: int64 arrays of equal length, by sample number."""
+    """Which windows a range of samples reads: int64 arrays of equal length, with an entry per sample, in order."""
 
     phase: np.ndarray
     stream: np.ndarray
@@ -210,7 +218,8 @@ class Mixture(Protocol):
 
 
 class Order:
-    """The order that a curriculum defines. Its size is O(phases × streams × epochs), whatever the number of samples."""
+    """The order of samples that a curriculum defines. The object's size is O(phases × streams × epochs), whatever the
+    number of samples."""
 
     def __init__(self, curriculum: Mixture) -> None:
         self.curriculum = curriculum
@@ -231,8 +240,8 @@ class Order:
 
     def _reserve(self) -> None:
         used = [0] * len(self.names)
-        # windows left over in a reservation go to the next phase of the same length while the stream is still in that
-        # epoch
+        # windows that a phase has reserved and does not read go to the next phase with the same sequence length, if the
+        # stream is still in the same epoch
         left: dict[tuple[int, int], tuple[Piece, int]] = {}
         for p, phase in enumerate(self.curriculum.phases):
             ratio = self.longest // phase.sequence
@@ -253,8 +262,8 @@ class Order:
                     if draw:
                         extents.append(Extent(p, 0, draw, piece, offset))
                         left[s, phase.sequence] = (piece, offset + draw)
-                # a reservation keeps its planned size even after an edit cut the phase short: another size would
-                # permute its windows differently and change samples that were already read
+                # a reservation keeps its planned size if the phase is cut short later: another size would permute its
+                # windows differently, and change samples that have already been read
                 missing = -(-max(0, planned[s] - spare) // ratio)
                 while draw < want[s]:
                     epoch, first = divmod(used[s], self.supers[s])
@@ -269,7 +278,8 @@ class Order:
             self.used.append(list(used))
 
     def _windows(self, piece: Piece, index: np.ndarray) -> np.ndarray:
-        """Return the numbers of the windows at positions `index` of the permuted piece. The windows have its length."""
+        """Return the windows at positions `index` of the permuted piece, as numbers in the stream: window w is tokens
+        [w·L, w·L + L], where L is the piece's `length`."""
         seed, name = self.curriculum.seed, self.names[piece.stream]
         ratio = self.longest // piece.length
         q = permute(index, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
@@ -279,7 +289,8 @@ class Order:
         return windows
 
     def locate(self, n0: int, n1: int) -> Located:
-        """Find the windows that samples [n0, n1) read. O(n1 - n0) time and memory, anywhere in the run."""
+        """Return which windows samples [n0, n1) read. This takes O(n1 - n0) time and memory, at the end of a run as at
+        its beginning."""
         if not 0 <= n0 <= n1 <= self.samples:
             raise CurriculumError(f"samples [{n0}, {n1}) are outside the curriculum's {self.samples} samples")
         out = Located(*(np.empty(n1 - n0, np.int64) for _ in Located._fields))
@@ -302,12 +313,12 @@ class Order:
 
     def samples_of(self, stream: int, first: int, stop: int,
                    phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Find the samples that read super-windows [first, stop) of a stream, in one phase or all: the inverse of
-        `locate`.
+        """Return the samples that read super-windows [first, stop) of a stream, in one phase, or in all if `phase` is
+        None. This is the inverse of `locate`.
 
-        Returns {phase: (sample numbers, windows, epochs)}, int64, sorted by window then epoch; a window appears once
-        for each epoch in which it is drawn. `materialize` uses it to read each shard once, in file order, and to write
-        each window to its sample's row.
+        Returns {phase: (sample numbers, windows, epochs)}, int64 arrays sorted by window, then epoch. A window appears
+        once for each epoch in which a sample reads it. `materialize` uses this to read each shard once, in file order,
+        and to write each window to its sample's row.
         """
         seed, name = self.curriculum.seed, self.names[stream]
         pieces: dict[Piece, list[Extent]] = {}
@@ -344,8 +355,8 @@ class Order:
         return out
 
     def hash(self) -> str:
-        """Return a hash of the order: blake2b over (stream, epoch, window) of the first 10⁶ samples, as little-endian
-        u64."""
+        """Return a hash of the order, in hex: blake2b over (stream, epoch, window) of the first 10⁶ samples, as
+        little-endian u64."""
         h = hashlib.blake2b(digest_size=16)
         for a in range(0, min(HASHED, self.samples), 1 << 16):
             at = self.locate(a, min(a + (1 << 16), HASHED, self.samples))

@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Stream:
-    """The unit of a mixture: the tokens of one source, language or quality bucket, virtually concatenated."""
+    """The unit of a mixture: the tokens of one source, language or quality bucket, as if all its shards were one
+    file."""
 
     name: str
     train: str                    # folder (or manifest) of the split=train shard set, relative to the store
@@ -22,13 +23,13 @@ class Stream:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of the run with its own mixture.
+    """One stretch of the training with its own mixture of streams.
 
-    `lr` is one of `curriculum.RATES`, which says how the schedule of the whole run behaves in this phase, or a mapping
-    {peak: the highest rate, warmup: tokens, shape: one of `curriculum.RATE_SHAPES`, floor: share of the peak at the
-    end}. With a mapping the rate follows that curve over the tokens of the phase, and the run's schedule does not
-    apply. `rope_theta` and `rope_scaling` replace those of `train.model` in this phase, unless they are None. A field
-    with a default may be left out of the file.
+    `lr` is a word of `curriculum.RATES`, which says how the learning-rate schedule of the whole run behaves in this
+    phase, or a mapping {peak: the highest rate, warmup: tokens, shape: one of `curriculum.RATE_SHAPES`, floor: share of
+    the peak at the end}. With a mapping the rate follows that curve over the tokens of the phase, and the run's
+    schedule does not apply. If `rope_theta` or `rope_scaling` is given, it replaces that of `train.model` in this
+    phase. A field with a default may be left out of the file.
     """
 
     name: str
@@ -53,8 +54,9 @@ class Phase:
 
     @property
     def stretches(self) -> list[tuple[int, int, int]]:
-        """Ranges of the phase's samples as (first, stop, batch), counted from 0. Each is read in steps of `batch`
-        samples. There are several ranges when the batch grows, otherwise one."""
+        """Ranges of the phase's samples that are read with one batch size: [(first, stop, batch), …]. Samples are
+        counted from 0 at the start of the phase, and `batch` is the number of samples per step. There are several
+        ranges if the batch size grows within the phase, otherwise one."""
         stretches, first = [], 0
         for stop, batch in [*(self.ramp or ()), (self.samples, self.batch)]:
             stop = min(stop, self.samples)           # an edit may have cut the phase before this stop
@@ -73,7 +75,7 @@ class Phase:
         return all((stop - first) % batch == 0 for first, stop, batch in self.stretches)
 
     def batch_at(self, sample: float) -> int:
-        """Number of samples in the step that holds sample number `sample` of the phase."""
+        """Number of samples in the step that reads sample number `sample`, counted from the start of the phase."""
         return next((batch for _, stop, batch in self.stretches if sample < stop), self.batch)
 
     @property

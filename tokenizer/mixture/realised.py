@@ -1,4 +1,5 @@
-"""The planned mixture, known before anything runs, and the realised mixture of the windows that a run has read."""
+"""Reports the mixture of streams: what a run will read, known before it starts, and what it has read after a number of
+samples, compared with the weights."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ from tokenizer.mixture.order import Order, counts, sample_of
 
 
 def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
-    """Return what a run will read: one row for each (phase, stream) with a weight, in order.
+    """Return what a run will read: one row for each pair of phase and stream with a weight, in order.
 
-    The keys: phase, stream, weight, share, windows, tokens (targets), epochs (of the stream, from the start of the run
-    to the end of the phase), reserved (super-windows), unread (windows of the phase's reservations that no phase
-    draws), repeats_from (number of the first sample of the phase that reads the stream again, or None).
+    The keys of a row: phase, stream, weight, share, windows (samples of the stream in the phase), tokens (targets),
+    epochs (readings of the stream from the start of the run to the end of the phase), reserved (blocks of `longest`
+    tokens that the phase reserves in the stream), unread (windows in these blocks that no phase reads), repeats_from
+    (number of the first sample of the phase that reads data of the stream a second time, or None).
     """
     order = Order(curriculum)
     unread = _unread(order)
@@ -36,7 +38,8 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
 
 
 def _unread(order: Order) -> dict[tuple[int, int], int]:
-    """Return {(phase that made the reservation, stream): number of reserved windows that no phase draws}."""
+    """Return {(phase, stream): number of windows that the phase has reserved in the stream and that no phase reads}.
+    Phases and streams are given by index."""
     drawn: dict[Any, int] = {}
     for row in order.extents:
         for extents in row:
@@ -63,10 +66,11 @@ def plan_text(curriculum: Curriculum) -> str:
 
 
 def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
-    """Return planned and realised windows after `samples` samples: one row for each (phase, stream) with a weight.
+    """Return how many samples of each stream have been read after `samples` samples: one row for each pair of phase and
+    stream with a weight.
 
     `planned` is the stream's share of the phase's samples so far, and may be fractional. `realised` is the number of
-    windows that the order gives the stream. With up to three streams the two differ by less than one window, because
+    samples that the order takes from the stream. With up to three streams the two differ by less than one, because
     Webster apportionment then keeps the quota. With more streams they differ by little more.
     """
     rows = []

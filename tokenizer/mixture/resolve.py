@@ -1,5 +1,5 @@
-"""Resolves a recipe into its curriculum, where shares, counts with suffixes and inherited keys have become numbers of
-samples and integer weights."""
+"""Turns the `curriculum` section of a recipe into the contents of curriculum.json: shares (70%), counts with suffixes
+(14B) and inherited keys become numbers of samples and integer weights."""
 
 from __future__ import annotations
 
@@ -70,11 +70,12 @@ def _weights(mix: Mapping[str, Any], key: str, names: list[str], warnings: list[
 
 def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any]],
             tokenizer: Mapping[str, Any]) -> tuple[Curriculum, list[str]]:
-    """Return the curriculum of a recipe, and warnings for its author.
+    """Return (the curriculum of a recipe, warnings for its author).
 
-    `recipe` has the keys `curriculum` and `shards` (for `longest`), plain YAML values. `shard_sets` maps
-    stream name to what `pipeline.passes.encode.publish_shards` returned. `tokenizer`: sha256, vocab_size, eos, path.
-    Streams are sorted by name, so that the order of samples does not depend on the order of lines in the recipe.
+    `recipe` has the keys `curriculum` and `shards` (for `longest`), with plain YAML values. `shard_sets` maps the name
+    of a stream to the result of `pipeline.passes.encode.publish_shards` for it. `tokenizer` has the keys sha256,
+    vocab_size, eos and path. Streams are sorted by name, so that the order of samples does not depend on the order of
+    lines in the recipe. Raises a CurriculumError that names the key of the recipe.
     """
     spec = recipe["curriculum"]
     warnings: list[str] = []
@@ -107,12 +108,12 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
 
 def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warnings: list[str],
           before: Sequence[Phase] = (), where: str = "curriculum.phases") -> list[Phase]:
-    """Make phases of a recipe's entries, and place them after the existing phases `before`. `until` counts from the
-    start of the run. Percentages are of `total`.
+    """Return the phases for `given`, entries of a recipe's `curriculum.phases`. They follow the existing phases
+    `before`. `until` counts tokens from the start of the run; percentages are shares of `total` tokens. `names` are the
+    known streams. Warnings are appended to `warnings`.
 
-    An entry inherits the keys it leaves out from the entry before it, except `name`, `until`, `extra` and
-    `reset_optimizer`.
-    After an entry with a learning rate of its own, `lr` must be given.
+    A key that an entry does not give is inherited from the entry before it, except for `name`, `until`, `extra` and
+    `reset_optimizer`. After an entry whose `lr` is a curve of its own, `lr` must be given.
     """
     phases: list[Phase] = []
     last = before[-1] if before else None
@@ -164,11 +165,12 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
 
 def _batches(value: Any, sequence: int, tokens: int, key: str,
              warnings: list[str]) -> tuple[list[list[int]] | None, int]:
-    """Convert the recipe's `batch` of a phase of `tokens` tokens into (ramp, batch) as `Phase` holds them.
+    """Convert the recipe's `batch` of a phase with `tokens` tokens into the fields `ramp` and `batch` of `Phase`.
 
-    `value` is like '0.5M', or like {0: 64k, 100M: 128k, 1B: 0.5M}, where each key is the token of the phase at which
-    its batch begins. If a batch size divides the next one, the larger starts at a multiple of itself, so that no sample
-    is left over. The phase then has as many samples as without growth, in the same order."""
+    `value` is a number of tokens such as '0.5M', or a mapping such as {0: 64k, 100M: 128k, 1B: 0.5M} if the batch size
+    grows; a key is the number of tokens of the phase after which the batch size applies. If a batch size divides the
+    next one, the larger starts at a multiple of itself, so that no sample is left over. The phase then has as many
+    samples as without growth, in the same order."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
         rows = sorted((quantities.parse_count(at, least=0), at) for at in table)
@@ -197,7 +199,8 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
 
 
 def _epochs(value: Any, key: str) -> dict[str, float]:
-    """Parse `max_epochs` of a phase. Returns {stream: how often it may be read}."""
+    """Parse `max_epochs` of a phase. Returns {stream: how many epochs of it may have been read by the end of the
+    phase}."""
     epochs = {k: _float(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
     if not isinstance(value, Mapping) or not all(is_number(v) and v >= 0 for v in epochs.values()):
         raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")
@@ -205,16 +208,16 @@ def _epochs(value: Any, key: str) -> dict[str, float]:
 
 
 def _float(value: Any) -> Any:
-    """Convert a number, including one that YAML 1.1 reads as a string (2e-5, without a dot). Any other value is
-    returned unchanged, for the caller to refuse."""
+    """Convert a number to float, also one that YAML 1.1 reads as a string (2e-5, without a dot). Any other value is
+    returned unchanged, so that the caller can raise an error about it."""
     with contextlib.suppress(TypeError, ValueError):
         return value if isinstance(value, bool) else float(value)
     return value
 
 
 def own_rate(value: Any, tokens: int, key: str) -> Any:
-    """Convert the recipe's `lr` of a phase of `tokens` tokens into the form that `Phase` holds: defaults filled in, the
-    warm-up in tokens."""
+    """Convert the recipe's `lr` of a phase with `tokens` tokens into the field `lr` of `Phase`. In a mapping, missing
+    keys get their defaults, and the warm-up becomes a number of tokens. A word such as 'stable' stays as it is."""
     if not isinstance(value, Mapping):
         return value
     rate = {"warmup": 0, "shape": "cosine", "floor": 0.0, **value}

@@ -1,22 +1,24 @@
 """The shard format, version 1: the files of a shard set and their names.
 
-A shard set is one split of one stream, an immutable list of shards::
+A shard is a file of tokens, with some smaller files about it. A shard set is an immutable list of shards. It holds one
+split (train or val) of one stream (the tokens of one source, language or bucket)::
 
     00000.3f2a91c04d7e.tokens    body: raw little-endian u16 or u32 (by vocabulary size), documents back to back,
                                  each ended by EOS; no header, so that nanotron, OLMo and Megatron read the same
                                  bytes through hard links
     00000.9be1d3307a52.ends      u64 little-endian: exclusive end of each document in this shard, in tokens
     00000.c06e44f81b9d.parquet   document table: end u64, id, part u32, row u32, n_bytes u32
-    00000.7c41d20b9e55.crc32     u32 little-endian: one sum per block (`tokenizer.shards.sums`) of body, ends and loss,
-                                 in this order
+    00000.7c41d20b9e55.crc32     u32 little-endian: one checksum per block (`tokenizer.shards.sums`) of body, ends and
+                                 loss, in this order
     00000.51d0aa7e02c4.loss      u8 per token, 0 where the token is not a target; written only if there is such a token
-    shards-<sha256[:16]>.json    manifest of one set: magic, version, dtype, tokenizer, vocabulary, EOS, counts, sums
+    shards-<sha256[:16]>.json    manifest of one set: magic, version, dtype, tokenizer, vocabulary, EOS, counts, sha256s
     shards.json                  the manifest of the set published last
 
-Names carry the first 12 hex characters of the file's own sha256, so that publishing new data never touches files that
-an older set pins. `part` and `row` locate the document in the parts it was encoded from (`parts` of the manifest, in
-plan order). They depend on the partition size, so a set's `sha256` does not cover them. It does not cover the block
-sums either, since they follow from bytes that it covers.
+Names contain the first 12 hex characters of the file's own sha256, so that publishing new data never changes the files
+of an older set. The columns `part` and `row` say from where a document was encoded. `part` is an index into the
+manifest's list `parts`, which has the keys of the parts (pieces) of the dataset in plan order, and `row` is the row in
+that part. Both depend on the partition size of the run, so the `sha256` that identifies a set does not cover them. It
+does not cover the block checksums either, because they follow from bytes that it covers.
 """
 
 from __future__ import annotations
@@ -49,13 +51,14 @@ REMEDY = "run `tokenmill store verify --repair` on its store, then the recipe ag
 
 
 class ShardError(TokenmillError, ValueError):
-    """A shard set that is damaged, or differs from the pinned one; the message names the file and the remedy."""
+    """A shard set that is damaged, or has another sha256 than expected; the message names the file and the remedy."""
 
     permanent = True
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return u16 if every id of the vocabulary fits into it, else u32. The data has no influence."""
+    """Return the dtype of tokens in shards: u16 if every id of a vocabulary of this size fits into it, else u32. The
+    tokens that actually occur do not matter."""
     if not 0 < vocab_size <= 1 << 32:
         raise ShardError(f"a vocabulary of {vocab_size} does not fit into u32 tokens")
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
@@ -87,7 +90,8 @@ class Shard:
     loss_sha256: str = ""
 
     def sums(self) -> dict[str, str]:
-        """The sha256 of each of the shard's files, by kind."""
+        """The sha256 of each of the shard's files, as {kind: sha256}. Kinds are body, ends, table, blocks and, if the
+        shard has a loss mask, loss."""
         sums = {"body": self.sha256, "ends": self.ends_sha256, "table": self.table_sha256, "blocks": self.blocks_sha256}
         return sums | {"loss": self.loss_sha256} if self.loss or self.loss_sha256 else sums
 
@@ -113,8 +117,8 @@ class Manifest:
     source: dict[str, Any] = field(default_factory=dict)      # for human readers: dataset and `where` of the recipe
 
     def identity(self) -> str:
-        """The sha256 that pins the set. It covers the tokens, boundaries and ids of the documents, and how to read
-        them."""
+        """Return the sha256 that identifies the set. It covers the tokens, boundaries and ids of the documents, and
+        what is needed to read them, such as dtype, tokenizer and EOS."""
         doc = {"magic": self.magic, "version": self.version, "stream": self.stream, "split": self.split,
                "dtype": self.dtype, "tokenizer": self.tokenizer, "vocab_size": self.vocab_size, "eos": self.eos,
                "shards": [[s.index, s.tokens, s.documents, s.sha256, s.ends_sha256, s.ids_sha256,
@@ -130,7 +134,8 @@ class Manifest:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str) -> Manifest:
-        """Parse and check a manifest. Raises a ShardError that says what is wrong with the file `where`."""
+        """Build a manifest from parsed JSON, and check it. `where` is the file that error messages name. Raises a
+        ShardError that says what is wrong."""
         if not isinstance(doc, Mapping) or doc.get("magic") != MAGIC:
             raise ShardError(f"{where}: not a shard set of Tokenmill (magic {MAGIC!r} is missing)")
         if doc.get("version") != VERSION:

@@ -1,6 +1,6 @@
-"""Reads a shard set: several memory-mapped shards as one virtual concatenation of tokens.
+"""Reads a shard set (a list of token files) as if it were one long sequence of tokens.
 
-Memory does not grow with the number of documents. Bodies and end offsets are memory maps, whose pages belong to the
+Memory does not grow with the number of documents. Tokens and document ends are memory-mapped: their pages belong to the
 page cache and are shared by all ranks of a node. The document table is read a row group at a time.
 """
 
@@ -28,15 +28,16 @@ from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
 
 def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
-    """Return which of a window's targets count, bool (L,). Target i is token i + 1. A target predicted from an EOS does
-    not count."""
+    """Return which of the L = `length` targets of a window (one sample) count in the loss, bool (L,). Target i is token
+    i + 1. `bounds` are the positions where documents begin, from `ShardSet.bounds`. The target there is predicted from
+    the EOS of another document, so it does not count."""
     mask = np.ones(length, bool)
     mask[np.asarray(bounds, np.int64) - 1] = False
     return mask
 
 
 class DocumentSpan(NamedTuple):
-    """The place of a document in the stream, and its source."""
+    """Which tokens of the stream are a document's, and from which row of which file it was encoded."""
 
     id: str
     start: int                    # first token, counted in the stream's virtual concatenation
@@ -47,12 +48,12 @@ class DocumentSpan(NamedTuple):
 
 
 class ShardSet:
-    """A shard set, open for reading. `path` is a folder with `shards.json`, or a manifest file. If `sha256` is given, a
-    set of another identity raises ShardError.
+    """A shard set, open for reading. `path` is a folder with `shards.json`, or a manifest file. `sha256` is the set's
+    expected identity; ShardError is raised if the set has another one.
 
-    If `filesystem` is given (a pyarrow filesystem, for example of a bucket), `path` is a path in it. Only the manifest
-    and the document tables of such a set can be read, which is enough for `documents`. Tokens are memory maps and need
-    local files.
+    Tokens are counted over all shards, as if they were one file. If `filesystem` is given (a pyarrow filesystem, for
+    example of a bucket), `path` is a path in it. Then only the manifest and the document tables can be read, which is
+    enough for `documents`; tokens are memory-mapped and need local files.
     """
 
     def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None) -> None:
@@ -85,8 +86,8 @@ class ShardSet:
         for shard in self.manifest.shards:
             self.offsets.append(self.offsets[-1] + shard.tokens)
         self._maps: dict[str, tuple[np.ndarray, mmap.mmap | None]] = {}
-        #: whether some tokens are not targets; computed once, because every window needs it and a corpus may have ten
-        #: thousand shards
+        #: whether the set has tokens that are not targets. Computed once, because it is needed for every sample, and a
+        #: set may have ten thousand shards
         self._masked = any(s.loss for s in self.manifest.shards)
 
     @property
@@ -97,26 +98,27 @@ class ShardSet:
         return self.tokens
 
     def windows(self, length: int) -> int:
-        """Number of windows of `length` targets. Window w is tokens [w·L, w·L + L]."""
+        """Number of windows (samples) of L = `length` targets in the set. Window w is tokens w·L to w·L + L
+        inclusive, L + 1 in all."""
         return max(0, self.tokens - 1) // length
 
     def window(self, w: int, length: int) -> np.ndarray:
-        """Read tokens [w·L, w·L + L] of the stream: (L + 1,), a copy in the shard's dtype. The last token is also the
-        first of window w + 1."""
+        """Read window number `w` of windows of L = `length` targets. Returns its L + 1 tokens, a copy in the shard's
+        dtype. The last token is also the first of window w + 1."""
         if not 0 <= w < self.windows(length):
             raise IndexError(f"window {w} of {self.windows(length)} (length {length})")
         return self.read(w * length, w * length + length + 1)
 
     def bounds(self, w: int, length: int) -> np.ndarray:
-        """Return where documents begin inside window w: positions p in [1, L] at which a document ends, int64,
-        increasing. Position p - 1 holds the EOS. Positions come from the end offsets, not from EOS tokens. Under
-        document masking attention does not cross p, and the target at p, predicted from the EOS at p - 1, is
-        ignored."""
+        """Return the positions p in [1, L] of window w at which one document has ended and the next begins, int64,
+        increasing. Position p - 1 holds the EOS of the first. The positions come from the document ends, not from EOS
+        tokens. With document masking, attention does not cross p, and the token at p, predicted from that EOS, is not a
+        target."""
         start = w * length
         return self.ends(start + 1, start + length + 1) - start
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Read tokens [start, stop) of the virtual concatenation; returns a copy."""
+        """Read tokens [start, stop), counted over all shards of the set. Returns a copy."""
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
         out = np.empty(stop - start, self.dtype)
@@ -127,8 +129,8 @@ class ShardSet:
         return out
 
     def counts(self, start: int, stop: int) -> np.ndarray | None:
-        """Return which of tokens [start, stop) are targets, bool; None when every token of the set is a target.
-        Document masking (`loss_mask`) excludes further targets."""
+        """Return which of tokens [start, stop) are targets, according to the loss masks, as bool (stop - start,); None
+        if the set has no masks. The first token of a document is not a target either, but `loss_mask` excludes it."""
         if not self._masked:
             return None
         if not 0 <= start <= stop <= self.tokens:
@@ -146,13 +148,13 @@ class ShardSet:
         return out
 
     def targets(self) -> int:
-        """Count the tokens of the set that count for the loss. This reads all masks of the set."""
+        """Return the number of tokens of the set that are targets according to the loss masks. This reads all masks."""
         return sum(int(np.count_nonzero(self._mask(a, b))) if info.loss else info.tokens
                    for info, a, b in zip(self.manifest.shards, self.offsets, self.offsets[1:]))
 
     def ends(self, start: int, stop: int) -> np.ndarray:
-        """Return the exclusive document ends e with start <= e < stop, int64, as offsets in the virtual
-        concatenation."""
+        """Return where documents end: all e with start <= e < stop such that e - 1 is the last token of a document.
+        int64, increasing, counted over all shards of the set."""
         blocks = []
         # an end equal to a shard's first token belongs to the shard before it
         first = max(0, bisect.bisect_left(self.offsets, start) - 1)
@@ -190,8 +192,9 @@ class ShardSet:
         return documents
 
     def spans(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (first tokens, exclusive ends, sizes in UTF-8 bytes) of the documents that have tokens in
-        [start, stop), each int64. This reads one column of the table, whereas `documents` reads all columns."""
+        """Return (first tokens, exclusive ends, sizes in UTF-8 bytes) of the documents that have tokens in [start,
+        stop), each an int64 array. This is faster than `documents`, because it reads one column of the document table
+        instead of all."""
         blocks = []
         for shard, a, b, _ in self._pieces(max(0, start), min(stop, self.tokens)):
             ends = self._shard_ends(shard)
@@ -206,8 +209,8 @@ class ShardSet:
     # -- files ---------------------------------------------------------------------------------------------------
     @contextmanager
     def table(self, shard: int) -> Iterator[pq.ParquetFile]:
-        """Open the document table of a shard. Raises ShardError when it is missing, or when reading shows that it is
-        damaged."""
+        """Context with the document table of a shard, open for reading. Raises ShardError when the table is missing, or
+        when reading it within the context fails."""
         path = self.folder / self.manifest.shards[shard].table
         try:
             with self.filesystem.open_input_file(str(path)) as file, open_parquet(file) as table:
@@ -223,11 +226,11 @@ class ShardSet:
         return self._map(info.body, self.dtype, info.tokens)[0]
 
     def ahead(self, start: int, stop: int) -> None:
-        """Ask the system to read tokens [start, stop) from the disk, and do not wait.
+        """Ask the system to read tokens [start, stop) from the disk, without waiting for them.
 
-        A loader calls this for all windows of a batch before it reads the first window. The system then fetches exactly
-        these windows, in parallel. Page faults would fetch them one after the other, each with megabytes of unneeded
-        read-ahead.
+        A loader calls this for all samples of a batch before it reads the first one. The system then fetches exactly
+        these samples, in parallel. Otherwise page faults would fetch them one after the other, each with megabytes of
+        unneeded read-ahead.
         """
         for shard, a, b, _ in self._pieces(start, stop):
             info = self.manifest.shards[shard]
@@ -241,10 +244,11 @@ class ShardSet:
         return self._map(info.ends, ENDS, info.documents)[0]
 
     def _place(self, shard: int, low: int, high: int) -> tuple[int, int]:
-        """Find the index range [a, b) of the ends e of a shard with low <= e < high.
+        """Return the index range [a, b) of those document ends e of a shard for which low <= e < high.
 
-        The blocks of these ends and of their neighbours are checked. Ends increase, so intact neighbours prove the
-        range right even if the binary search read damaged ends."""
+        A binary search finds the range. The checksums of the blocks with these ends and with the ends next to them are
+        then checked. Ends increase, so these suffice to prove the range right, even if the search has read damaged ends
+        elsewhere. Raises ShardError when they are damaged."""
         ends = self._shard_ends(shard)
         a, b = np.searchsorted(ends, np.array([low, high], ENDS)).tolist()
         self._check(shard, "ends", max(0, a - 1) * ENDS.itemsize, min(b + 1, len(ends)) * ENDS.itemsize)
@@ -254,8 +258,8 @@ class ShardSet:
         return a, b
 
     def _check(self, shard: int, kind: str, start: int, stop: int) -> None:
-        """Compare the blocks that hold bytes [start, stop) of a file of a shard (body, ends, loss) with their sums.
-        Raises ShardError that names the file and the offset."""
+        """Verify the checksums of the blocks that hold bytes [start, stop) of a shard's file; `kind` is body, ends or
+        loss. If one is wrong, raises a ShardError that names the file and the offset."""
         if start >= stop:
             return
         info = self.manifest.shards[shard]
@@ -270,8 +274,8 @@ class ShardSet:
             raise ShardError(f"{self.folder / getattr(info, kind)}: damaged at byte {bad * BLOCK:,}: {REMEDY}")
 
     def _sums(self, shard: int) -> np.ndarray:
-        """Return the block sums of a shard's body, ends and loss. At their first use they are checked against the
-        manifest."""
+        """Return the checksums of all blocks of a shard's body, ends and loss, in this order. When a shard's checksums
+        are first used, the file that has them is compared with the sha256 in the manifest."""
         info = self.manifest.shards[shard]
         known = info.blocks in self._maps
         blocks = sum(map(blocks_of, (info.tokens * self.dtype.itemsize, info.documents * ENDS.itemsize,
@@ -283,7 +287,9 @@ class ShardSet:
         return sums
 
     def _map(self, name: str, dtype: np.dtype, items: int) -> tuple[np.ndarray, mmap.mmap | None]:
-        """Map a file once. Returns it as a read-only array, with the memory map behind it (None for an empty file)."""
+        """Return the contents of a file as (read-only array of `items` items, memory map of the file). The map is None
+        for an empty file. A file is mapped once and stays mapped. Raises ShardError when it is missing or has another
+        size."""
         if name not in self._maps:
             path = self.folder / name
             try:
@@ -302,7 +308,8 @@ class ShardSet:
         return self._maps[name]
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (shard, first token in it, end in it, offset from `start`) for every shard that the range touches."""
+        """Divide the range of tokens [start, stop) among shards. Yields (number of the shard, first token in the shard,
+        exclusive end in the shard, offset of the piece from `start`)."""
         shard = bisect.bisect_right(self.offsets, start) - 1
         at = start
         while at < stop:
@@ -322,11 +329,11 @@ class ShardSet:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """Map a file read-only.
+    """Map a file into memory, read-only.
 
     Python below 3.13 keeps a mapped file open, and a corpus may have more shards than the default limit of open files
-    (1,024 on most systems). The soft limit is therefore raised to the hard limit, so that maps leave descriptors for
-    checkpoints and connections."""
+    (1,024 on most systems). On such versions the soft limit is therefore raised to the hard limit, so that enough file
+    descriptors remain for checkpoints and connections."""
     with open(path, "rb") as f:
         if sys.version_info >= (3, 13):
             return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)

@@ -1,8 +1,8 @@
-"""Materialised rows: windows written out in the order of training, for sequential reading.
+"""Materialised rows: the samples of a training written out in their order, for sequential reading.
 
-Row n of a set is sample n of its curriculum. A set is a folder with `rows.json` and row files. Each run of consecutive
-rows of one phase has its own files. A row has the L + 1 tokens of its window. In the format `bytes` a run of rows is
-three or four plain files::
+Row n of a set is sample n of its curriculum. A row has the L + 1 tokens of the sample. A set is a folder with
+`rows.json` and row files. A range of consecutive rows, all of one phase (stretch of the training), has its own files.
+In the format `bytes`, these are three or four plain files::
 
     p0-00000.SHA.tokens   (rows, L + 1) u16 or u32, little-endian
     p0-00000.SHA.bounds   (rows, ceil(L / 8)) u8: bit p - 1 is set where a document ends at position p in [1, L], LSB
@@ -12,10 +12,11 @@ three or four plain files::
     p0-00000.SHA.origin   (rows,) ORIGIN: stream, epoch and window of each row
 
 SHA is the first 12 hex characters of the file's sha256, so that an older set's files are never taken for new ones.
-In the format `parquet` a run of rows is one file with the columns `sample u64, stream string, epoch u32, window u64,
-input_ids list<u16|u32>, ends list<u32>`. If the set reads a stream with `loss_spans`, all its files also have the
-column `loss list<bool>`. It says whether the tokens at positions 1 to L count, and is null for a row in which all
-count. The target after the end of a document (`bounds`, `ends`) never counts.
+In the format `parquet`, a range of rows is one file with the columns `sample u64, stream string, epoch u32, window u64,
+input_ids list<u16|u32>, ends list<u32>`. If the set has a stream in which only spans of documents count in the loss
+(`loss_spans`), all its files also have the column `loss list<bool>`. It says whether the tokens at positions 1 to L
+count, and is null for a row in which all count. The first token of a document after the end of another (`bounds`,
+`ends`) never counts.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFile:
-    """A run of consecutive rows of one phase. `files` maps the kind of a file to its name. The kinds are tokens,
-    bounds, origin and optionally loss, or only parquet."""
+    """The files of a range of consecutive rows, all of one phase. `files` maps the kind of a file to its name, and
+    `sha256` to its sha256. The kinds are tokens, bounds, origin and optionally loss, or only parquet."""
 
     phase: int
     first: int                    # sample number of its first row
@@ -80,7 +81,8 @@ class RowManifest:
 
 
 def parquet_schema(dtype: np.dtype, masked: bool = False) -> pa.Schema:
-    """Return the columns of a file in the format `parquet`."""
+    """Return the schema of a file in the format `parquet`. `dtype` is that of the tokens; with `masked` there is a
+    column `loss`."""
     return pa.schema([("sample", pa.uint64()), ("stream", pa.string()), ("epoch", pa.uint32()), ("window", pa.uint64()),
                       ("input_ids", pa.list_(pa.from_numpy_dtype(dtype))), ("ends", pa.list_(pa.uint32())),
                       *([("loss", pa.list_(pa.bool_()))] if masked else [])])
@@ -92,18 +94,20 @@ def pack_bits(flags: np.ndarray) -> np.ndarray:
 
 
 def unpack_bounds(bits: np.ndarray, length: int) -> np.ndarray:
-    """Return the positions p in [1, L] whose bit is set in one row's `bits`, int64."""
+    """Return the positions p in [1, L] at which a document ends in one row, int64. `bits` is the row of a bounds file,
+    and `length` is L."""
     return np.flatnonzero(np.unpackbits(bits, count=length, bitorder="little")) + 1
 
 
 def unpack_loss(bits: np.ndarray, length: int) -> np.ndarray:
-    """Return which of positions 1 to L count according to one row's `bits`, bool (L,)."""
+    """Return which of the tokens at positions 1 to L of one row count in the loss, bool (L,). `bits` is the row of a
+    loss file, and `length` is L."""
     return np.unpackbits(bits, count=length, bitorder="little").view(bool)
 
 
 class RowSet:
-    """Reads a materialised set. It holds one row (`bytes`) or one row group (`parquet`) in memory. A file is compared
-    with its hash when it is opened; ShardError is raised when they differ."""
+    """Reads a set of materialised rows. It holds one row (format `bytes`) or one row group (format `parquet`) in
+    memory. When a file is opened, its sha256 is checked; ShardError is raised when it is wrong."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -1,8 +1,9 @@
-"""Block sums: they verify the parts of a file that are read a few kilobytes at a time, at random places.
+"""Block sums: checksums of the blocks of a file. With them, a few kilobytes that are read at a random position can be
+verified without reading the whole file.
 
-There is one CRC-32 (u32, little-endian) for every BLOCK bytes of a file; the last block may be shorter. A block is a
-page of memory, so checking a range reads no page that the range itself does not touch. The sums take a thousandth of
-the data's size. The file of sums itself is pinned by its sha256.
+There is one CRC-32 (u32, little-endian) for every BLOCK bytes of a file; the last block may be shorter. A block is as
+large as a page of memory, so checking a range reads only the pages of the range itself. The sums take a thousandth of
+the data's size. The manifest has the sha256 of the file with the sums.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: bytes that one sum covers; a page of memory
+#: number of bytes that one sum covers: a page of memory
 BLOCK = 4096
 SUMS = np.dtype("<u4")
 
 
 class BlockSummer:
-    """Computes block sums of a file that is written piece by piece. The sizes of the pieces do not matter."""
+    """Computes the block sums of a file that is written piece by piece. The result does not depend on the sizes of the
+    pieces."""
 
     def __init__(self) -> None:
         self._sums = array("I")
@@ -43,8 +45,8 @@ def blocks_of(size: int) -> int:
 
 
 def damaged_block(data: memoryview, first: int, sums: Sequence[int]) -> int | None:
-    """Return the number of the first block whose bytes do not match its sum; None when all match. `data` begins with
-    block `first`. `sums` are the sums of the blocks in `data`."""
+    """Return the number of the first block in `data` that does not match its sum; None when all match. `data` holds
+    consecutive blocks, of which the first has number `first`. `sums` are the sums of these blocks."""
     for i, expected in enumerate(sums):
         if zlib.crc32(data[i * BLOCK:(i + 1) * BLOCK]) != expected:
             return first + i

@@ -1,4 +1,5 @@
-"""Checks a shard set: checksums and counts of the manifest, EOS at every end, document tables against the ends."""
+"""Checks a shard set completely: checksums and counts in the manifest, EOS at the end of every document, token ids
+within the vocabulary, and agreement of document tables and document ends."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _BLOCK = 1 << 22
 
 def verify(path: str | Path, sha256: str | None = None) -> list[str]:
     """Return the faults of the shard set at `path`, one line each; [] when it is intact. Every byte is read, in blocks
-    of a few MB. A manifest that cannot be read raises ShardError."""
+    of a few MB. Raises ShardError when the manifest cannot be read, or does not have the given `sha256`."""
     shards = ShardSet(path, sha256)
     problems: list[str] = []
     for i, info in enumerate(shards.manifest.shards):

@@ -1,4 +1,5 @@
-"""Writes one shard, document by document, with checksums. It holds one row group of the document table in memory."""
+"""Writes one shard (a file of tokens, with its document table and checksums), document by document. Only one row group
+of the document table is held in memory."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from tokenizer.shards.sums import BlockSummer
 
 
 class MaskWriter:
-    """Writes which tokens are targets, one u8 per token, to the file `path()`. The file is created at the first token
-    that is not a target, so that its existence depends on the tokens alone."""
+    """Writes the loss mask of a shard: which tokens are targets, one u8 (0 or 1) per token. The file is created at the
+    first token that is not a target, so there is no file if all tokens are. `path` is called when the file is created,
+    and returns its path."""
 
     def __init__(self, path: Callable[[], str]) -> None:
         self.tokens = 0
@@ -24,7 +26,7 @@ class MaskWriter:
         self._file: BinaryIO | None = None
 
     def add(self, counts: np.ndarray | None, tokens: int) -> None:
-        """Append the next `tokens` tokens. `counts` says which are targets; None means all."""
+        """Append the flags of the next `tokens` tokens. `counts` says which of them are targets; None means all."""
         if self._file is None and counts is not None and not counts.all():
             self._file = open(self._path(), "wb")  # noqa: SIM115  closed by `close`
             self._ones(self.tokens)
@@ -54,10 +56,11 @@ class MaskWriter:
 
 
 class ShardWriter:
-    """Writes the files of a shard to the given paths. `loss()` returns the mask's path; it is called at the first token
-    that is not a target.
+    """Writes the files of a shard to the given paths. `loss` returns the path of the loss mask; it is called at the
+    first token that is not a target, and never if all are.
 
-    `add` takes blocks of documents that already end in EOS. The sizes of the blocks do not change the bytes written.
+    `add` takes several documents at a time; each must already end in EOS. How many are added at a time does not change
+    the bytes written.
     """
 
     def __init__(self, body: str, ends: str, table: str, blocks: str, vocab_size: int, eos: int,
@@ -75,8 +78,9 @@ class ShardWriter:
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray, ids: list[str], part: int, rows: np.ndarray,
             n_bytes: np.ndarray, counts: np.ndarray | None = None) -> None:
-        """Append n documents: `tokens` (sum of lengths,), `lengths` in tokens (n,), `ids`, `rows` and `n_bytes` (n,).
-        `counts` says which tokens are targets, u8 (sum of lengths,); None means all."""
+        """Append n documents. `tokens` has their tokens back to back. `lengths` (in tokens), `ids`, `rows` and
+        `n_bytes` (UTF-8 bytes of the text) have n entries. `part` and `rows` say from where the documents were encoded.
+        `counts` says for each token whether it is a target, u8; None means that all are."""
         lengths = np.asarray(lengths, np.int64)
         if not len(lengths):
             return
@@ -114,7 +118,8 @@ class ShardWriter:
         self._rows, self._waiting = ([rows] if len(rows) else []), len(rows)
 
     def close(self) -> dict[str, Any]:
-        """Finish the files. Returns the fields of the manifest's `Shard`, except file names and the table's sha256."""
+        """Finish the files. Returns the fields of `Shard`, the entry in the manifest, except for `index`, file names
+        and the sha256 of the table."""
         self._flush(everything=True)
         self._table.close()
         self._body.close()
