@@ -92,8 +92,9 @@ def _joins(tokenizer: Tokenizer) -> bool:
 
 
 def _ended(tokenizer: Tokenizer, ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Put EOS after each document's ids. `ids` has those of all documents back to back. Returns (tokens in the shard's
-    dtype, lengths of the documents with EOS). Raises TokenizerError when the ids already include EOS."""
+    """Put EOS after each document's ids. `ids` has the ids of all documents back to back, `lengths` how many each
+    document has. Returns (tokens in the shard's dtype, lengths of the documents with EOS). Raises TokenizerError when
+    the ids already include EOS."""
     if (ids == tokenizer.eos).any():
         raise TokenizerError(f"{tokenizer.path}: text encodes to its end-of-text token '{tokenizer.eos_token}': "
                              f"name another one with tokenizer.eos")

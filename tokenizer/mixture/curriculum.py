@@ -28,8 +28,8 @@ __all__ = ["Curriculum", "CurriculumError", "Order", "Phase", "Stream", "Tokeniz
 VERSION = 1
 #: words for the learning rate of a phase: hold it ("stable", or its synonym "constant") or let it fall ("decay")
 RATES = ("stable", "constant", "decay")
-#: instead of such a word, a phase may have a mapping with these keys, a curve of its own; and the values of `shape`:
-#: how the rate falls from its peak after the warm-up
+#: keys of the mapping (a learning-rate curve of its own) that a phase may have instead of such a word, and the possible
+#: values of its key `shape`: how the rate falls from its peak after the warm-up
 RATE_KEYS = ("peak", "warmup", "shape", "floor")
 RATE_SHAPES = ("constant", "linear", "1-sqrt", "cosine", "exp")
 
@@ -60,7 +60,7 @@ class Curriculum:
 
     @property
     def tokens(self) -> int:
-        """Number of targets of the whole run."""
+        """Number of targets (tokens to predict) of the whole run."""
         return sum(p.tokens for p in self.phases)
 
     @property

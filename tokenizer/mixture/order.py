@@ -1,7 +1,7 @@
 """Computes the order of training samples by pure functions, without an index: sample number → (stream, epoch, window).
 
 A stream is the tokens of one source, language or bucket, a window is the consecutive tokens of one sample, and an epoch
-is one complete reading of a stream. The memory is proportional to the number of streams. docs/contracts.md (Shards and
+is one complete reading of a stream. Memory use is proportional to the number of streams. docs/contracts.md (Shards and
 order) defines the order; it rests on three ideas:
 
 * **Which stream** sample n is from is determined by Webster (Sainte-Laguë) apportionment. Draw k (from 0) of stream i,
@@ -164,8 +164,8 @@ def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.nd
 # -- reservations ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
-    """A reservation: super-windows of one epoch of a stream that one phase has reserved. The windows (samples) of
-    `length` tokens in the piece are permuted within it."""
+    """A reservation: super-windows (blocks of `longest` tokens) of one epoch of a stream that one phase has reserved.
+    The windows (samples) of `length` tokens in the piece are permuted within it."""
 
     stream: int
     epoch: int
@@ -225,12 +225,12 @@ class Order:
         self.curriculum = curriculum
         self.longest = curriculum.longest
         self.names = [s.name for s in curriculum.streams]
-        #: super-windows of each stream in one epoch (the tail shorter than `longest` is never read)
+        #: number of super-windows (blocks of `longest` tokens) of each stream; a shorter block at its end is never read
         self.supers = [max(0, s.tokens - 1) // self.longest for s in curriculum.streams]
         self.weights = [[p.weights.get(name, 0) for name in self.names] for p in curriculum.phases]
-        #: extents[phase][stream], in order of draws
+        #: extents[phase][stream]: the ranges of samples that the phase reads from the stream, in order
         self.extents: list[list[list[Extent]]] = []
-        #: used[phase][stream]: super-windows reserved until the end of the phase, counted over all epochs
+        #: used[phase][stream]: number of super-windows that all phases up to this one have reserved, over all epochs
         self.used: list[list[int]] = []
         self._reserve()
 
@@ -313,8 +313,8 @@ class Order:
 
     def samples_of(self, stream: int, first: int, stop: int,
                    phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return the samples that read super-windows [first, stop) of a stream, in one phase, or in all if `phase` is
-        None. This is the inverse of `locate`.
+        """Return the samples that read super-windows (blocks of `longest` tokens) [first, stop) of a stream, in one
+        phase, or in all if `phase` is None. This is the inverse of `locate`.
 
         Returns {phase: (sample numbers, windows, epochs)}, int64 arrays sorted by window, then epoch. A window appears
         once for each epoch in which a sample reads it. `materialize` uses this to read each shard once, in file order,

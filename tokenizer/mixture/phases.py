@@ -1,4 +1,5 @@
-"""Streams and phases of a curriculum, as stored in `curriculum.json`."""
+"""The streams (token data to read) and phases (stretches of a training) of a curriculum, as stored in
+`curriculum.json`."""
 
 from __future__ import annotations
 
@@ -80,5 +81,5 @@ class Phase:
 
     @property
     def tokens(self) -> int:
-        """Number of targets of the phase: its samples times its sequence length."""
+        """Number of targets (tokens to predict) of the phase: its samples times its sequence length."""
         return self.samples * self.sequence

@@ -53,7 +53,7 @@ def _unread(order: Order) -> dict[tuple[int, int], int]:
 
 
 def plan_text(curriculum: Curriculum) -> str:
-    """Format the plan as a table for a terminal."""
+    """Format the result of `plan` as a table for a terminal."""
     rows = [("phase", "stream", "share", "tokens", "windows", "epochs", "note")]
     for row in plan(curriculum):
         note = "" if row["repeats_from"] is None else f"second reading from sample {row['repeats_from']:,}"

@@ -31,7 +31,8 @@ WEIGHT_SUM = 10**6
 
 
 def parse_count(value: Any, key: str) -> int:
-    """Call `pipeline.base.quantities.parse_count`; an error names the recipe's key."""
+    """Parse a count such as '14B' (see `pipeline.base.quantities.parse_count`). Raises a CurriculumError that names
+    `key`, the recipe's key."""
     try:
         return quantities.parse_count(value)
     except ValueError as e:

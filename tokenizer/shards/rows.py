@@ -128,7 +128,7 @@ class RowSet:
         return self.manifest.rows
 
     def row(self, n: int) -> Row:
-        """Read sample n."""
+        """Read row n of the set, which is sample n of the training."""
         if not 0 <= n < len(self):
             raise IndexError(f"row {n} of {len(self)}")
         i = bisect.bisect_right(self._firsts, n) - 1

@@ -83,7 +83,8 @@ def build(cls: type[T], value: Any, where: str) -> T:
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """Convert `value` to the type `hint` of a config field. Raises a ConfigError that names the key."""
+    """Return `value` converted to the type `hint` of a config field. If it does not fit the type, raises a ConfigError
+    that names the key (`where`)."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
@@ -164,7 +165,8 @@ def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
 
 
 def keys_of_others(kinds: Mapping[str, Variant], kind: str, keys: Iterable[str]) -> dict[str, str]:
-    """Return {key: message} for those `keys` that only variants other than `kind` have. Loads no variant."""
+    """Return an error message for each of `keys` that other variants have and the variant `kind` does not have, as
+    {key: message}. No variant's module is imported."""
     result = {}
     for key in keys:
         others = [name for name, variant in kinds.items() if key in variant.keys]

@@ -41,10 +41,10 @@ def alone(folder: Path) -> Iterator[None]:
     """Mark `folder` as in use by this process until the context ends. The mark is the file trainer.pid in the folder,
     with the identity of the process.
 
-    Raises ConfigError if another process of this machine already trains in the folder. Otherwise both would write the
-    same metrics, and the slower one would fail at its next checkpoint. A process on another machine is not noticed; the
-    slower process then does fail at its next checkpoint. The mark is not a file lock, because on a shared disk the lock
-    of a dead node would block the next start."""
+    Raises ConfigError if another process of this machine already trains in the folder, because both would write the
+    same metrics, and the slower one would fail at its next checkpoint. A process on another machine is not noticed, so
+    this failure can still happen. The mark is not a file lock, because on a shared disk the lock of a dead node would
+    block the next start."""
     path, mine = folder / "trainer.pid", _process(os.getpid())
     held = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
     pid = held.partition(" ")[0]

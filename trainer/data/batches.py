@@ -136,8 +136,8 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
-    """Read the windows of `length` tokens at `places`, for `collate`. A place is (index into `sets`, number of the
-    window). Raises ShardError for a truncated shard, or for impossible tokens or document ends."""
+    """Read windows (samples) of `length` tokens, for `collate`. Each of `places` is (index into `sets`, number of the
+    window in that set). Raises ShardError for a truncated shard, or for impossible tokens or document ends."""
     places = list(places)
     for s, w in places:
         sets[s].ahead(w * length, w * length + length + 1)
@@ -171,8 +171,9 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
 
 
 def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
-    """Raise ShardError unless all `tokens`, read at `start`, are in the vocabulary. Otherwise the embedding would read
-    beyond its end, and a GPU would fail with an assertion that does not name the data."""
+    """Raise ShardError if one of `tokens`, which were read from position `start` on, is not in the vocabulary. With
+    such a token the embedding would read beyond its end, and a GPU would fail with an assertion that does not name the
+    data."""
     if len(tokens) and tokens.max() >= shards.vocab_size:
         first = int(np.argmax(tokens >= shards.vocab_size))
         shard = touched(shards, start + first, 1)[0]
@@ -183,7 +184,8 @@ def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
 
 
 def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: int) -> None:
-    """Raise ShardError unless the `bounds` of the window at `start` increase and lie within it, as document ends do."""
+    """Raise ShardError if the document bounds of a window of `length` tokens, read from position `start` on, do not
+    increase or do not lie within the window."""
     if len(bounds) and not (bounds[0] >= 1 and bounds[-1] <= length and (bounds[1:] > bounds[:-1]).all()):
         names = ", ".join(shards.manifest.shards[i].ends for i in touched(shards, start, length + 1))
         raise ShardError(f"{shards.folder}/{names}: ends of documents near token {start:,} of the stream do not "

@@ -23,9 +23,9 @@ import numpy as np
 from tokenizer.mixture.order import Order
 from trainer.data.step import Step
 
-#: the chain before the first step
+#: value of the hash chain before the first step
 GENESIS = bytes(16)
-#: samples located at once; it bounds memory and does not affect the hash
+#: number of samples whose windows are computed at once; it bounds memory and does not affect the hash
 CHUNK = 1 << 16
 
 

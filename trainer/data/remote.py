@@ -34,7 +34,7 @@ from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, token_dtype
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
 
-#: bytes per read, and files fetched at a time
+#: number of bytes per read, and number of files fetched in parallel
 BLOCK, FILES = 8 << 20, 8
 #: files of a run that a training reads besides its shards
 SMALL = ("curriculum.json", "recipe.yaml")

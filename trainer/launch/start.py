@@ -1,4 +1,5 @@
-"""`tokenmill train run`: trains here in one or several processes, as a rank of another launcher, or on Ray."""
+"""`tokenmill train run`: trains on this machine in one or several processes, as one rank that torchrun or Slurm has
+started, or on a Ray cluster."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
 
 
 def differences(meta: dict[str, Any], run: Run) -> list[str]:
-    """The differences between a checkpoint's `meta` and a run that forbid to continue from the checkpoint, one line
-    each. [] means that the run may continue from it.
+    """Return the differences between a checkpoint and a run because of which the run may not continue from the
+    checkpoint, one line each. [] means that it may. `meta` is the checkpoint's metadata.
 
     Permitted differences are not listed; `changes` and `edits` list them.
     """
@@ -177,8 +177,9 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
 
 
 def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
-    """The differences between `old` and `new`, two versions of a phase that has begun, which forbid to resume; one line
-    each. The only permitted change is to cut the phase short, at sample number `samples` or later."""
+    """Return the forbidden differences between two versions of a phase that has begun, one line each: `old`, from the
+    checkpoint, and `new`, from the present curriculum (None: it lacks the phase). The only permitted change is to cut
+    the phase short, at sample number `samples` or later."""
     if new is None:
         return [f"phase {old.name}: has begun, but is missing now"]
     same = ("start", "sequence", "batch", "ramp", "weights", "reserved", "lr", "extra", "reset_optimizer", "rope_theta",

@@ -7,8 +7,8 @@ process occupies. Together, this made the training of a model of 72 thousand par
 is therefore measured while torch is imported, and cores that other processes use are not counted as free.
 
 The number of threads changes the last bits of sums. It is therefore printed at the start and stored in metrics and
-checkpoints, and a resume reports a change. OMP_NUM_THREADS overrides the choice; launchers such as torchrun, Slurm and
-Ray set it.
+checkpoints, and a training that resumes reports a change of it. OMP_NUM_THREADS overrides the choice; launchers such as
+torchrun, Slurm and Ray set it.
 """
 
 from __future__ import annotations

@@ -255,8 +255,9 @@ class Trainer:
         return values
 
     def save(self, step: Step, heldout: float | None) -> None:
-        """Write a checkpoint after `step`; with the setting `async`, begin to write it. `heldout` is the held-out loss
-        at this step, or None. Raises TrainingError when the model's loss is not finite."""
+        """Write a checkpoint after `step`; with the setting `async`, only start to write it in the background.
+        `heldout` is the held-out loss at this step, or None. Raises TrainingError when the model's loss is not
+        finite."""
         run, phase = self.run, self.run.curriculum.phases[step.phase]
         self.high_loss.write()
         self.meters.saving(self.number)

@@ -77,9 +77,9 @@ class ChunkedCE(torch.autograd.Function):
 
 def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
           learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the negative log-likelihoods [n], Σ log²Z (Z is a softmax's denominator) and a gradient for the raw logits
-    [n, V] of a chunk. The gradient is that of the objective with respect to the raw logits, in their dtype, or None
-    unless `learning`. If the logits are float32, they may be overwritten."""
+    """Return, for the raw logits [n, V] of a chunk of tokens: the negative log-likelihoods [n], Σ log²Z (Z is the
+    denominator of a token's softmax), and a gradient. If `learning`, this is the gradient of the objective with respect
+    to the raw logits, in their dtype; otherwise it is None. If the logits are float32, they may be overwritten."""
     dtype = logits.dtype
     logits = logits.float()
     slope = None

@@ -92,9 +92,10 @@ def part(grad: Tensor, shared: int) -> Tensor:
 
 
 def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[float, float]:
-    """Return unbiased estimates of (tr Σ per token, |G|²). `small` is the mean of |G_i|² over micro-batches, `inverse`
-    the mean of 1/n_i, `big` the squared norm of the step's gradient, `targets` the step's number of targets. Either
-    estimate may be negative, so use means over steps. Raises ValueError when the step was one micro-batch."""
+    """Return unbiased estimates of (tr Σ per token, |G|²), the two terms of the noise scale, from one step. `small` is
+    the mean of the squared gradient norms of the step's micro-batches, `inverse` the mean of 1 / (number of targets of
+    a micro-batch), `big` the squared gradient norm of the step, `targets` the step's number of targets. Either estimate
+    may be negative, so use means over steps. Raises ValueError when the step was one micro-batch."""
     spread = inverse - 1 / targets
     if spread <= 1e-9 * inverse:
         raise ValueError("a step of one micro-batch has no noise to measure")
@@ -103,8 +104,9 @@ def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[
 
 
 class NoiseScale:
-    """Keeps exponential means of the estimates of tr Σ and |G|². The noise scale is the ratio of these means, not the
-    mean of ratios (appendix A.1). `lines` are metrics lines of former processes, with earlier measurements."""
+    """Keeps exponential means of the estimates of tr Σ and |G|² (see the module). The noise scale is the ratio of these
+    means, not the mean of ratios (arXiv 1812.06162, appendix A.1). `lines` are lines of metrics.jsonl from former
+    processes; the measurements in them are added first."""
 
     def __init__(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.trace = self.signal = self.weight = 0.0

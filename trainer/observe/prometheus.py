@@ -106,7 +106,7 @@ def escape(label: str) -> str:
 
 
 class Textfile:
-    """Keeps the latest values and writes them to `path`."""
+    """Keeps the latest values of all metrics of a run, and writes them to `path` in Prometheus' text format."""
 
     def __init__(self, path: Path, run: str) -> None:
         self.path, self.run = path, run

@@ -19,7 +19,7 @@ from trainer.model.tensor import local
 from trainer.optim.config import MupRule, OptimizerConfig
 from trainer.optim.groups import Rule, gradients, like
 
-#: EPS1² is the lowest value of a second moment, EPS2 that of the root mean square of a parameter
+#: lower bounds: a second moment is at least EPS1², and the root mean square of a parameter at least EPS2
 EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
 
 

@@ -33,7 +33,7 @@ MupRule = Literal["applies", "inherent", "unknown"]
 
 @dataclass(frozen=True)
 class Kind:
-    """An optimiser of this folder: its name, the class of its settings, and the names of the settings."""
+    """An optimiser in trainer/optim: its name, the name of the class of its settings, and the names of the settings."""
 
     name: str
     config_class: str
@@ -133,8 +133,8 @@ class Moments(OptimizerConfig):
 
 @functools.cache
 def kinds() -> Mapping[str, Kind]:
-    """All optimisers of this folder as {name: Kind}. A file NAME.py is an optimiser if it has a class with a field
-    `kind: Literal["NAME"]`."""
+    """All optimisers in trainer/optim as {name: Kind}. A file NAME.py there is an optimiser if it has a class with a
+    field `kind: Literal["NAME"]`."""
     bases = {cls.__name__: tuple(f.name for f in dataclasses.fields(cls)) for cls in (OptimizerConfig, Moments)}
     result: dict[str, Kind] = {}
     for path in sorted(path for folder in trainer.optim.__path__ for path in Path(folder).glob("*.py")):

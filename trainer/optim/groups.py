@@ -16,7 +16,7 @@ from trainer.model.config import Role, role
 from trainer.model.tensor import local
 from trainer.optim.config import OptimizerConfig
 
-#: names of the groups, in the order of the table
+#: role of parameters → name of their group, in the order in which groups are printed
 NAMES: dict[Role, str] = {"matrix": "matrices", "output": "output", "embedding": "embedding",
                           "vector": "norms and biases"}
 

@@ -113,7 +113,8 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
 
 def at_step(text: str, done: int, steps: int) -> int:
     """Parse `--at`. Returns the number of steps after which the new phases begin. `done` is the step of the latest
-    checkpoint (0: none), `steps` the number of steps of the curriculum. Raises ConfigError."""
+    checkpoint (0: none), `steps` the number of steps of the curriculum. Raises ConfigError for a text that is neither
+    `now` nor a possible step."""
     from trainer.base.config import ConfigError
 
     if text == "now":

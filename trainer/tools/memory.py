@@ -94,8 +94,8 @@ def _upcast(size: int, kernels: Kernels) -> int:
 
 
 def grouped() -> bool:
-    """Whether attention in this version of torch accepts fewer heads of keys and values than of queries (from torch
-    2.13 on). In older versions keys and values are repeated for all heads."""
+    """Whether the attention kernels in this version of torch accept fewer heads of keys and values than of queries.
+    varlen_attn does so from torch 2.13 on; before that, keys and values are repeated for all heads."""
     from trainer.model import attention
 
     return attention.VARLEN_GQA or attention.varlen_attn is None
@@ -127,7 +127,7 @@ def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:
 
 def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int, accumulate: bool = False,
              kernels: Kernels | None = None) -> dict[str, float]:
-    """Estimate the memory of one of `ranks` ranks by the formula. Returns {use: bytes}; the sum is the estimate.
+    """Estimate the memory of one of `ranks` ranks by a formula. Returns {use: bytes}; the sum is the estimate.
     Micro-batches have `tokens` tokens, and a number in matrix products has `size` bytes. `accumulate` is whether a step
     has several micro-batches. If `kernels` is None, they are CUDA's, compiled or not according to `config`. Raises
     ConfigError when that many ranks do not fit the settings under `train.parallel`."""
