@@ -213,7 +213,8 @@ def _without_document(sums: NodeSums) -> list[str]:
 
 
 def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> str:
-    """The error message of the first quarantined record of `source` that has a message; "" when none has."""
+    """The error message of the first quarantined document of `source`, in the parts of `records`, that has a message;
+    "" when none has."""
     for record in records:
         if record.files["quarantine.parquet"].rows:
             info = record.files["quarantine.parquet"]

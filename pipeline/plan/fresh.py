@@ -167,8 +167,8 @@ class FreshNodes:
         raise RuntimeError(f"{node.name} asks for more tasks than it had when it ended")
 
     def _inputs(self, node: Node) -> str | None:
-        """Hash of everything that decides which tasks the node has; None when the node does not tell all of it, or the
-        results of a node before it are not known yet."""
+        """Hash of everything that decides which tasks a node of the plan has. None when the node does not give a list
+        of all that (`Node.inputs` is None), or when the results of an earlier node are not known yet."""
         if node.inputs is None or any(dep not in self._results for dep in node.deps):
             return None
         parts = [FORMAT, self._code, node.name, node.kind, self._ingredients.get(node.name), node.inputs(),

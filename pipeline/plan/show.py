@@ -39,7 +39,8 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def _node(row: dict[str, Any], width: int) -> list[str]:
-    """The lines of a node: first its numbers, then its steps and the origin of its documents."""
+    """The lines that `tokenmill plan` prints for one node of the plan: first the counts of its tasks and its forecast,
+    then its steps and where its documents come from."""
     state, total = _state(row), row["partitions"]
     if total is None:
         total = f"about {row['expected_partitions']}" if row["expected_partitions"] else "?"

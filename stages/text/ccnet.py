@@ -94,7 +94,8 @@ NORMALIZE: dict[str, Callable[[str], str]] = {"ccnet": ccnet, "datatrove": datat
 
 
 class TextModel:
-    """An n-gram model, with the SentencePiece model that cuts texts into its words, ready to score texts.
+    """An n-gram model read from a file, ready to score texts. The file also holds the SentencePiece model that cuts a
+    text into the words of the n-gram model.
 
     Raises BadModel if the file has no SentencePiece model, or names a normalisation that this version does not know.
     """

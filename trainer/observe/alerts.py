@@ -107,7 +107,8 @@ class Alerts:
                                    f"checkpoint.every says how often")
 
     def evaluation(self, streams: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
-        """Compare the held-out loss of each stream with the lowest so far. Called at every evaluation."""
+        """Return the alerts that begin or end because the held-out loss of a stream lies far above, or again near, its
+        lowest value so far. Called at every evaluation."""
         for name, values in streams.items():
             loss = values["loss"]
             best = min(loss, self.best.get(name, math.inf))

@@ -73,7 +73,8 @@ class BaseRate:
             self._deaths.setdefault(host, now)
 
     def seconds(self, now: float) -> float:
-        """The seconds that all attempts have run until now."""
+        """The run times of all attempts on this class of nodes, added up, in seconds. An attempt that still runs counts
+        up to `now`."""
         return self._ended_s + self._running * now - self._began
 
 

@@ -318,8 +318,9 @@ class Expansion:
         return end[1]
 
     def _add(self, name: str, macro: _Macro) -> None:
-        """Store a macro. If it programs TeX or exceeds a limit, remove an older macro of its name instead. Names with a
-        built-in meaning (KNOWN, and SIGNS if the body only draws the sign) are ignored."""
+        """Store a macro. A macro whose body uses TeX's programming commands (such as conditionals), or that exceeds a
+        limit, is not stored, and an older macro of the same name is removed. A macro is ignored if its name is in
+        KNOWN, or if its name is in SIGNS and its body only composes that character out of others."""
         body = macro.body
         if name in KNOWN or (name in SIGNS and _DRAWS.search(body)):
             return
