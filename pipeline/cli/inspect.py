@@ -75,7 +75,8 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
 
 
 def _check_published(store: Store, kind: str, dataset: str) -> None:
-    """Raise BadUsage for a dataset that is not published."""
+    """Raise BadUsage unless the store has the published folder of this kind (datasets, dropped or quarantine) for the
+    dataset."""
     from pipeline.store.dataset import manifest
     from pipeline.store.fs import StoreError
 

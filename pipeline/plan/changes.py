@@ -65,5 +65,6 @@ def _compare(was: Any, now: Any, path: tuple[str | int, ...], differences: list[
 
 
 def _steps(items: list[Any]) -> list[Any]:
-    """The names of the items of a list of steps or phases. Two lists with equal names are compared item by item."""
+    """The names of the steps or phases in a list. If the old and the new list give the same names, the caller compares
+    them item by item."""
     return [i.get("name", sorted(i)) if isinstance(i, dict) else None for i in items]

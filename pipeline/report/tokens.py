@@ -15,8 +15,8 @@ from tokenizer.mixture.realised import plan, realised
 
 def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
     """Counts for every token stream: documents, tokens and targets of training data, and, with the prefix `val_`, of
-    held-out data; documents and tokens by source, for training and held-out data together; and the documents that could not be encoded, by
-    reason, with samples. `targets` are the tokens that count in the training loss."""
+    held-out data; documents and tokens by source, for training and held-out data together; and the documents that
+    could not be encoded, by reason, with samples. `targets` are the tokens that count in the training loss."""
     out = {}
     for node in nodes:
         if node.kind != "shards":

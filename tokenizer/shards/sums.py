@@ -20,8 +20,8 @@ SUMS = np.dtype("<u4")
 
 
 class BlockSummer:
-    """Computes the block sums of a file that is written piece by piece. The result does not depend on the sizes of the
-    pieces."""
+    """Computes the checksum of each block (a fixed number of bytes) of a file that is written piece by piece. The
+    result does not depend on the sizes of the pieces."""
 
     def __init__(self) -> None:
         self._sums = array("I")

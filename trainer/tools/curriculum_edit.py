@@ -1,8 +1,8 @@
 """`tokenmill train edit RUN --at STEP|now --phases FILE`: replace the phases of a training from a step on.
 
 FILE is YAML: a list of phases like a recipe's `curriculum.phases` (or a mapping with `phases`, and `total` if shares
-such as `until: 80%` should refer to another total). They follow the phases before STEP. A phase inherits keys that it
-does not give from the phase before it:
+such as `until: 80%` should refer to another total). They replace all phases from STEP on; the phases before STEP stay.
+A phase inherits keys that it does not give from the phase before it:
 
     - {name: code, until: 80%, mix: {web: 60, code: 40}}
     - {name: long, extra: 1B, sequence: 16384, rope_theta: 2e6, lr: {peak: 2e-5, warmup: 50M, shape: cosine}}

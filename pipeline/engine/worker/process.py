@@ -168,8 +168,8 @@ class ChildProcess:
             return True
 
     def end(self, selector: selectors.BaseSelector) -> None:
-        """Kill the child and its process group. Sets `returncode`, its exit status, and `last_position`, the last
-        position of its crash cursor."""
+        """Kill the child and its process group. Sets `returncode`, its exit status, and `last_position`, the
+        rows and the stage that it was working on (the last position of its crash cursor)."""
         dead = self.exited()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)

@@ -66,7 +66,7 @@ def _clean(line: Line) -> Line:
 
 # -- lines to paragraphs ---------------------------------------------------------------------------------------------
 def _paragraphs(lines: Block) -> list[str]:
-    """Lines of a block joined to paragraphs. An empty string stands for a blank line."""
+    """The paragraphs of a block, each joined from its lines. In the result, an empty string marks a blank line."""
     if not lines:
         return []
     plain = [line for line in lines if not line.cells]
