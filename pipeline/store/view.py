@@ -43,6 +43,9 @@ from pipeline.store.temp import MOST_KEYS, scratch_database
 
 log = logging.getLogger("tokenmill")
 
+#: cache of the table of records. Keys are hashes, so a smaller cache misses at every record once there are 10⁵
+CACHE_MB = 64
+
 
 class LogView:
     """The state of the commit log, for reading. Records are kept on disk, and each is decoded only when it is asked
@@ -66,7 +69,7 @@ class LogView:
         self.unpacked = 0                                    # bytes of the segments replayed after it
         self.holes: list[tuple[int, int]] = []               # ranges of segments before it without a sound pack
         self._packed = packed
-        self._db = scratch_database()
+        self._db = scratch_database(CACHE_MB)
         self._db.execute("CREATE TABLE record "
                          "(number INTEGER PRIMARY KEY, key TEXT UNIQUE, replay_key TEXT, data BLOB)")
         self._db.execute("CREATE INDEX replay ON record (replay_key) WHERE replay_key != ''")

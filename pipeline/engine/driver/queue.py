@@ -15,7 +15,7 @@ from pipeline.base.prf import prf
 from pipeline.engine.task import ResourceRequest, TaskSpec
 from pipeline.store.quick_json import dumps, loads
 from pipeline.store.records import PartRecord
-from pipeline.store.temp import MOST_KEYS, OnDisk, scratch_database
+from pipeline.store.temp import CACHE_MB, MOST_KEYS, OnDisk, scratch_database
 
 #: rows of a batch read at a time, and records, which are larger
 CHUNK, RECORDS = 1000, 256
@@ -110,7 +110,7 @@ class TaskQueue:
 
     def __init__(self, get: Get, seed: int | None = None) -> None:
         self._get, self._seed = get, seed
-        self._db = scratch_database()
+        self._db = scratch_database(4 * CACHE_MB)             # keys are hashes: with less, every statement misses
         self._tasks = TaskTable()
         for table in ("waiter (key TEXT, batch INTEGER, PRIMARY KEY (key, batch))",
                       "ready (memory INTEGER, gpus REAL, cpu TEXT, rank REAL, key TEXT, spec BLOB, "
