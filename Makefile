@@ -23,7 +23,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # and what the tests need beyond it
 .venv/.installed: .venv/.demo
 	@echo "installing what the tests need"
-	@$(BIN)/python demo/install.py -c constraints.txt -e '.[pipeline,trainer,s3,dev]'
+	@$(BIN)/python demo/install.py -c constraints.txt -e '.[pipeline,trainer,service,s3,dev]'
 	touch $@
 
 # the language model, which the language filter and its tests want

@@ -31,7 +31,7 @@ LAYERS = (
     "trainer.base", "trainer.model", "trainer.parallel", "trainer.optim", "trainer.data", "trainer.checkpoint",
     "trainer.observe", "trainer.loop",
     "pipeline.store", "pipeline.engine", "pipeline.cluster", "pipeline.recipe", "pipeline.passes", "pipeline.plan",
-    "pipeline.report", "pipeline", "pipeline.forecast",
+    "pipeline.report", "pipeline", "pipeline.forecast", "pipeline.service",
     "trainer", "trainer.launch", "trainer.tools",
     "pipeline.cli",
 )

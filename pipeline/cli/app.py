@@ -15,7 +15,21 @@ import typer
 from typer.core import TyperGroup
 
 from pipeline.base.redact import mask_record
-from pipeline.cli import buckets, classifier, cluster, data, doctor, extract, inspect, lm, runs, steps, store, tokens
+from pipeline.cli import (
+    buckets,
+    classifier,
+    cluster,
+    data,
+    doctor,
+    extract,
+    inspect,
+    lm,
+    runs,
+    serve,
+    steps,
+    store,
+    tokens,
+)
 from pipeline.cli.training import forward
 
 #: The class of the usage errors that `standalone_mode=False` raises, click's ClickException. It is looked up among the
@@ -31,7 +45,7 @@ def command_group() -> TyperGroup:
                       rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
                       help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")
     app.callback()(settings)
-    for module in (runs, cluster, doctor, steps, inspect, data, classifier, lm, buckets, extract, store, tokens):
+    for module in (runs, cluster, serve, doctor, steps, inspect, data, classifier, lm, buckets, extract, store, tokens):
         module.register(app)
     app.command("train", add_help_option=False,
                 context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)

@@ -10,10 +10,8 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.errors import BadUsage
+from pipeline.cluster.attempts import bad_name, run_names
 from pipeline.store.fs import Store
-
-#: most bytes in the name of a run, which is the name of a folder
-LONGEST_NAME = 200
 
 
 class BackendName(StrEnum):
@@ -65,15 +63,9 @@ def check_backend(backend: BackendName, address: str | None, insecure_local: boo
 
 
 def check_name(name: str | None) -> None:
-    """Raise BadUsage for a name of a run that cannot be the name of a folder and a word on a command line, or that
-    holds characters that cannot be printed."""
-    if name is None:
-        return
-    if "/" in name or name in ("", ".", ".."):
-        raise BadUsage(f"--name '{name}': the name of a run is the name of a folder; leave out '/'")
-    if not name.isprintable() or name[0] in "-." or len(name.encode("utf-8", "replace")) > LONGEST_NAME:
-        raise BadUsage(f"--name {name[:80]!r}: the name of a run is the name of a folder: at most {LONGEST_NAME} bytes "
-                       f"on one line, not beginning with '-' or '.'")
+    """Refuse a name of a run that cannot be one."""
+    if name is not None and (reason := bad_name(name)) is not None:
+        raise BadUsage(f"--name {name[:80]!r}: {reason}")
 
 
 def check_root(root: str, option: str = "--store") -> None:
@@ -110,10 +102,6 @@ def resolve_run(run: str, root: str) -> tuple[Store, str]:
         raise BadUsage(f"there is no run '{name}' in the store {store.root}; "
                        + (f"it has: {', '.join(known)}" if known else "nothing was run there yet"))
     return store, name
-
-
-def run_names(store: Store) -> list[str]:
-    return sorted({p.split("/")[1] for p in store.list("runs") if p.count("/") >= 2})
 
 
 def as_typed(command: str, run: str, store: Store) -> str:

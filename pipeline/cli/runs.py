@@ -189,10 +189,11 @@ def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) ->
     Example:
       tokenmill list --store store
     """
+    from pipeline.cluster.attempts import run_names
     from pipeline.plan.changes import latest_run
 
     at = opt.open_store(store)
-    latest, names = latest_run(at), opt.run_names(at)
+    latest, names = latest_run(at), run_names(at)
     rows = [_standing(at, name) | {"latest": name == latest} for name in names]
     if json_lines:
         for row in rows:

@@ -24,17 +24,6 @@ HINTS = {
 }
 
 
-def document(store: Store, current: Standing) -> dict[str, Any]:
-    """The state of a run as the JSON object that `tokenmill status --json` prints."""
-    progress = {k: v for k, v in current.progress.items() if k not in ("run", "attempt", "state", "error")}
-    report = f"runs/{current.run}/report.html"
-    return {"run": current.run, "state": current.state, "attempt": current.attempt, "error": current.error,
-            "silent_s": current.silent_s, "age_s": current.age_s,
-            "how": current.facts.get("how"), "address": current.facts.get("address"), "job": current.facts.get("job"),
-            "begun": current.facts.get("begun"), "store": store.root, **progress,
-            "report": f"{store.root}/{report}" if store.exists(report) else None}
-
-
 def text(store: Store, current: Standing, debug: bool = False) -> str:
     """The state of a run as lines of text. With `debug`, they end with the traceback of its error."""
     p, facts = current.progress, current.facts

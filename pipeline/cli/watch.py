@@ -85,13 +85,14 @@ def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
       tokenmill status fineweb-3f2a91c0 --store s3://bucket/store
       tokenmill status fineweb-3f2a91c0 --watch
     """
-    from pipeline.cli.status import document, text
+    from pipeline.cli.status import text
+    from pipeline.cluster.attempts import status_document
 
     at, name = resolve_run(run, store)
     shown = None
     while True:
         current = look(at, name)
-        now = json.dumps(document(at, current)) if json_lines else text(at, current, bool(ctx.obj))
+        now = json.dumps(status_document(at, current)) if json_lines else text(at, current, bool(ctx.obj))
         if watch and not json_lines and sys.stdout.isatty():
             typer.echo("\x1b[2J\x1b[H" + now)
         elif now != shown:

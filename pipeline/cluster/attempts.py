@@ -33,6 +33,8 @@ FRESH_S = 20.0           # a heartbeat at most this old comes from a living driv
 AHEAD_S = 5.0            # the driver's clock may be this much ahead of the clock of this machine
 WATCH_S = 12.0           # an older heartbeat is watched for two beats: its counter must advance, since clocks differ
 PIECE = 64 << 10
+#: most bytes in the name of a run, which is the name of a folder
+LONGEST_NAME = 200
 #: states that do not change by themselves
 ENDED = ("done", "failed", "stopped", "died", "cancelled")
 #: fields read from run.json and progress.json, with their types
@@ -138,12 +140,45 @@ def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> d
         found = json.loads(store.read(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(found, dict) or not all(isinstance(found[k], kind) for k, kind in (kinds or {}).items()
                                               if k in found and (found[k] is not None or kind is int)):
         return {}
     return found
+
+
+def status_document(store: Store, current: Standing) -> dict[str, Any]:
+    """The standing as JSON: what `status --json` prints, and the service shows."""
+    progress = {k: v for k, v in current.progress.items() if k not in ("run", "attempt", "state", "error")}
+    report = f"runs/{current.run}/report.html"
+    return {"run": current.run, "state": current.state, "attempt": current.attempt, "error": current.error,
+            "silent_s": current.silent_s, "age_s": current.age_s,
+            "how": current.facts.get("how"), "address": current.facts.get("address"), "job": current.facts.get("job"),
+            "begun": current.facts.get("begun"), "store": store.root, **progress,
+            "report": f"{store.root}/{report}" if store.exists(report) else None}
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+def run_names(store: Store) -> list[str]:
+    """The names of the store's runs, sorted."""
+    return sorted({p.split("/")[1] for p in store.list("runs") if p.count("/") >= 2})
+
+
+def has_run(store: Store, run: str) -> bool:
+    """Whether the store has a run of this name, which must be a sound name of a folder."""
+    return next(store.list(f"runs/{run}"), None) is not None
+
+
+def bad_name(name: str) -> str | None:
+    """Why `name` cannot be that of a run: it must do as the name of a folder, as a word on a command line, and on one
+    line. None when it can."""
+    if "/" in name or name in ("", ".", ".."):
+        return "the name of a run is the name of a folder; leave out '/'"
+    if not name.isprintable() or name[0] in "-." or len(name.encode("utf-8", "replace")) > LONGEST_NAME:
+        return (f"the name of a run is the name of a folder: at most {LONGEST_NAME} bytes on one line, not beginning "
+                f"with '-' or '.'")
+    return None
 
 
 # -- attempts --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,78 @@
+"""`tokenmill serve`: the service over one or more stores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePosixPath
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.errors import BadUsage, UserError
+from pipeline.cli.options import open_store
+
+StoresOpt = Annotated[list[str] | None, typer.Option(
+    "--store", metavar="[NAME=]STORE", help="Folder or URL of a store, and the name it is shown under (default: its "
+                                            "last folder); repeatable. Also `TOKENMILL_STORE`. Default: `store`.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("serve")(serve)
+
+
+def serve(store: StoresOpt = None,
+          host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+          port: Annotated[int, typer.Option(min=1, max=65535, metavar="PORT", help="Port to listen on.")] = 8700,
+          token_file: Annotated[str | None, typer.Option(metavar="FILE", help=
+              "File with the operators' token. Also the variable `TOKENMILL_OPERATOR_TOKEN`.")] = None,
+          viewer_token_file: Annotated[str | None, typer.Option(metavar="FILE", help=
+              "File with the viewers' token. Also the variable `TOKENMILL_VIEWER_TOKEN`.")] = None,
+          certificate: Annotated[str | None, typer.Option(metavar="FILE", help="TLS certificate (PEM).")] = None,
+          key: Annotated[str | None, typer.Option(metavar="FILE", help="Private key of the certificate (PEM).")] = None,
+          behind_proxy: Annotated[bool, typer.Option("--behind-proxy", help="A proxy in front speaks TLS.")] = False,
+          proxy: Annotated[str, typer.Option(metavar="ADDRESS", help="Address of that proxy, whose X-Forwarded-For is "
+                                                                    "believed.")] = "127.0.0.1",
+          name: Annotated[list[str] | None, typer.Option(metavar="HOST", help=
+              "Host name under which browsers open the server; repeatable.")] = None,
+          allow_root: Annotated[list[str] | None, typer.Option(metavar="PLACE", help=
+              "Folder or URL that submitted recipes may read; repeatable.")] = None) -> None:
+    """Serve stores to browsers and programs.
+
+    Listens on this machine alone, unless --host says otherwise: then it needs a token, and TLS or a proxy that speaks
+    it. Keeps nothing itself: all it knows lies in the stores. See docs/service.md.
+
+    \b
+    Examples:
+      tokenmill serve --store store
+      tokenmill serve --store web=s3://bucket/store --token-file token --behind-proxy --name mill.example
+    """
+    try:
+        from pipeline.service.serve import run_server
+        from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, Settings, read_token
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn"):
+            raise
+        raise UserError(f"the service needs the package '{e.name}', which is not installed; pip install "
+                        f"'tokenmill[service]'") from None
+    settings = Settings(named_stores(store or [os.environ.get("TOKENMILL_STORE", "store")]), host, port,
+                        viewer_token=read_token(VIEWER_TOKEN, viewer_token_file),
+                        operator_token=read_token(OPERATOR_TOKEN, token_file), certificate=certificate, key=key,
+                        behind_proxy=behind_proxy, proxy=proxy, names=tuple(name or ()),
+                        allowed_roots=tuple(allow_root or ()))
+    run_server(settings, lambda url: typer.echo(f"serving {', '.join(settings.stores)} at {url} (Ctrl-C ends it)"))
+
+
+def named_stores(given: list[str]) -> dict[str, str]:
+    """Returns name → root. Raises BadUsage for a store that is not there, and for two of one name."""
+    stores: dict[str, str] = {}
+    for each in given:
+        name, equals, root = each.partition("=")
+        if not equals or "/" in name:                             # no name, or an `=` in the path
+            root = each
+            name = PurePosixPath(open_store(root).root).name or "store"
+        if not name.isprintable() or name in ("", ".", "..") or "/" in name or len(name) > 80:
+            raise BadUsage(f"--store {each!r}: {name!r} cannot be the name of a store; give --store NAME=STORE")
+        if name in stores:
+            raise BadUsage(f"--store {each}: there is a store called '{name}' already; give --store NAME=STORE")
+        stores[name] = open_store(root).root
+    return stores

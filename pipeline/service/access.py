@@ -1,0 +1,273 @@
+"""Who may do what: `Guard` checks every request before it reaches a route, and `viewer` and `operator` say which role a
+route wants.
+
+Every request is refused unless something allows it. The guard demands a role for every path but those that a page to
+sign in needs, and an operator for every request that is not a GET or HEAD, so a route that forgets to ask is not open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable
+from typing import Annotated
+from urllib.parse import parse_qsl, urlsplit
+
+from fastapi import Depends, Request
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipeline.base.auth import loopback
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.base.visible import visible
+from pipeline.service.limits import Buckets
+from pipeline.service.problems import Problem, problem_of
+from pipeline.service.session import Role, Sessions
+from pipeline.service.settings import Settings
+
+access_log = logging.getLogger("tokenmill.access")
+#: paths that need no role: the page to sign in, what it looks like, and the session that it begins
+OPEN = ("/login", "/api/v1/session")
+STATIC = "/static/"
+READS = ("GET", "HEAD")
+#: a page of another site cannot send this header without asking first, and the answer would be no
+HEADER = "x-tokenmill"
+#: the hidden field of a form, which stands for the header where no script runs
+FIELD = "csrf"
+NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+HEADERS = {
+    "Content-Security-Policy": NOTHING,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
+
+
+def page_policy(nonce: str) -> str:
+    """The Content-Security-Policy of a page whose scripts and styles carry `nonce` (`request.state.nonce`)."""
+    return (f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' data:; "
+            f"connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
+
+
+class Guard:
+    """The outermost layer of the service. It sets headers, checks Host and Origin, counts and limits, finds the role,
+    and turns what goes wrong into problems.
+
+    `request.state` gets `role` (None on open paths), `nonce` for a page's scripts, and `csrf` for its forms.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, sessions: Sessions, clock: Clock = SYSTEM) -> None:
+        self._app, self._settings, self._sessions, self._clock = app, settings, sessions, clock
+        self._requests = Buckets(settings.rate, settings.burst, clock)
+        self._guesses = Buckets(settings.wrong_tokens / 60.0, settings.wrong_tokens, clock)
+        self._origins = frozenset(name.lower() for name in settings.names)
+        self._names = frozenset(_host_name(name) for name in (settings.host, *self._origins))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":                               # there is no route for a websocket
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        request = Request(scope)
+        request.state.nonce, request.state.role = secrets.token_urlsafe(16), None
+        began, status, sent = self._clock.now(), 0, 0
+        answering = asyncio.Event()
+
+        async def send_safely(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                answering.set()
+                self._set_headers(MutableHeaders(scope=message), request)
+            sent += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            try:
+                self._check(request)
+                await self._within_time(self._app(scope, self._counted(receive), send_safely), answering)
+            except ClientDisconnect:
+                status = status or 499
+            except Exception as e:
+                if status:                                        # too late for another answer: cut it off
+                    problem_of(e)
+                    raise
+                await problem_of(e).response()(scope, receive, send_safely)
+        finally:
+            access_log.info("%s %s %s %s %s %.0f ms %s", self._client(request), request.method,
+                            visible(request.url.path)[:500], status or "-", sent,
+                            1000 * (self._clock.now() - began), request.state.role or "-")
+
+    # -- before the route ----------------------------------------------------------------------------------------
+    def _check(self, request: Request) -> None:
+        """Raise Problem unless the request may reach its route."""
+        address = self._client(request)
+        if not self._requests.take(address):
+            raise Problem(429, "Too many requests", f"more than {self._settings.rate:.0f} requests per second",
+                          remedy="wait a second, and poll less often or follow the stream of events",
+                          headers={"Retry-After": "1"})
+        if len(request.scope["raw_path"]) + len(request.scope["query_string"]) > self._settings.max_url_bytes:
+            raise Problem(414, "URL too long", f"the limit is {self._settings.max_url_bytes:,} bytes")
+        self._check_host(request)
+        self._check_origin(request)
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or int(length[:20]) > self._settings.max_body_bytes:
+            raise self._too_large()
+        role = self._role(request, address)
+        request.state.role, request.state.csrf = role, self._sessions.form_token(request)
+        if (path := request.url.path) in OPEN or path.startswith(STATIC):
+            return
+        if role is None:
+            raise Problem(401, "Sign in first", "this server wants a token", "Authorization",
+                          "send `Authorization: Bearer TOKEN`, or open /login in a browser",
+                          {"WWW-Authenticate": 'Bearer realm="tokenmill"'})
+        if request.method not in READS:
+            require_operator(request)
+
+    def _role(self, request: Request, address: str) -> Role | None:
+        """The role of a request. An address that sent too many wrong tokens is not heard for a while."""
+        if self._guesses.empty(address):
+            raise Problem(429, "Too many wrong tokens", key="Authorization", remedy="wait a minute",
+                          headers={"Retry-After": "60"})
+        role = self._sessions.role_of(request)
+        if role is None and "authorization" in request.headers:
+            self._guesses.take(address)
+        return role
+
+    def _check_host(self, request: Request) -> None:
+        """Refuse a Host that is not ours: in DNS rebinding, a page of another site has its own name lead to us, and
+        could read what we answer."""
+        hosts = request.headers.getlist("host")
+        name = _host_name(hosts[0]) if len(hosts) == 1 else None
+        if name is None or not (name in self._names or (loopback(name) and self._settings.local)):
+            raise Problem(403, "Not the name of this server", f"the request is for the host {','.join(hosts)[:200]!r}",
+                          "Host", "open the server under its own address; tokenmill serve --name NAME adds a name")
+
+    def _check_origin(self, request: Request) -> None:
+        """Refuse a request that a page of another site makes, unless it only opens a page here."""
+        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
+        if origin is not None:
+            place = origin.lower().partition("://")[2]
+            good = bool(place) and (place == request.headers["host"].lower() or place in self._origins)
+        else:
+            good = site in ("none", "same-origin") or (request.method in READS and
+                                                       request.headers.get("sec-fetch-mode") == "navigate")
+        if not good:
+            raise Problem(403, "From another site", "a page of another site made this request", "Origin",
+                          "open the page of this server and do it there")
+
+    # -- around the route ----------------------------------------------------------------------------------------
+    async def _within_time(self, work: Awaitable[None], answering: asyncio.Event) -> None:
+        """Run the route. Raises Problem when its answer has not begun in time; a stream that has begun goes on."""
+        task, begun = asyncio.ensure_future(work), asyncio.ensure_future(answering.wait())
+        try:
+            await asyncio.wait((task, begun), timeout=self._settings.request_s, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and not answering.is_set():
+                raise Problem(503, "Took too long", f"no answer within {self._settings.request_s:.0f} s",
+                              remedy="ask for less, or try again when the store is less busy",
+                              headers={"Retry-After": "10"})
+            await task
+        finally:
+            begun.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+
+    def _counted(self, receive: Receive) -> Receive:
+        """`receive`, that raises Problem once a body is larger than allowed: its Content-Length may be missing."""
+        taken = 0
+
+        async def limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._settings.max_body_bytes:
+                raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> Problem:
+        return Problem(413, "Body too large", f"the limit is {self._settings.max_body_bytes:,} bytes",
+                       "Content-Length", headers={"Connection": "close"})
+
+    @staticmethod
+    def _set_headers(headers: MutableHeaders, request: Request) -> None:
+        if headers.get("content-type", "").startswith("text/html"):
+            headers.setdefault("Content-Security-Policy", page_policy(request.state.nonce))
+        for name, value in HEADERS.items():
+            headers.setdefault(name, value)
+
+    @staticmethod
+    def _client(request: Request) -> str:
+        return request.client.host if request.client else "-"
+
+
+def _host_name(host: str) -> str | None:
+    """The name in a Host header without its port, in small letters; None when it is not one."""
+    try:
+        parts = urlsplit(f"//{host}")
+        port_is_sound = parts.port is None or parts.port > 0
+    except ValueError:
+        return None
+    sound = port_is_sound and parts.netloc == host and "@" not in host
+    return parts.hostname.rstrip(".") if sound and parts.hostname else None
+
+
+# -- what a route asks for -------------------------------------------------------------------------------------------
+def require_operator(request: Request) -> None:
+    if request.state.role is not Role.operator:
+        raise Problem(403, "Operators only", "a viewer's token may only read", "Authorization",
+                      "ask for an operator's token")
+
+
+async def viewer(request: Request) -> Role:
+    """The role of whoever asks; at least a viewer."""
+    role: Role | None = request.state.role
+    if role is None:
+        raise Problem(401, "Sign in first", "this server wants a token", "Authorization", "open /login in a browser")
+    return role
+
+
+async def operator(request: Request) -> Role:
+    """Demand an operator, and for a write that the user meant it."""
+    await viewer(request)
+    require_operator(request)
+    if request.method not in READS:
+        await check_intended(request)
+    return Role.operator
+
+
+async def check_intended(request: Request) -> None:
+    """Refuse a write that a page of another site could have made with the user's cookie, or on loopback without any
+    (CSRF). Its proof is a header that such a page cannot send, or the hidden field of a form that it cannot read."""
+    if request.headers.get("authorization") or request.headers.get(HEADER):
+        return
+    sent = (await form_of(request)).get(FIELD, "")
+    if not secrets.compare_digest(sent.encode("utf-8", "surrogatepass"), request.state.csrf.encode()):
+        raise Problem(403, "Not from a page of this server", "the form is old, or another site sent it", FIELD,
+                      "load the page again; a program sends the header `X-Tokenmill: 1`")
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of an urlencoded form; {} for another body. The last of several values counts."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        return {}
+    try:
+        body = (await request.body()).decode("utf-8")
+        return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=1000, errors="strict"))
+    except ValueError:
+        raise Problem(400, "Not a form", "the body is not an urlencoded form of at most 1,000 fields") from None
+
+
+Viewer = Annotated[Role, Depends(viewer)]
+Operator = Annotated[Role, Depends(operator)]

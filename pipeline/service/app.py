@@ -1,0 +1,32 @@
+"""Puts the service together: routes, guard, problems. All it knows lies in the stores."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from pipeline.service import problems, runs, sign_in
+from pipeline.service.access import Guard
+from pipeline.service.problems import SafeJSON
+from pipeline.service.session import Sessions
+from pipeline.service.settings import Settings
+from pipeline.service.watch import Watch
+from pipeline.store.fs import Store
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service over the stores of `settings`. `app.state` has `settings`, `stores` (name → Store), `sessions` and
+    `watch`."""
+    sessions = Sessions(settings)
+    app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
+                  redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False,
+                  middleware=[Middleware(Guard, settings=settings, sessions=sessions)])
+    app.state.settings, app.state.sessions = settings, sessions
+    app.state.stores = {name: Store(root) for name, root in settings.stores.items()}
+    app.state.watch, app.state.streams = Watch(settings.look_s), 0
+    problems.install(app)
+    for module in (sign_in, runs):
+        app.include_router(module.router)
+    return app

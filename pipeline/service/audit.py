@@ -1,0 +1,52 @@
+"""The audit log: who asked for which write, one file for each in the store's folder `audit/`, never in the commit log.
+
+An entry is put if absent under a name that begins with the time, so no two servers overwrite each other's, and the
+folder's order is that of time. A write whose entry cannot be written is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from fastapi import Request
+
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.base.redact import redact_json
+from pipeline.base.visible import visible
+from pipeline.cluster.attempts import utc_now
+from pipeline.store.fs import Store
+
+FOLDER = "audit"
+
+
+def note_write(store: Store, entry: dict[str, Any], clock: Clock = SYSTEM) -> str:
+    """Write an entry durably; returns its path in the store. Secrets are masked."""
+    at = utc_now(clock)
+    path = f"{FOLDER}/{at.replace(':', '')}-{clock.new_id()}.json"
+    store.put_absent(path, json.dumps(redact_json({"at": at, **entry}), sort_keys=True).encode())
+    return path
+
+
+async def request_entry(request: Request) -> dict[str, Any]:
+    """Who sent a request, and what it asks for: the body's hash, as the body itself may hold anything."""
+    body = await request.body()
+    return {"role": str(request.state.role), "from": request.client.host if request.client else None,
+            "method": request.method, "path": visible(request.url.path), "bytes": len(body),
+            "sha256": hashlib.sha256(body).hexdigest()}
+
+
+def entries(store: Store, after: str, limit: int) -> list[dict[str, Any]]:
+    """Up to `limit` entries that come after the entry called `after`, in the order of time."""
+    result: list[dict[str, Any]] = []
+    for path in store.list(FOLDER, f"{FOLDER}/{after}" if after else ""):
+        if len(result) == limit:
+            break
+        name = path.removeprefix(f"{FOLDER}/")
+        try:
+            entry = json.loads(store.read(path))
+        except (FileNotFoundError, ValueError):
+            entry = None
+        result.append({"id": name, **(entry if isinstance(entry, dict) else {"damaged": True})})
+    return result

@@ -1,0 +1,101 @@
+"""Streams of server-sent events. Every event has an id from which the stream can be continued, on any server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from pipeline.base.clock import SYSTEM
+from pipeline.base.visible import json_text
+from pipeline.service.log import LogPlace, read_log
+from pipeline.service.problems import Problem, problem_of
+from pipeline.service.watch import Look
+from pipeline.store.fs import Store
+
+QUIET_S = 15.0           # seconds without an event after which a comment shows both sides that the other is there
+
+
+class Events(StreamingResponse):
+    """A stream of events; it counts among the streams of `app` while it lasts."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, app: FastAPI, events: AsyncIterator[bytes]) -> None:
+        # nginx would hold events back until it has a whole buffer of them
+        super().__init__(events, headers={"X-Accel-Buffering": "no"})
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._app.state.streams += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._app.state.streams -= 1
+
+
+def room_for_stream(app: FastAPI) -> None:
+    """Raise Problem when as many streams are open as there may be."""
+    if app.state.streams >= app.state.settings.streams:
+        raise Problem(429, "Too many streams", f"{app.state.streams} are open", remedy="close one, or poll instead",
+                      headers={"Retry-After": "10"})
+
+
+def event(kind: str, data: bytes, id: str = "") -> bytes:
+    """One event. `data` is JSON, which has no line breaks."""
+    return b"".join((b"event: ", kind.encode(), b"\n", b"id: " + id.encode() + b"\n" if id else b"",
+                     b"data: ", data, b"\n\n"))
+
+
+async def follow_run(app: FastAPI, name: str, store: Store, run: str, last: str | None) -> AsyncIterator[bytes]:
+    """Events about a run until it has ended. `last` is the id of the event that the client has."""
+    settings, begun = app.state.settings, SYSTEM.now()
+    spoken = begun
+    yield b"retry: 3000\n\n"
+    try:
+        while SYSTEM.now() - begun < settings.stream_s:
+            look: Look = await app.state.watch.look(name, store, run)
+            if look.id != last:
+                yield event("progress", look.data, look.id)
+                last, spoken = look.id, SYSTEM.now()
+            if look.ended:
+                yield event("end", b"{}", look.id)
+                return
+            if SYSTEM.now() - spoken > QUIET_S:
+                yield b":\n\n"
+                spoken = SYSTEM.now()
+            await asyncio.sleep(settings.look_s)
+    except Exception as e:                    # the answer has begun: the problem is its last event
+        yield _problem_event(e)
+
+
+async def follow_log(app: FastAPI, store: Store, run: str, place: LogPlace | None) -> AsyncIterator[bytes]:
+    """Events with what the log of a run says from `place` on, until the run has ended."""
+    settings, begun = app.state.settings, SYSTEM.now()
+    spoken = begun
+    yield b"retry: 3000\n\n"
+    try:
+        while SYSTEM.now() - begun < settings.stream_s:
+            stretch = await run_in_threadpool(read_log, store, run, place)
+            moved, place = stretch.next != place, stretch.next
+            if stretch.text:
+                yield event("log", json_text({"text": stretch.text}).encode(), str(place))
+                spoken = SYSTEM.now()
+            if stretch.complete:
+                yield event("end", b"{}", str(place))
+                return
+            if SYSTEM.now() - spoken > QUIET_S:
+                yield b":\n\n"
+                spoken = SYSTEM.now()
+            if not moved:
+                await asyncio.sleep(settings.look_s)
+    except Exception as e:
+        yield _problem_event(e)
+
+
+def _problem_event(error: Exception) -> bytes:
+    return event("problem", json_text(problem_of(error).document()).encode())

@@ -1,0 +1,36 @@
+"""Limits on the requests of one address. They are kept in memory: a restarted server forgets them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from pipeline.base.clock import SYSTEM, Clock
+
+ADDRESSES = 10_000       # whose buckets are remembered; the one that was quiet longest is forgotten first
+
+
+class Buckets:
+    """A token bucket for each address: `burst` requests at once, and `rate` per second on average."""
+
+    def __init__(self, rate: float, burst: int, clock: Clock = SYSTEM) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def empty(self, address: str) -> bool:
+        """Whether nothing is left for this address."""
+        return self._now(address) < 1.0
+
+    def take(self, address: str) -> bool:
+        """Take one from the bucket of an address. False when it is empty."""
+        left = self._now(address)
+        if left < 1.0:
+            return False
+        self._left[address] = left - 1.0, self._clock.now()
+        self._left.move_to_end(address)
+        if len(self._left) > ADDRESSES:
+            self._left.popitem(last=False)
+        return True
+
+    def _now(self, address: str) -> float:
+        left, at = self._left.get(address, (float(self._burst), self._clock.now()))
+        return min(float(self._burst), left + (self._clock.now() - at) * self._rate)

@@ -1,0 +1,65 @@
+"""The log of a run's driver, a stretch at a time, from a place that a client can keep."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pipeline.base.visible import visible
+from pipeline.cluster.attempts import LogReader, piece_name, standing
+from pipeline.service.outward import cluster_addresses, outward_text
+from pipeline.service.problems import Problem
+from pipeline.service.stores import inside
+from pipeline.store.fs import Store
+
+
+@dataclass(frozen=True)
+class LogPlace:
+    """A place in the logs of a run: a byte of a piece of an attempt's log. Written `attempt-piece-offset`."""
+
+    attempt: int
+    piece: int = 1
+    offset: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.attempt}-{self.piece}-{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str, key: str) -> LogPlace | None:
+        """The place written in `text`, None for "". Raises Problem, which names the parameter `key`."""
+        if not text:
+            return None
+        match = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})-([0-9]{1,12})", text)
+        if match is None or match[2].strip("0") == "":
+            raise Problem(400, "Not a place in a log", visible(text), key, "give an id that this server gave, or none")
+        return cls(*map(int, match.groups()))
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A piece of a log that begins at one place and ends at `next`. `complete`: the run has ended, and this is its
+    last."""
+
+    text: str
+    next: LogPlace
+    complete: bool
+
+
+def read_log(store: Store, run: str, place: LogPlace | None) -> Stretch:
+    """What the log of the latest attempt says from `place` on, at most one piece of it. A place in the log of an
+    earlier attempt is read to its end; then the next attempt's follows. Raises Problem for a run without a log."""
+    current = standing(store, run)
+    place = place or LogPlace(max(current.attempt, 1))
+    if not store.exists(piece_name(run, place.attempt, 1)) and current.facts.get("how") == "local":
+        raise Problem(404, "No log", f"the run {run!r} was started in a terminal, and its output went there", "run",
+                      "follow the run itself")
+    inside(store, piece_name(run, place.attempt, place.piece))
+    reader = LogReader(store, run, place.attempt)
+    reader.piece, reader.offset = place.piece, place.offset
+    text = next(reader.more(), "")
+    if not text and place.attempt < current.attempt:
+        return Stretch("", LogPlace(place.attempt + 1), False)
+    end = LogPlace(place.attempt, reader.piece, reader.offset)
+    addresses = cluster_addresses(current.facts)
+    return Stretch(visible(outward_text(text, addresses)), end,
+                   not text and current.ended and place.attempt >= current.attempt)

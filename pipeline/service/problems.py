@@ -1,0 +1,110 @@
+"""Errors of the service, as `application/problem+json` (RFC 9457): what is wrong, which key, and what to do. Never a
+traceback, a secret, or an unsafe character."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from pipeline.base.errors import TokenmillError
+from pipeline.base.redact import redact, redact_json
+from pipeline.base.visible import json_text, visible
+from pipeline.store.errors import EnvironmentFailure, StoreError
+
+logger = logging.getLogger("tokenmill.service")
+LONGEST = 2000           # characters of a detail: an error may quote a document
+
+
+class Problem(Exception):
+    """An answer of status 4xx or 5xx. `title` says what is wrong in a few words, `detail` in one line, `key` names the
+    parameter, header or field, `remedy` says what to do."""
+
+    def __init__(self, status: int, title: str = "", detail: str = "", key: str = "", remedy: str = "",
+                 headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail or title)
+        self.status, self.title, self.detail, self.key, self.remedy = status, title, detail, key, remedy
+        self.headers = dict(headers or {})
+
+    def document(self) -> dict[str, Any]:
+        """The problem as JSON."""
+        title = self.title or HTTPStatus(self.status).phrase
+        document = {"type": "about:blank", "title": title, "status": self.status, "detail": self.detail or title,
+                    "key": self.key, "remedy": self.remedy}
+        cut = {k: v[:LONGEST] if isinstance(v, str) else v for k, v in document.items()}
+        return {k: v for k, v in redact_json(cut).items() if v != ""}
+
+    def response(self) -> Response:
+        return SafeJSON(self.document(), self.status, self.headers, media_type="application/problem+json")
+
+
+class SafeJSON(JSONResponse):
+    """JSON in which control and bidirectional characters and lone surrogates are escapes: names of runs and files may
+    hold them, and UTF-8 cannot encode a surrogate. A number that JSON does not have becomes null."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return json_text(content, allow_nan=False).encode()
+        except ValueError:
+            return json_text(finite(content)).encode()
+
+
+def finite(value: Any) -> Any:
+    """JSON in which numbers that are not finite are None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem that an exception is told as. What is not ours is logged, and told without its message."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
+        return Problem(422, "Not valid", first["msg"], visible(key), "see /api/v1/openapi.json for what is accepted")
+    if isinstance(error, HTTPException):
+        remedy = "see /api/v1/openapi.json for what there is" if error.status_code in (404, 405) else ""
+        return Problem(error.status_code, detail=str(error.detail), remedy=remedy, headers=error.headers)
+    if isinstance(error, EnvironmentFailure):
+        return _two_parts(503, "The store does not answer", error, headers={"Retry-After": "10"})
+    if isinstance(error, StoreError):
+        return _two_parts(409, "The store cannot be used as it is", error)
+    if isinstance(error, TokenmillError):
+        return _two_parts(400 if error.exit_code == 2 else 409, "", error)
+    if isinstance(error, OSError):
+        logger.warning("%s", _line(error))
+        return Problem(503, "A file cannot be read", f"the server cannot read a file of the store ({error.strerror})",
+                       remedy="see the server's log", headers={"Retry-After": "10"})
+    logger.error("%s", _line(error), exc_info=error)
+    return Problem(500, "Unexpected", "the server met an error that it did not expect",
+                   remedy="see the server's log, and report it")
+
+
+def _two_parts(status: int, title: str, error: TokenmillError, headers: Mapping[str, str] | None = None) -> Problem:
+    """A problem from one of our messages, which are written `what is wrong; what to do`."""
+    detail, _, remedy = visible(redact(str(error))).partition("; ")
+    return Problem(status, title, detail, remedy=remedy, headers=headers)
+
+
+def _line(error: Exception) -> str:
+    return visible(redact(f"{type(error).__name__}: {error}"))
+
+
+def install(app: FastAPI) -> None:
+    """Have `app` answer with problems."""
+    async def answer(request: Request, error: Exception) -> Response:
+        return problem_of(error).response()
+
+    for kind in (Problem, TokenmillError, OSError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, answer)

@@ -1,0 +1,169 @@
+"""Router: stores, their runs, how a run stands (JSON, or a stream of events), its driver's log, its reports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from pipeline.cluster.attempts import bad_name, run_names
+from pipeline.plan.changes import latest_run
+from pipeline.service import audit
+from pipeline.service.access import operator, viewer
+from pipeline.service.events import Events, follow_log, follow_run, room_for_stream
+from pipeline.service.log import LogPlace, read_log
+from pipeline.service.outward import outward_text
+from pipeline.service.problems import Problem, SafeJSON
+from pipeline.service.stores import RunOf, StoreOf, available, read_file
+from pipeline.service.watch import Look
+from pipeline.store.fs import Store
+
+router = APIRouter(prefix="/api/v1/stores", tags=["runs"], dependencies=[Depends(viewer)])
+
+#: most bytes of a report, and of a recipe
+REPORT, RECIPE = 32 << 20, 1 << 20
+#: a report is one file that needs no script, and must not run one if somebody has put one in
+REPORT_POLICY = ("default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+                 "frame-ancestors 'none'; sandbox")
+#: what a list of runs tells of each
+LISTED = ("run", "state", "attempt", "begun", "how", "parts", "done", "docs", "seconds", "eta_s", "error", "report")
+
+After = Annotated[str, Query(max_length=400, description="the last name of the page before")]
+Limit = Annotated[int, Query(ge=1, le=500, description="most entries of a page")]
+LastEvent = Annotated[str | None, Header(alias="Last-Event-ID", max_length=100,
+                                         description="the id of the last event that came")]
+
+
+# -- stores ----------------------------------------------------------------------------------------------------------
+@router.get("", summary="List the stores")
+def list_stores(request: Request) -> dict[str, Any]:
+    """The stores of this server. `available` is false when the folder of one has vanished."""
+    return {"stores": [_store_document(name, store) for name, store in sorted(request.app.state.stores.items())]}
+
+
+@router.get("/{store}", summary="Show a store")
+def show_store(store: str, at: StoreOf) -> dict[str, Any]:
+    """One store; `latest` is the run that finished last."""
+    return {**_store_document(store, at), "latest": latest_run(at), "runs": len(run_names(at))}
+
+
+def _store_document(name: str, store: Store) -> dict[str, Any]:
+    return {"store": name, "root": store.root, "available": available(store)}
+
+
+@router.get("/{store}/audit", summary="List writes", dependencies=[Depends(operator)])
+def list_writes(at: StoreOf, after: After = "", limit: Limit = 100) -> dict[str, Any]:
+    """The audit log of a store, oldest first. Operators only."""
+    if "/" in after:
+        raise Problem(422, "Not valid", "not the id of an entry", "after", "give the id of the last entry of a page")
+    found = audit.entries(at, after, limit)
+    return {"entries": found, "after": found[-1]["id"] if len(found) == limit else None}
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+@router.get("/{store}/runs", summary="List the runs of a store")
+async def list_runs(request: Request, store: str, at: StoreOf, after: After = "",
+                    limit: Limit = 100) -> dict[str, Any]:
+    """Runs by name, a page at a time: `after` of the answer gives the next page. `hidden` counts folders whose names no
+    run can have."""
+    names = await run_in_threadpool(run_names, at)
+    sound = [name for name in names if bad_name(name) is None]
+    page = [name for name in sound if name > after][:limit]
+    latest = await run_in_threadpool(latest_run, at)
+    looks = await asyncio.gather(*(request.app.state.watch.look(store, at, name) for name in page),
+                                 return_exceptions=True)
+    rows: list[dict[str, Any]] = []
+    for name, look in zip(page, looks):
+        if isinstance(look, Look):
+            rows.append({k: look.document[k] for k in LISTED if k in look.document} | {"latest": name == latest})
+        elif not isinstance(look, Problem):                       # a run that was removed meanwhile is left out
+            raise look
+    more = bool(page) and page[-1] != sound[-1]
+    return {"runs": rows, "hidden": len(names) - len(sound), "after": page[-1] if more else None}
+
+
+@router.get("/{store}/runs/{run}", summary="Show a run")
+async def show_run(request: Request, store: str, run: str, at: StoreOf,
+                   if_none_match: Annotated[str | None, Header(max_length=200)] = None) -> Response:
+    """How a run stands: the fields of `tokenmill status --json`. Its ETag is the id of the event that would tell the
+    same; polling with If-None-Match costs little."""
+    look: Look = await request.app.state.watch.look(store, at, run)
+    tag = f'"{look.id}"'
+    if if_none_match is not None and tag in (part.strip().removeprefix("W/") for part in if_none_match.split(",")):
+        return Response(status_code=304, headers={"ETag": tag})
+    return Response(look.data, media_type="application/json", headers={"ETag": tag})
+
+
+@router.get("/{store}/runs/{run}/events", summary="Follow a run", response_class=Events, status_code=200)
+async def run_events(request: Request, store: str, run: str, at: StoreOf, last: LastEvent = None) -> Response:
+    """A stream of events `progress`, each with the whole state, then `end`. A client that was cut off sends the id of
+    its last event, and gets the state only if it has changed; 204 when the run has ended and it knows."""
+    look: Look = await request.app.state.watch.look(store, at, run)
+    if look.ended and last == look.id:
+        return Response(status_code=204)
+    room_for_stream(request.app)
+    return Events(request.app, follow_run(request.app, store, at, run, last))
+
+
+# -- the driver's log ------------------------------------------------------------------------------------------------
+@router.get("/{store}/runs/{run}/log", summary="Read the driver's log")
+def show_log(run: RunOf, at: StoreOf,
+             place: Annotated[str, Query(alias="from", max_length=100,
+                                         description="`next` of the answer before; empty for the beginning")] = "",
+             ) -> dict[str, Any]:
+    """A stretch of the log of the latest attempt. `next` says where it goes on, `complete` that nothing more comes."""
+    stretch = read_log(at, run, LogPlace.parse(place, "from"))
+    return {"run": run, "attempt": stretch.next.attempt, "text": stretch.text, "next": str(stretch.next),
+            "complete": stretch.complete}
+
+
+@router.get("/{store}/runs/{run}/log/events", summary="Follow the driver's log", response_class=Events, status_code=200)
+async def log_events(request: Request, store: str, run: RunOf, at: StoreOf, last: LastEvent = None) -> Response:
+    """A stream of events `log` with `text`, then `end`. It continues at the byte where the stream with the id of the
+    last event was cut off; 204 when there is nothing more."""
+    place = LogPlace.parse(last or "", "Last-Event-ID")
+    first = await run_in_threadpool(read_log, at, run, place)
+    if first.complete and not first.text and place is not None:
+        return Response(status_code=204)
+    room_for_stream(request.app)
+    return Events(request.app, follow_log(request.app, at, run, place))
+
+
+# -- reports ---------------------------------------------------------------------------------------------------------
+@router.get("/{store}/runs/{run}/report.html", summary="Open the report", response_class=Response)
+def report_page(run: RunOf, at: StoreOf) -> Response:
+    """The report as one page. It is served in a sandbox: no script runs, whatever the file holds."""
+    return Response(_file(at, run, "report.html", REPORT), media_type="text/html",
+                    headers={"Content-Security-Policy": REPORT_POLICY})
+
+
+@router.get("/{store}/runs/{run}/report.json", summary="Read the report")
+def report_data(run: RunOf, at: StoreOf) -> Response:
+    """The figures of the report."""
+    data = _file(at, run, "report.json", REPORT)
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Problem(409, "Damaged report", f"runs/{run}/report.json is not JSON", "run",
+                      "tokenmill report writes it again") from None
+    return SafeJSON(document)
+
+
+@router.get("/{store}/runs/{run}/recipe.yaml", summary="Read the recipe", response_class=Response)
+def recipe(run: RunOf, at: StoreOf) -> Response:
+    """The recipe that the run keeps, as text."""
+    text = _file(at, run, "recipe.yaml", RECIPE).decode("utf-8", "replace")
+    return Response(outward_text(text, []), media_type="text/plain")
+
+
+def _file(store: Store, run: str, name: str, most: int) -> bytes:
+    """A file in the folder of a run."""
+    try:
+        return read_file(store, f"runs/{run}/{name}", most)
+    except FileNotFoundError:
+        raise Problem(404, "Not there yet", f"the run {run!r} has no {name}", "run",
+                      "a report is written when the run is done") from None

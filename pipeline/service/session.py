@@ -1,0 +1,103 @@
+"""Who sends a request, and whether it is the user's own doing. Nothing is kept: cookies and form tokens are signed.
+
+A program sends `Authorization: Bearer TOKEN`. A browser exchanges the token for a cookie (`POST /api/v1/session`).
+The cookie names the role and when it ends, signed with a key made from the role's token. So a new token ends all
+sessions, and a restarted server accepts them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from enum import StrEnum
+from http.cookies import CookieError, SimpleCookie
+
+from starlette.requests import Request
+
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.service.settings import Settings
+
+SESSION_S = 12 * 3600
+
+
+class Role(StrEnum):
+    """What somebody may do. An operator may also write."""
+
+    viewer = "viewer"
+    operator = "operator"
+
+
+class Sessions:
+    """Recognises tokens, cookies and form tokens of one service."""
+
+    def __init__(self, settings: Settings, clock: Clock = SYSTEM) -> None:
+        self._tokens = {Role.operator: settings.operator_token, Role.viewer: settings.viewer_token}
+        self._open = not settings.tokens
+        self._secure, self._clock = settings.secure, clock
+        # a service without tokens has no secret that outlives it: its forms must be loaded again after a restart
+        self._own_key = secrets.token_bytes(32)
+        #: browsers send a __Host- cookie only by TLS and only to the host that set it
+        self.cookie = "__Host-tokenmill" if settings.secure else "tokenmill"
+
+    def role_of_token(self, token: str) -> Role | None:
+        """The role that a token gives. Takes the same time for every wrong token."""
+        given, result = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest(), None
+        for role, ours in self._tokens.items():
+            same = hmac.compare_digest(given, hashlib.sha256((ours or "").encode()).digest())
+            if same and ours is not None:
+                result = role
+        return result
+
+    def role_of(self, request: Request) -> Role | None:
+        """The role of whoever sends a request; None when it cannot be told. A wrong bearer token is not excused by a
+        cookie."""
+        if self._open:
+            return Role.operator
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        if kind:
+            return self.role_of_token(token.strip()) if kind.lower() == "bearer" else None
+        return self._role_of_cookie(self._cookie_of(request))
+
+    def cookie_for(self, role: Role) -> str:
+        """The Set-Cookie header that begins a session."""
+        value = f"{role}.{int(self._clock.wall()) + SESSION_S}"
+        return self._set_cookie(f"{value}.{self._sign(role, value)}", SESSION_S)
+
+    def ending_cookie(self) -> str:
+        """The Set-Cookie header that ends a session."""
+        return self._set_cookie("", 0)
+
+    def form_token(self, request: Request) -> str:
+        """The value of the hidden field `csrf` in forms of this session: another site cannot know it."""
+        subject = self._cookie_of(request)
+        key = b"".join(self._key(role) for role in Role) if not self._open else self._own_key
+        return hmac.new(key, f"form.{subject}".encode(), "sha256").hexdigest()
+
+    def _set_cookie(self, value: str, seconds: int) -> str:
+        return (f"{self.cookie}={value}; Max-Age={seconds}; Path=/; HttpOnly; SameSite=Strict"
+                + ("; Secure" if self._secure else ""))
+
+    def _cookie_of(self, request: Request) -> str:
+        try:
+            morsel = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return ""
+        return morsel.value if morsel is not None else ""
+
+    def _role_of_cookie(self, value: str) -> Role | None:
+        name, _, rest = value.partition(".")
+        end, _, mac = rest.partition(".")
+        if name not in list(Role) or not (end.isascii() and end.isdigit()) or len(end) > 12:
+            return None
+        role = Role(name)
+        if self._tokens[role] is None or not hmac.compare_digest(self._sign(role, f"{name}.{end}").encode(),
+                                                                 mac.encode("utf-8", "surrogatepass")):
+            return None
+        return role if self._clock.wall() < int(end) else None
+
+    def _key(self, role: Role) -> bytes:
+        return hashlib.sha256(f"tokenmill session {self._tokens[role] or ''}".encode()).digest()
+
+    def _sign(self, role: Role, value: str) -> str:
+        return hmac.new(self._key(role), value.encode(), "sha256").hexdigest()

@@ -1,0 +1,45 @@
+"""Router: exchange a token for a cookie, and end the session. A form works as well as JSON, so that no script is
+needed."""
+
+from __future__ import annotations
+
+import json
+
+from fastapi import APIRouter, Request
+from starlette.responses import RedirectResponse, Response
+
+from pipeline.service.access import check_intended, form_of
+from pipeline.service.problems import Problem
+
+router = APIRouter(prefix="/api/v1/session", tags=["session"])
+
+
+@router.post("", status_code=204, summary="Begin a session", openapi_extra={"requestBody": {"content": {
+    kind: {"schema": {"type": "object", "required": ["token"], "properties": {"token": {"type": "string"}}}}
+    for kind in ("application/json", "application/x-www-form-urlencoded")}}})
+async def begin(request: Request) -> Response:
+    """Give the token once; the answer sets a cookie. A form is answered with the first page."""
+    sessions, form = request.app.state.sessions, await form_of(request)
+    token = form.get("token") if form else await _token_in_json(request)
+    role = sessions.role_of_token(token) if isinstance(token, str) else None
+    if role is None:
+        request.state.wrong_token = True
+        raise Problem(401, "Not a token of this server", key="token", remedy="see the file given by --token-file")
+    answer = RedirectResponse("/", 303) if form else Response(status_code=204)
+    answer.headers["Set-Cookie"] = sessions.cookie_for(role)
+    return answer
+
+
+@router.delete("", status_code=204, summary="End the session")
+async def end(request: Request) -> Response:
+    """Remove the cookie."""
+    await check_intended(request)
+    return Response(status_code=204, headers={"Set-Cookie": request.app.state.sessions.ending_cookie()})
+
+
+async def _token_in_json(request: Request) -> object:
+    try:
+        document = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        raise Problem(400, "Not JSON", 'the body is {"token": "…"}', "token") from None
+    return document.get("token") if isinstance(document, dict) else None

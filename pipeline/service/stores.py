@@ -1,0 +1,76 @@
+"""The stores that the service serves, by name, and which of a store's files it reads."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from pipeline.base.visible import visible
+from pipeline.cluster.attempts import bad_name, has_run
+from pipeline.service.problems import Problem
+from pipeline.store.fs import Store
+
+
+def named_store(request: Request, store: str) -> Store:
+    """The store of this name. Raises Problem when there is none, or it has vanished."""
+    stores: dict[str, Store] = request.app.state.stores
+    if store not in stores:
+        raise Problem(404, "No such store", f"this server has no store {visible(store)[:80]!r}", "store",
+                      "see /api/v1/stores for what it has")
+    check_there(stores[store])
+    return stores[store]
+
+
+def available(store: Store) -> bool:
+    """Whether the folder of a store is there. Object storage is not asked."""
+    return store.local is None or store.local.is_dir()
+
+
+def check_there(store: Store) -> None:
+    """Raise Problem when the folder of a store has vanished."""
+    if not available(store):
+        raise Problem(404, "The store is gone", "the folder of the store is not there", "store",
+                      "see that its disk is mounted; what was committed is not lost")
+
+
+def check_run(at: Store, run: str) -> None:
+    """Raise Problem unless the store is there and has a run of this name."""
+    check_there(at)
+    if bad_name(run) or not has_run(at, run):
+        raise Problem(404, "No such run", f"the store has no run {visible(run)[:80]!r}", "run",
+                      "see /api/v1/stores/STORE/runs for those it has")
+
+
+def named_run(run: str, at: Annotated[Store, Depends(named_store)]) -> str:
+    """The name of a run that the store has. Raises Problem when it has none of that name."""
+    check_run(at, run)
+    return run
+
+
+def inside(store: Store, path: str) -> None:
+    """Raise Problem when a path of the store leads elsewhere by a link: whoever may write to a store must not have this
+    server read a file of its own for them."""
+    if store.local is not None:
+        top = os.path.realpath(store.local)
+        if not os.path.realpath(store.at(path)).startswith(top.rstrip(os.sep) + os.sep):
+            raise Problem(404, "Not in the store", f"{visible(path)} is a link to elsewhere", "run",
+                          "put a copy of the file in its place")
+
+
+def read_file(store: Store, path: str, most: int) -> bytes:
+    """A file of the store. Raises FileNotFoundError when there is none, and Problem when it is larger than `most` bytes
+    or lies elsewhere."""
+    inside(store, path)
+    size = store.size(path)
+    if size is None:
+        raise FileNotFoundError(path)
+    if size > most:
+        raise Problem(409, "Too large", f"{visible(path)} has {size:,} bytes, and the limit is {most:,}", "run",
+                      "read it from the store itself")
+    return store.read(path)
+
+
+StoreOf = Annotated[Store, Depends(named_store)]
+RunOf = Annotated[str, Depends(named_run)]
