@@ -112,7 +112,10 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     holder = beat.get("holder")
     if not isinstance(holder, dict) or beat.get("closed") or holder.get("run") != run:
         return None
-    known, since = alive(holder), clock.wall() - float(beat.get("at", 0))
+    at = beat.get("at", 0)
+    if not isinstance(at, (int, float)):                          # a damaged heartbeat is nobody's
+        return None
+    known, since = alive(holder), clock.wall() - at
     if known is not None:
         return max(0.0, since) if known else None
     if -AHEAD_S <= since <= FRESH_S:
@@ -245,8 +248,8 @@ class LogReader:
             except FileNotFoundError:
                 return
             if len(data) > self.offset:
-                yield data[self.offset:].decode("utf-8", "replace")       # pieces grow by whole characters
-                self.offset = len(data)
+                start, self.offset = self.offset, len(data)               # a caller may stop at the yield
+                yield data[start:].decode("utf-8", "replace")             # pieces grow by whole characters
             if not self.store.exists(piece_name(self.run, self.attempt, self.piece + 1)):
                 return
             if self.store.size(piece_name(self.run, self.attempt, self.piece)) == self.offset:   # the piece is complete

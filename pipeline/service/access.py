@@ -15,21 +15,26 @@ from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.base.auth import loopback
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.visible import visible
+from pipeline.service.audit import note_write, request_entry
 from pipeline.service.limits import Buckets
 from pipeline.service.problems import Problem, problem_of
 from pipeline.service.session import Role, Sessions
 from pipeline.service.settings import Settings
+from pipeline.service.stores import available
 
 access_log = logging.getLogger("tokenmill.access")
 #: paths that need no role: the page to sign in, what it looks like, and the session that it begins
-OPEN = ("/login", "/api/v1/session")
+SIGN_IN = "/api/v1/session"
+OPEN = ("/login", SIGN_IN)
 STATIC = "/static/"
 READS = ("GET", "HEAD")
 #: a page of another site cannot send this header without asking first, and the answer would be no
@@ -77,7 +82,8 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         request = Request(scope)
-        request.state.nonce, request.state.role = secrets.token_urlsafe(16), None
+        request.state.nonce = secrets.token_urlsafe(16)
+        request.state.role, request.state.wrong_token = None, False
         began, status, sent = self._clock.now(), 0, 0
         answering = asyncio.Event()
 
@@ -102,6 +108,8 @@ class Guard:
                     raise
                 await problem_of(e).response()(scope, receive, send_safely)
         finally:
+            if request.state.wrong_token:
+                self._guesses.take(self._client(request))
             access_log.info("%s %s %s %s %s %.0f ms %s", self._client(request), request.method,
                             visible(request.url.path)[:500], status or "-", sent,
                             1000 * (self._clock.now() - began), request.state.role or "-")
@@ -118,10 +126,13 @@ class Guard:
             raise Problem(414, "URL too long", f"the limit is {self._settings.max_url_bytes:,} bytes")
         self._check_host(request)
         self._check_origin(request)
+        self._check_guesses(request, address)
         length = request.headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > self._settings.max_body_bytes:
             raise self._too_large()
-        role = self._role(request, address)
+        role = self._sessions.role_of(request)
+        if role is None and "authorization" in request.headers:
+            self._guesses.take(address)
         request.state.role, request.state.csrf = role, self._sessions.form_token(request)
         if (path := request.url.path) in OPEN or path.startswith(STATIC):
             return
@@ -132,15 +143,12 @@ class Guard:
         if request.method not in READS:
             require_operator(request)
 
-    def _role(self, request: Request, address: str) -> Role | None:
-        """The role of a request. An address that sent too many wrong tokens is not heard for a while."""
-        if self._guesses.empty(address):
-            raise Problem(429, "Too many wrong tokens", key="Authorization", remedy="wait a minute",
-                          headers={"Retry-After": "60"})
-        role = self._sessions.role_of(request)
-        if role is None and "authorization" in request.headers:
-            self._guesses.take(address)
-        return role
+    def _check_guesses(self, request: Request, address: str) -> None:
+        """Refuse a token, right or wrong, from an address that has just sent too many wrong ones. Sessions go on."""
+        guess = "authorization" in request.headers or request.url.path == SIGN_IN
+        if guess and self._guesses.empty(address):
+            raise Problem(429, "Too many wrong tokens", f"{self._settings.wrong_tokens} in a minute", "Authorization",
+                          "wait a minute", {"Retry-After": "60"})
 
     def _check_host(self, request: Request) -> None:
         """Refuse a Host that is not ours: in DNS rebinding, a page of another site has its own name lead to us, and
@@ -190,7 +198,8 @@ class Guard:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > self._settings.max_body_bytes:
-                raise self._too_large()
+                # an HTTPException, as FastAPI answers 400 for any other error while it reads a body
+                raise HTTPException(413, self._too_large().detail, {"Connection": "close"})
             return message
 
         return limited
@@ -238,18 +247,22 @@ async def viewer(request: Request) -> Role:
 
 
 async def operator(request: Request) -> Role:
-    """Demand an operator, and for a write that the user meant it."""
+    """Demand an operator. For a write, also demand that the user meant it, and note it in the store's audit log before
+    anything is done."""
     await viewer(request)
     require_operator(request)
     if request.method not in READS:
         await check_intended(request)
+        store = request.app.state.stores.get(request.path_params.get("store"))
+        if store is not None and available(store):
+            await run_in_threadpool(note_write, store, await request_entry(request))
     return Role.operator
 
 
 async def check_intended(request: Request) -> None:
     """Refuse a write that a page of another site could have made with the user's cookie, or on loopback without any
     (CSRF). Its proof is a header that such a page cannot send, or the hidden field of a form that it cannot read."""
-    if request.headers.get("authorization") or request.headers.get(HEADER):
+    if request.headers.get("authorization", "").lower().startswith("bearer ") or request.headers.get(HEADER):
         return
     sent = (await form_of(request)).get(FIELD, "")
     if not secrets.compare_digest(sent.encode("utf-8", "surrogatepass"), request.state.csrf.encode()):

@@ -22,6 +22,7 @@ def create_app(settings: Settings) -> FastAPI:
     sessions = Sessions(settings)
     app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
                   redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False,
+                  responses=problems.RESPONSES,
                   middleware=[Middleware(Guard, settings=settings, sessions=sessions)])
     app.state.settings, app.state.sessions = settings, sessions
     app.state.stores = {name: Store(root) for name, root in settings.stores.items()}

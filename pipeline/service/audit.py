@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request
@@ -15,7 +16,6 @@ from fastapi import Request
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact_json
 from pipeline.base.visible import visible
-from pipeline.cluster.attempts import utc_now
 from pipeline.store.fs import Store
 
 FOLDER = "audit"
@@ -23,7 +23,7 @@ FOLDER = "audit"
 
 def note_write(store: Store, entry: dict[str, Any], clock: Clock = SYSTEM) -> str:
     """Write an entry durably; returns its path in the store. Secrets are masked."""
-    at = utc_now(clock)
+    at = datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     path = f"{FOLDER}/{at.replace(':', '')}-{clock.new_id()}.json"
     store.put_absent(path, json.dumps(redact_json({"at": at, **entry}), sort_keys=True).encode())
     return path

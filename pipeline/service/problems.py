@@ -45,6 +45,14 @@ class Problem(Exception):
         return SafeJSON(self.document(), self.status, self.headers, media_type="application/problem+json")
 
 
+#: how OpenAPI describes the answers that are problems
+_SCHEMA = {"type": "object", "required": ["type", "title", "status", "detail"], "properties": {
+    "status": {"type": "integer"},
+    **{name: {"type": "string"} for name in ("type", "title", "detail", "key", "remedy")}}}
+RESPONSES: dict[int | str, dict[str, Any]] = {"4XX": {"description": "Refused: what is wrong, and what to do",
+                                                      "content": {"application/problem+json": {"schema": _SCHEMA}}}}
+
+
 class SafeJSON(JSONResponse):
     """JSON in which control and bidirectional characters and lone surrogates are escapes: names of runs and files may
     hold them, and UTF-8 cannot encode a surrogate. A number that JSON does not have becomes null."""

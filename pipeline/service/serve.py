@@ -34,7 +34,8 @@ def run_server(settings: Settings, started: Callable[[str], None]) -> None:
     try:
         if settings.certificate is not None:
             config.load()
-        socket = config.bind_socket()
+        listener = config.bind_socket()
+        listener.listen(config.backlog)                           # who reads the URL may connect at once
     except SystemExit:                                            # uvicorn logs why it cannot bind, and exits
         raise BadSettings(f"cannot listen on {settings.host}:{settings.port}; choose another --port or --host, or stop "
                           f"what listens there") from None
@@ -43,7 +44,7 @@ def run_server(settings: Settings, started: Callable[[str], None]) -> None:
                           f"without a password") from None
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     started(f"{'https' if settings.certificate else 'http'}://{host}:{settings.port}/")
-    uvicorn.Server(config).run(sockets=[socket])
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def log_to_stderr() -> None:

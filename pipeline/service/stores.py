@@ -41,6 +41,7 @@ def check_run(at: Store, run: str) -> None:
     if bad_name(run) or not has_run(at, run):
         raise Problem(404, "No such run", f"the store has no run {visible(run)[:80]!r}", "run",
                       "see /api/v1/stores/STORE/runs for those it has")
+    inside(at, f"runs/{run}")
 
 
 def named_run(run: str, at: Annotated[Store, Depends(named_store)]) -> str:

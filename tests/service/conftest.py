@@ -1,0 +1,85 @@
+"""A small store with runs, and clients of a service over it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from pipeline.service.app import create_app
+from pipeline.service.settings import Settings
+from pipeline.store.fs import Store
+
+OPERATOR, VIEWER = "operator-" + "o" * 24, "viewer-" + "v" * 24
+BASE = "http://127.0.0.1:8700"
+
+
+def write_run(store: Store, run: str, state: str = "done", attempt: int = 1, how: str = "job", facts: dict[str, Any]
+              | None = None, **progress: Any) -> None:
+    """A run as its driver leaves it."""
+    known = {"run": run, "attempt": attempt, "how": how, **(facts or {})}
+    store.write(f"runs/{run}/run.json", json.dumps(known).encode())
+    document = {"state": state, "attempt": attempt, "parts": 4, "done": 4, "nodes": {}, **progress}
+    store.write(f"runs/{run}/progress.json", json.dumps(document).encode())
+
+
+def write_log(store: Store, run: str, *pieces: str, attempt: int = 1) -> None:
+    for n, piece in enumerate(pieces, 1):
+        store.write(f"runs/{run}/log/{attempt:04d}-{n:06d}.txt", piece.encode())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    at = Store(tmp_path / "store")
+    write_run(at, "first", docs=12)
+    write_run(at, "second", state="failed", error="no space left", docs=3)
+    return at
+
+
+@pytest.fixture
+def app(store: Store) -> FastAPI:
+    """A service without tokens, on loopback."""
+    return create_app(Settings({"s": store.root}, look_s=0.0))
+
+
+@pytest.fixture
+def client(app: FastAPI) -> TestClient:
+    return TestClient(app, base_url=BASE)
+
+
+@pytest.fixture
+def guarded(store: Store) -> Callable[..., TestClient]:
+    """Makes clients of a service with tokens: `guarded("operator")` sends the operator's."""
+    def make(role: str = "", **settings: Any) -> TestClient:
+        made = create_app(Settings({"s": store.root}, viewer_token=VIEWER, operator_token=OPERATOR, look_s=0.0,
+                                   **settings))
+        token = {"operator": OPERATOR, "viewer": VIEWER}.get(role, role)
+        return TestClient(made, base_url=BASE, headers={"Authorization": f"Bearer {token}"} if token else {})
+    return make
+
+
+def problem(answer: Any, status: int) -> dict[str, Any]:
+    """The problem that an answer holds, after a check that it is one and shows no trace."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = answer.json()
+    assert document["status"] == status and {"type", "title", "detail"} <= document.keys()
+    assert "Traceback" not in answer.text and 'File "' not in answer.text
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    return document
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The events in the text of a stream, as {"event", "id", "data"}."""
+    result = []
+    for block in text.split("\n\n"):
+        fields = dict(line.partition(": ")[::2] for line in block.splitlines() if not line.startswith(":"))
+        if "event" in fields:
+            result.append({**fields, "data": json.loads(fields["data"])})
+    return result
