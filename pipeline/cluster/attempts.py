@@ -164,7 +164,12 @@ def status_document(store: Store, current: Standing) -> dict[str, Any]:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 def run_names(store: Store) -> list[str]:
-    """The names of the store's runs, sorted."""
+    """The names of the store's runs, sorted. On a disk, what lies deep in the folders of runs is not walked."""
+    if store.local is not None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(store.local / "runs") as found:
+            folders = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+            return sorted(name for name in folders if has_run(store, name))
+        return []
     return sorted({p.split("/")[1] for p in store.list("runs") if p.count("/") >= 2})
 
 

@@ -16,9 +16,12 @@ from fastapi import Request
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact_json
 from pipeline.base.visible import visible
+from pipeline.service.problems import Problem
+from pipeline.service.stores import read_file
 from pipeline.store.fs import Store
 
 FOLDER = "audit"
+LARGEST = 64 << 10       # bytes of an entry; a larger file in its place is not ours
 
 
 def note_write(store: Store, entry: dict[str, Any], clock: Clock = SYSTEM) -> str:
@@ -45,8 +48,8 @@ def entries(store: Store, after: str, limit: int) -> list[dict[str, Any]]:
             break
         name = path.removeprefix(f"{FOLDER}/")
         try:
-            entry = json.loads(store.read(path))
-        except (FileNotFoundError, ValueError):
+            entry = json.loads(read_file(store, path, LARGEST))
+        except (FileNotFoundError, ValueError, RecursionError, Problem):
             entry = None
         result.append({"id": name, **(entry if isinstance(entry, dict) else {"damaged": True})})
     return result

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from pipeline.cluster.attempts import bad_name, run_names
 from pipeline.plan.changes import latest_run
@@ -31,6 +31,13 @@ REPORT_POLICY = ("default-src 'none'; style-src 'unsafe-inline'; img-src data:; 
                  "frame-ancestors 'none'; sandbox")
 #: what a list of runs tells of each
 LISTED = ("run", "state", "attempt", "begun", "how", "parts", "done", "docs", "seconds", "eta_s", "error", "report")
+
+#: how OpenAPI describes a stream of events
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "server-sent events, whose data is JSON", "content": {"text/event-stream": {"itemSchema": {
+        "type": "object", "properties": {name: {"type": "string"} for name in ("event", "id", "data")}}}}},
+    204: {"description": "it has ended, and the client knows all of it"},
+}
 
 After = Annotated[str, Query(max_length=400, description="the last name of the page before")]
 Limit = Annotated[int, Query(ge=1, le=500, description="most entries of a page")]
@@ -70,10 +77,9 @@ async def list_runs(request: Request, store: str, at: StoreOf, after: After = ""
                     limit: Limit = 100) -> dict[str, Any]:
     """Runs by name, a page at a time: `after` of the answer gives the next page. `hidden` counts folders whose names no
     run can have."""
-    names = await run_in_threadpool(run_names, at)
+    names, latest = await request.app.state.watch.runs(store, at)
     sound = [name for name in names if bad_name(name) is None]
     page = [name for name in sound if name > after][:limit]
-    latest = await run_in_threadpool(latest_run, at)
     looks = await asyncio.gather(*(request.app.state.watch.look(store, at, name) for name in page),
                                  return_exceptions=True)
     rows: list[dict[str, Any]] = []
@@ -86,7 +92,7 @@ async def list_runs(request: Request, store: str, at: StoreOf, after: After = ""
     return {"runs": rows, "hidden": len(names) - len(sound), "after": page[-1] if more else None}
 
 
-@router.get("/{store}/runs/{run}", summary="Show a run")
+@router.get("/{store}/runs/{run}", summary="Show a run", responses={304: {"description": "as it was"}})
 async def show_run(request: Request, store: str, run: str, at: StoreOf,
                    if_none_match: Annotated[str | None, Header(max_length=200)] = None) -> Response:
     """How a run stands: the fields of `tokenmill status --json`. Its ETag is the id of the event that would tell the
@@ -98,7 +104,7 @@ async def show_run(request: Request, store: str, run: str, at: StoreOf,
     return Response(look.data, media_type="application/json", headers={"ETag": tag})
 
 
-@router.get("/{store}/runs/{run}/events", summary="Follow a run", response_class=Events, status_code=200)
+@router.get("/{store}/runs/{run}/events", summary="Follow a run", response_class=Response, responses=STREAM)
 async def run_events(request: Request, store: str, run: str, at: StoreOf, last: LastEvent = None) -> Response:
     """A stream of events `progress`, each with the whole state, then `end`. A client that was cut off sends the id of
     its last event, and gets the state only if it has changed; 204 when the run has ended and it knows."""
@@ -121,7 +127,8 @@ def show_log(run: RunOf, at: StoreOf,
             "complete": stretch.complete}
 
 
-@router.get("/{store}/runs/{run}/log/events", summary="Follow the driver's log", response_class=Events, status_code=200)
+@router.get("/{store}/runs/{run}/log/events", summary="Follow the driver's log", response_class=Response,
+            responses=STREAM)
 async def log_events(request: Request, store: str, run: RunOf, at: StoreOf, last: LastEvent = None) -> Response:
     """A stream of events `log` with `text`, then `end`. It continues at the byte where the stream with the id of the
     last event was cut off; 204 when there is nothing more."""
@@ -134,7 +141,7 @@ async def log_events(request: Request, store: str, run: RunOf, at: StoreOf, last
 
 
 # -- reports ---------------------------------------------------------------------------------------------------------
-@router.get("/{store}/runs/{run}/report.html", summary="Open the report", response_class=Response)
+@router.get("/{store}/runs/{run}/report.html", summary="Open the report", response_class=HTMLResponse)
 def report_page(run: RunOf, at: StoreOf) -> Response:
     """The report as one page. It is served in a sandbox: no script runs, whatever the file holds."""
     return Response(_file(at, run, "report.html", REPORT), media_type="text/html",
@@ -153,7 +160,7 @@ def report_data(run: RunOf, at: StoreOf) -> Response:
     return SafeJSON(document)
 
 
-@router.get("/{store}/runs/{run}/recipe.yaml", summary="Read the recipe", response_class=Response)
+@router.get("/{store}/runs/{run}/recipe.yaml", summary="Read the recipe", response_class=PlainTextResponse)
 def recipe(run: RunOf, at: StoreOf) -> Response:
     """The recipe that the run keeps, as text."""
     text = _file(at, run, "recipe.yaml", RECIPE).decode("utf-8", "replace")

@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.visible import json_text
-from pipeline.cluster.attempts import standing
+from pipeline.cluster.attempts import run_names, standing
+from pipeline.plan.changes import latest_run
 from pipeline.service.outward import run_document
 from pipeline.service.stores import check_run
 from pipeline.store.fs import Store
 
-KEPT = 256               # runs whose last look is kept
+T = TypeVar("T")
+KEPT = 512               # runs whose last look is kept; a page of a list looks at up to 500
 #: what changes with every look even if nothing has happened
 RESTLESS = ("silent_s", "age_s")
 
@@ -36,30 +39,39 @@ class Look:
 
 
 @dataclass
-class _Run:
+class _Reading:
     lock: asyncio.Lock
-    look: Look | None = None
-    at: float = 0.0
+    result: Any = None
+    at: float | None = None
 
 
 class Watch:
-    """The latest look at each run, at most `fresh_s` seconds old."""
+    """The latest look at each run and list of runs, at most `fresh_s` seconds old. Several who ask at once wait for one
+    reading."""
 
     def __init__(self, fresh_s: float, clock: Clock = SYSTEM) -> None:
         self._fresh_s, self._clock = fresh_s, clock
-        self._runs: OrderedDict[tuple[str, str], _Run] = OrderedDict()
+        self._readings: OrderedDict[tuple[str, str | None], _Reading] = OrderedDict()
 
     async def look(self, name: str, store: Store, run: str) -> Look:
-        """The state of `run` in the store called `name`. Several who ask at once wait for one reading."""
-        entry = self._runs.setdefault((name, run), _Run(asyncio.Lock()))
-        self._runs.move_to_end((name, run))
-        if len(self._runs) > KEPT:
-            self._runs.popitem(last=False)
+        """The state of `run` in the store called `name`."""
+        return await self._fresh((name, run), lambda: look_at(store, run))
+
+    async def runs(self, name: str, store: Store) -> tuple[list[str], str | None]:
+        """The names of all runs of the store called `name`, and of the one that finished last."""
+        return await self._fresh((name, None), lambda: (run_names(store), latest_run(store)))
+
+    async def _fresh(self, key: tuple[str, str | None], read: Callable[[], T]) -> T:
+        entry = self._readings.setdefault(key, _Reading(asyncio.Lock()))
+        self._readings.move_to_end(key)
+        if len(self._readings) > KEPT:
+            self._readings.popitem(last=False)
         async with entry.lock:
-            if entry.look is None or self._clock.now() - entry.at >= self._fresh_s:
-                entry.look = await run_in_threadpool(look_at, store, run)
+            if entry.at is None or self._clock.now() - entry.at >= self._fresh_s:
+                entry.result = await run_in_threadpool(read)
                 entry.at = self._clock.now()
-            return entry.look
+            result: T = entry.result
+            return result
 
 
 def look_at(store: Store, run: str) -> Look:

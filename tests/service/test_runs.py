@@ -335,10 +335,19 @@ def test_another_server_tells_the_same(store):
 words = st.text(max_size=40) | st.sampled_from(["s", "first", "1-1-0", "..", "\x00", "\ud800", "0", "-1", "1e9"])
 
 
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory):
+    """One client for all examples."""
+    at = Store(tmp_path_factory.mktemp("steady"))
+    write_run(at, "first")
+    write_log(at, "first", "one\n")
+    return TestClient(create_app(Settings({"s": at.root}, rate=1e9)), base_url=BASE)
+
+
 @given(data=st.data())
-def test_no_request_is_an_error_of_the_server(data):
+def test_no_request_is_an_error_of_the_server(steady, data):
     """Every route of the description, with whatever a client may put into its parameters."""
-    client = fuzzed()
+    client = steady
     paths = client.app.openapi()["paths"]
     path = data.draw(st.sampled_from(sorted(paths)))
     method, operation = data.draw(st.sampled_from(sorted(paths[path].items())))
@@ -356,14 +365,3 @@ def test_no_request_is_an_error_of_the_server(data):
     assert answer.status_code < 500
     if answer.status_code >= 400:
         problem(answer, answer.status_code)
-
-
-def fuzzed(kept: list[TestClient] = []) -> TestClient:  # noqa: B006 (one for all examples)
-    if not kept:
-        import tempfile
-
-        at = Store(tempfile.mkdtemp())
-        write_run(at, "first")
-        write_log(at, "first", "one\n")
-        kept.append(TestClient(create_app(Settings({"s": at.root}, rate=1e9)), base_url=BASE))
-    return kept[0]
