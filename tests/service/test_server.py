@@ -6,8 +6,10 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -132,6 +134,32 @@ def test_a_token_of_the_environment_is_not_shown(store):
     assert OPERATOR not in out + err and "operator" in err
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_tls_and_what_it_does_to_the_cookie(store, tmp_path):
+    cert, key, token = (tmp_path / name for name in ("cert.pem", "key.pem", "token"))
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days",
+                    "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"], check=True,
+                   capture_output=True)
+    token.write_text(OPERATOR)
+    port = free_port()
+    arguments = ("--certificate", str(cert), "--key", str(key), "--token-file", str(token))
+    with serving(store.root, port, *arguments) as process:
+        context = ssl.create_default_context(cafile=str(cert))
+        connection = http.client.HTTPSConnection("localhost", port, timeout=60, context=context)
+        connection.request("POST", "/api/v1/session", json.dumps({"token": OPERATOR}))
+        answer = connection.getresponse()
+        answer.read()
+        cookie = answer.headers["Set-Cookie"]
+        assert answer.status == 204 and cookie.startswith("__Host-tokenmill=operator.") and "; Secure" in cookie
+        connection.request("GET", RUNS, headers={"Cookie": cookie.partition(";")[0]})
+        assert connection.getresponse().status == 200
+        with pytest.raises((http.client.HTTPException, OSError)):
+            get(port, RUNS)                                            # not in clear
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate()
+    assert OPERATOR not in said
+
+
 def test_streams_end_with_their_clients(store):
     """A client that goes away without a word must not be followed for an hour."""
     write_run(store, "live", "not-ended")
@@ -185,3 +213,13 @@ def test_a_port_in_use_is_named(tmp_path):
         port = str(s.getsockname()[1])
         answer = command("pipeline.cli", "serve", "--port", port, cwd=tmp_path)
     assert answer.returncode == 2 and port in answer.stderr and "--port" in answer.stderr
+
+
+def test_without_the_extra_the_command_names_it(tmp_path, monkeypatch, capsys):
+    from pipeline.cli.app import run_command
+
+    for name in [name for name in sys.modules if name.startswith("pipeline.service")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert run_command(["serve", "--store", str(tmp_path)]) == 1
+    assert "tokenmill[service]" in capsys.readouterr().err
