@@ -3,131 +3,21 @@ only one of them took (`tokenmill extract --engine A,B`)."""
 
 from __future__ import annotations
 
-import difflib
-import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import typer
 
 from pipeline.base.visible import visible
+from pipeline.base.word_diff import Row, only, pieces, rows, shortened, words
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-#: number of equal paragraphs shown before and after different ones
-AROUND = 1
 #: least width of a terminal, in columns, for two texts side by side
 WIDE = 80
-#: sequences of more items are compared without their most frequent items (difflib's `autojunk`), to save time
-LONG = 2_000
-#: if two texts have more pairs of equal words, paragraphs that differ are not matched with each other, to save time
-PAIRS = 5_000_000
-#: characters of scripts that put no spaces between words: Thai, Lao, Burmese, Khmer, kana, Han
-_ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
-_WORD_OR_MARK = re.compile(rf"{_WORD.pattern}|[^\w\s]")
-
-
-class Row(NamedTuple):
-    """Corresponding paragraphs of the left and the right text. A side is empty when only the other text has them.
-    `word` is the pattern of the units that are compared. White space and line breaks are never compared, and
-    punctuation only in Markdown, where it has a meaning."""
-
-    left: str
-    right: str
-    word: re.Pattern[str] = _WORD
-
-    @property
-    def sides(self) -> tuple[str, str]:
-        return self.left, self.right
-
-    @property
-    def same(self) -> bool:
-        return bool(self.left and self.right) and self.word.findall(self.left) == self.word.findall(self.right)
-
-
-def rows(left: str, right: str, marks: bool = False) -> list[Row]:
-    """Pair the paragraphs of both texts, from top to bottom. Two paragraphs correspond when they are equal, or when at
-    least half of the words of one occur in the other, in the same order. So a paragraph that one engine splits is
-    paired with all its pieces. With `marks`, the texts are Markdown, and punctuation is compared, too."""
-    word = _WORD_OR_MARK if marks else _WORD
-    sides = [[line.rstrip() for line in text.splitlines() if line.strip()] for text in (left, right)]
-    keys = [[" ".join(line.split()) for line in side] for side in sides]
-    out: list[Row] = []
-    for what, a0, a1, b0, b1 in _matcher(*keys).get_opcodes():
-        if what == "equal":
-            out += (Row(a, b, word) for a, b in zip(sides[0][a0:a1], sides[1][b0:b1]))
-        else:
-            out += (Row(a, b, word) for a, b in _related(sides[0][a0:a1], sides[1][b0:b1]))
-    return out
-
-
-def _matcher(a: Sequence[str], b: Sequence[str]) -> difflib.SequenceMatcher[str]:
-    return difflib.SequenceMatcher(None, a, b, autojunk=max(len(a), len(b)) > LONG)
-
-
-def _related(left: list[str], right: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (left, right) for a stretch of both texts that has no equal paragraphs. Corresponding paragraphs are
-    yielded as a pair, each other paragraph with an empty other side."""
-    at = [0, 0]
-    for a0, a1, b0, b1 in _links(left, right):
-        yield from ((line, "") for line in left[at[0]:a0])
-        yield from (("", line) for line in right[at[1]:b0])
-        yield "\n".join(left[a0:a1]), "\n".join(right[b0:b1])
-        at = [a1, b1]
-    yield from ((line, "") for line in left[at[0]:])
-    yield from (("", line) for line in right[at[1]:])
-
-
-def _links(left: list[str], right: list[str]) -> list[list[int]]:
-    """Find paragraphs that differ but correspond. Returns [a0, a1, b0, b1] for each match of left[a0:a1] with
-    right[b0:b1]. Matches are in order and do not overlap."""
-    words = [[(word, i) for i, line in enumerate(side) for word in _WORD.findall(line)] for side in (left, right)]
-    counts = [Counter(word for word, _ in side) for side in words]
-    if sum(n * counts[1][word] for word, n in counts[0].items()) > PAIRS:
-        return []
-    of, to = ([i for _, i in side] for side in words)
-    shared: Counter[tuple[int, int]] = Counter()
-    for a, b, size in _matcher(*([word for word, _ in side] for side in words)).get_matching_blocks():
-        shared.update((of[a + k], to[b + k]) for k in range(size))
-    lengths = Counter(of), Counter(to)
-    links: list[list[int]] = []
-    for i, j in sorted(pair for pair, n in shared.items() if 2 * n >= min(lengths[0][pair[0]], lengths[1][pair[1]])):
-        if links and (i < links[-1][1] or j < links[-1][3]):
-            links[-1][1], links[-1][3] = max(links[-1][1], i + 1), max(links[-1][3], j + 1)
-        else:
-            links.append([i, i + 1, j, j + 1])
-    return links
-
-
-def pieces(row: Row) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """Divide a row into runs of words. Returns, for each run, what it is ("equal", "delete", "insert" or "replace"),
-    and its (begin, end) in characters of the left side and of the right side."""
-    spans = [[m.span() for m in row.word.finditer(text)] for text in row.sides]
-    words = [[text[a:b] for a, b in side] for text, side in zip(row.sides, spans)]
-
-    def characters(side: int, begin: int, end: int) -> tuple[int, int]:
-        if begin == end:
-            return 0, 0
-        return spans[side][begin][0], spans[side][end - 1][1]
-
-    return [(what, characters(0, a0, a1), characters(1, b0, b1))
-            for what, a0, a1, b0, b1 in _matcher(*words).get_opcodes()]
-
-
-def only(pairs: list[Row]) -> tuple[int, int]:
-    """Returns the number of words that only the left text has, and the number that only the right text has."""
-    counts = [0, 0]
-    for row in pairs:
-        if not row.same:
-            for what, *sides in pieces(row):
-                for i, (begin, end) in enumerate(sides if what != "equal" else ()):
-                    counts[i] += words(row.sides[i][begin:end])
-    return counts[0], counts[1]
 
 
 def compare(place: str, names: Sequence[str], texts: tuple[str, str], marks: bool = False) -> None:
@@ -153,31 +43,6 @@ def compare(place: str, names: Sequence[str], texts: tuple[str, str], marks: boo
         typer.echo(line)
 
 
-def words(text: str) -> int:
-    return len(_WORD.findall(text))
-
-
-def _shortened(pairs: list[Row]) -> Iterator[Row | int]:
-    """Yield the rows. In a long stretch of equal rows, only the AROUND rows next to different ones are yielded, and the
-    number of rows left out between them."""
-    k = 0
-    while k < len(pairs):
-        end = k
-        while end < len(pairs) and pairs[end].same:
-            end += 1
-        before, after = AROUND if k else 0, AROUND if end < len(pairs) else 0
-        left_out = end - k - before - after
-        if left_out > 1:
-            yield from pairs[k:k + before]
-            yield left_out
-            yield from pairs[end - after:end]
-        else:
-            yield from pairs[k:end]
-        if end < len(pairs):
-            yield pairs[end]
-        k = end + 1
-
-
 def _left_out(n: int) -> str:
     return f"… {n:,} paragraphs the same"
 
@@ -186,7 +51,7 @@ def stacked(pairs: list[Row]) -> Iterator[str]:
     """Yield the lines of a comparison for a terminal or a file. The first character of a line says which text has it:
     `-` only the first, `+` only the second, a blank both. `~` marks a paragraph that both have in different versions,
     with [-words-] of the first and {+words+} of the second."""
-    for row in _shortened(pairs):
+    for row in shortened(pairs):
         if isinstance(row, int):
             yield f"  {_left_out(row)}"
             continue
@@ -219,7 +84,7 @@ def side_by_side(place: str, heads: Sequence[str], pairs: list[Row], console: Co
     table = Table(title=Text(place), expand=True, show_lines=False)
     for head in heads:
         table.add_column(Text(head), ratio=1, overflow="fold")
-    for row in _shortened(pairs):
+    for row in shortened(pairs):
         if isinstance(row, int):
             table.add_row(*[Text(_left_out(row), "italic dim")] * 2)
         elif row.same:

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from pipeline.store.fs import Store
 
 KINDS = {"datasets": "kept", "dropped": "dropped", "quarantine": "quarantined"}
-#: characters after an excerpt that are scrubbed together with it, because an address that is cut in half would not be
-#: recognised
-MARGIN = 400
 
 
 def register(app: typer.Typer) -> None:
@@ -51,6 +48,8 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
       tokenmill inspect clean --dropped --reason gopher_short_doc -n 3
       tokenmill inspect extracted --id 3f2a91c0 --chars 0 --json
     """
+    from stages.scrub.rows import mask
+
     at = open_store(store)
     if dataset is None:
         _list_datasets(at, json_texts)
@@ -101,22 +100,6 @@ def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = N
             batch = batch.filter(pc.starts_with(batch.column("id"), id))
         for start in range(0, batch.num_rows, 16):
             yield from batch.slice(start, 16).to_pylist()
-
-
-def mask(row: dict[str, Any], chars: int = 0) -> None:
-    """Mask personal data in all fields of `row` that may hold some, and cut its text to `chars` characters (0 for the
-    whole text). `row` is changed."""
-    from stages.scrub.pii import scrub_text, scrub_value
-
-    if row.get("text"):
-        text = row["text"]
-        row["text"] = scrub_text(text[:chars + MARGIN])[:chars] if chars else scrub_text(text)
-        row["chars"] = len(text)
-    for name in ("url", "detail", "file", "locator", "language", "date"):
-        if row.get(name):
-            row[name] = scrub_value(row[name])
-    if row.get("meta"):     # JSON in a string: scrubbing the string could break the JSON
-        row["meta"] = json.dumps(scrub_value(json.loads(row["meta"]), keys=True), sort_keys=True, ensure_ascii=False)
 
 
 def card(row: dict[str, Any]) -> str:
@@ -178,6 +161,7 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     """
     from stages.dedup.explain import explain as compare
     from stages.scrub.pii import scrub_text
+    from stages.scrub.rows import mask
 
     at = open_store(store)
     removed = next(rows(at, "dropped", dataset, None, id), None)

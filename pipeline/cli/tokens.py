@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -230,34 +230,12 @@ def find(shards: ShardsArg,
     Example:
       tokenmill shards find store/shards/web/split=train 3f2a91c0
     """
+    from tokenizer.shards.find import places
+
     hits = 0
-    for row in _places(opened(shards), id):
+    for row in places(opened(shards), id):
         typer.echo(json.dumps(row) if json_lines else
                    visible(f"{row['id']}  tokens {row['start']:,} to {row['stop']:,}  {row['file']}"))
         hits += 1
     if not hits:
         raise UserError(f"{shards}: no document {id}; it may be in the other split, or have been dropped")
-
-
-def _places(shard_set: ShardSet, id: str) -> list[dict[str, Any]]:
-    """The documents whose id begins with `id`: [{"id", "start", "stop", "file"}], with the range of their tokens in the
-    stream and the shard that holds them."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from pipeline.base.parquet import open_parquet
-
-    out: list[dict[str, Any]] = []
-    for offset, info in zip(shard_set.offsets, shard_set.manifest.shards):
-        before = 0
-        with open_parquet(shard_set.folder / info.table) as f:
-            for batch in f.iter_batches(1 << 16, columns=["id", "end"]):
-                ends = batch.column("end").to_numpy()
-                hits = np.flatnonzero(pc.starts_with(batch.column("id"), id).to_numpy(zero_copy_only=False))
-                for at, name in zip(hits.tolist(), batch.column("id").take(pa.array(hits)).to_pylist()):
-                    start = int(ends[at - 1]) if at else before
-                    out.append({"id": name, "start": offset + start, "stop": offset + int(ends[at]),
-                                "file": info.body})
-                before = int(ends[-1]) if len(ends) else before
-    return out

@@ -20,8 +20,9 @@ import pypdfium2 as pdfium
 import pytest
 from rich.console import Console
 
+from pipeline.base.word_diff import rows
 from pipeline.cli import file_types
-from pipeline.cli.compare import rows, side_by_side, stacked
+from pipeline.cli.compare import side_by_side, stacked
 from stages.document import Document
 from stages.extract.html.step import ENGINES, Html
 from tests.corpus import Page, warc

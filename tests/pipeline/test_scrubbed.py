@@ -7,12 +7,12 @@ import json
 import pyarrow.dataset as ds
 import pytest
 
-from pipeline.cli.inspect import mask
 from pipeline.passes.storable import language_label
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from stages.scrub.rows import mask
 
 MAIL, MASK = "me@home.org", "email@example.com"
 META = {"title": "Of\nme@home.org", "people": [{"mail": "you@home.org"}, "8.8.8.8"], "n": [1, None]}

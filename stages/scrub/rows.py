@@ -1,0 +1,26 @@
+"""Masks rows of published folders before they are shown to people, in a terminal or by the service."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stages.scrub.pii import scrub_text, scrub_value
+
+#: characters after an excerpt that are scrubbed together with it, because an address that is cut in half would not be
+#: recognised
+MARGIN = 400
+
+
+def mask(row: dict[str, Any], chars: int = 0) -> None:
+    """Mask personal data in all fields of `row` that may hold some, and cut its text to `chars` characters (0 for the
+    whole text). `row` is changed."""
+    if row.get("text"):
+        text = row["text"]
+        row["text"] = scrub_text(text[:chars + MARGIN])[:chars] if chars else scrub_text(text)
+        row["chars"] = len(text)
+    for name in ("url", "detail", "file", "locator", "language", "date"):
+        if row.get(name):
+            row[name] = scrub_value(row[name])
+    if row.get("meta"):     # JSON in a string: scrubbing the string could break the JSON
+        row["meta"] = json.dumps(scrub_value(json.loads(row["meta"]), keys=True), sort_keys=True, ensure_ascii=False)

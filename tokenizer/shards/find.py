@@ -1,0 +1,36 @@
+"""Finds documents in a shard set by their id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenizer.shards.reader import ShardSet
+
+#: rows of a document table that are compared at a time
+ROWS = 1 << 16
+
+
+def places(shard_set: ShardSet, id: str) -> Iterator[dict[str, Any]]:
+    """Yield the token ranges, in the stream, of the documents whose id begins with `id`, and the file of each."""
+    for shard, (offset, info) in enumerate(zip(shard_set.offsets, shard_set.manifest.shards)):
+        with shard_set.table(shard) as table:
+            for name, start, stop in ranges(table, id):
+                yield {"id": name, "start": offset + start, "stop": offset + stop, "file": info.body}
+
+
+def ranges(table: pq.ParquetFile, id: str) -> Iterator[tuple[str, int, int]]:
+    """Yield (id, first token, exclusive end), in the shard, of the documents whose id begins with `id`."""
+    import pyarrow.compute as pc  # it loads what the trainer has no use for
+
+    before = 0
+    for batch in table.iter_batches(ROWS, columns=["id", "end"], use_threads=False):
+        ends = batch.column("end").to_numpy()
+        hits = np.flatnonzero(pc.starts_with(batch.column("id"), id).to_numpy(zero_copy_only=False))
+        for at, name in zip(hits.tolist(), batch.column("id").take(pa.array(hits)).to_pylist()):
+            yield name, int(ends[at - 1]) if at else before, int(ends[at])
+        before = int(ends[-1]) if len(ends) else before
