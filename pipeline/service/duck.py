@@ -1,0 +1,156 @@
+"""Runs DuckDB on a few files and lets it touch nothing else.
+
+A database lives in memory for one query. It may open the files that it was given and no others: no other path, no
+network, no extension, no Python variable, no file of its own for what does not fit into memory. Its settings are locked
+before a query runs. The text of a query is fixed by our code; every value of a user is bound as a parameter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.base.errors import TokenmillError
+
+#: seconds between two tries to interrupt a query: an interrupt that comes before it runs has no effect
+AGAIN_S = 0.05
+
+
+class QueryError(TokenmillError):
+    """A query that cannot be answered. `status` is that of HTTP, `key` the parameter that is wrong, `remedy` what to do
+    about it."""
+
+    status = 400
+    title = "The query is wrong"
+
+    def __init__(self, detail: str, key: str = "", remedy: str = "") -> None:
+        super().__init__(f"{key}: {detail}; {remedy}" if key else f"{detail}; {remedy}")
+        self.detail, self.key, self.remedy = detail, key, remedy
+
+
+class TooDear(QueryError):
+    """The query needs more time, memory or transfer than a query may take."""
+
+    status = 422
+    title = "The query is too dear"
+
+
+class Busy(QueryError):
+    """Other queries run."""
+
+    status = 503
+    title = "Other queries run"
+
+
+class Cancelled(QueryError):
+    """Whoever asked has gone."""
+
+    status = 499
+    title = "Cancelled"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What queries may take. The memory is that of DuckDB for one query; at most `at_once` run at a time, and others
+    wait for `wait_s` seconds. A query over object storage may fetch `fetched_bytes` that this machine does not have."""
+
+    seconds: float = 20.0
+    memory_mb: int = 256
+    threads: int = 2
+    at_once: int = 2
+    wait_s: float = 10.0
+    fetched_bytes: int = 4 << 30
+
+
+class Stop:
+    """Ends a query when its time is up, or when `cancel` is called from another thread."""
+
+    def __init__(self, seconds: float, clock: Clock = SYSTEM) -> None:
+        self._clock, self._until, self._seconds = clock, clock.now() + seconds, seconds
+        self._wake = threading.Event()
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._wake.set()
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self._until - self._clock.now())
+
+    def check(self) -> None:
+        """Raise Cancelled or TooDear when the query should end."""
+        if self._cancelled:
+            raise Cancelled("the query was cancelled", remedy="ask again")
+        if not self.left:
+            raise TooDear(f"the query took longer than {self._seconds:g} s",
+                          remedy="ask for fewer documents: filter by source, reason or language first")
+
+    @contextlib.contextmanager
+    def interrupting(self, connection: Any) -> Iterator[None]:
+        """Have DuckDB's query end too while the context is open. Raises what `check` raises when it was interrupted."""
+        self.check()
+        done = threading.Event()
+
+        def watch() -> None:
+            self._wake.wait(self.left)
+            while not done.wait(AGAIN_S):
+                connection.interrupt()
+
+        watcher = threading.Thread(target=watch, name="query-stop", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            self._wake.set()
+            watcher.join()
+            if not self._cancelled:
+                self._wake.clear()
+
+
+class Database:
+    """DuckDB over `files` (paths on this machine), as a context manager. Raises TooDear when a query needs more memory
+    than it may have."""
+
+    def __init__(self, files: Sequence[str], limits: Limits, stop: Stop) -> None:
+        import duckdb
+
+        self._duckdb, self._stop, self._limits = duckdb, stop, limits
+        self._connection = duckdb.connect(":memory:", config={
+            "threads": limits.threads, "memory_limit": f"{limits.memory_mb}MiB", "temp_directory": "",
+            "autoload_known_extensions": False, "autoinstall_known_extensions": False,
+            "allow_community_extensions": False, "allow_persistent_secrets": False,
+            "python_enable_replacements": False, "preserve_insertion_order": False})
+        self._connection.execute("SET enable_progress_bar = false")
+        self._connection.execute("SET allowed_paths = ?", [list(files)])
+        self._connection.execute("SET enable_external_access = false")
+        self._connection.execute("SET lock_configuration = true")
+
+    def rows(self, sql: str, values: Sequence[Any]) -> list[dict[str, Any]]:
+        """The rows of one SELECT, with `values` bound in its place-holders."""
+        statements = self._connection.extract_statements(sql)
+        if len(statements) != 1 or statements[0].type != self._duckdb.StatementType.SELECT:
+            raise ValueError("a query is one SELECT")
+        try:
+            with self._stop.interrupting(self._connection):
+                cursor = self._connection.execute(sql, list(values))
+                names = [column[0] for column in cursor.description]
+                return [dict(zip(names, row)) for row in cursor.fetchall()]
+        except self._duckdb.InterruptException:
+            self._stop.check()
+            raise
+        except self._duckdb.OutOfMemoryException as e:
+            raise TooDear(f"the query needs more than {self._limits.memory_mb} MiB of memory",
+                          remedy="ask for fewer documents or columns, or sort by 'stored'") from e
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()

@@ -1,0 +1,178 @@
+"""Filters and orders of a query, as SQL. A user's value becomes a bound parameter, never text of the SQL; a column is
+named only if the files have it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.base.visible import visible
+from pipeline.service.duck import QueryError
+
+#: characters of a value, and values of a filter
+LONGEST, MOST = 1000, 100
+#: the host of a URL in small letters; '' when the URL has none
+HOST = r"""lower(regexp_extract(url, '^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#]*@)?(\[[^\]]*\]|[^/?#:]*)', 1))"""
+#: the order of the parts and of the rows in them
+STORED = "stored"
+#: columns, beside signals, by which documents can be sorted
+SORTED_BY = ("id", "source", "language", "date", "reason", "stage")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Documents whose signal was computed and is not below `least` and not above `most` (None: no bound)."""
+
+    signal: str
+    least: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Documents that fulfil all of it. Of several values of one column, one must be equal. `domain` takes its
+    subdomains, too; `text` must occur in the text, letter by letter; the id must begin with `id`."""
+
+    source: tuple[str, ...] = ()
+    reason: tuple[str, ...] = ()
+    stage: tuple[str, ...] = ()
+    language: tuple[str, ...] = ()
+    domain: str = ""
+    signals: tuple[Range, ...] = ()
+    text: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Order:
+    """`by` is 'stored', a column of SORTED_BY, or 'signals.NAME'. Documents without a value come last, and equal ones
+    are in the order of their ids."""
+
+    by: str = STORED
+    descending: bool = False
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def column(name: str, columns: Collection[str]) -> str:
+    """SQL of a column, 'signals.NAME' for a signal. It is NULL where the files have no such column."""
+    if name not in columns:
+        return "NULL"
+    first, dot, signal = name.partition(".")
+    return f"{quoted(first)}.{quoted(signal)}" if dot else quoted(first)
+
+
+def checked(value: str, key: str) -> str:
+    """A value that can be bound: not too long, and without a lone surrogate."""
+    if len(value) > LONGEST:
+        raise QueryError(f"the value has {len(value):,} characters, and the limit is {LONGEST:,}", key, "shorten it")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise QueryError("the value holds a lone surrogate, which no stored text has", key, "leave it out") from None
+    return value
+
+
+def check_columns(wanted: dict[str, str], columns: Collection[str], kind: str) -> None:
+    """Raise QueryError for a wanted column (column → parameter) that no part has."""
+    for name, key in wanted.items():
+        if name not in columns:
+            known = sorted(c for c in columns if c.startswith("signals.") == name.startswith("signals."))
+            raise QueryError(f"{kind} documents have no column '{visible(name)[:80]}'", key,
+                             f"they have: {', '.join(visible(c) for c in known)[:1000]}")
+
+
+def wanted_columns(filter: Filter) -> dict[str, str]:
+    """The columns that a filter reads, with the parameter that asks for each."""
+    wanted = {name: name for name in ("source", "reason", "stage", "language", "text", "id") if getattr(filter, name)}
+    if filter.domain:
+        wanted["url"] = "domain"
+    return wanted | {f"signals.{r.signal}": "signal" for r in filter.signals}
+
+
+def where(filter: Filter, columns: Collection[str]) -> tuple[list[str], list[Any]]:
+    """The conditions of a filter over files with these columns, and the values to bind in them."""
+    conditions: list[str] = []
+    values: list[Any] = []
+
+    def add(condition: str, *bound: Any) -> None:
+        conditions.append(condition)
+        values.extend(bound)
+
+    for name in ("source", "reason", "stage", "language"):
+        if some := getattr(filter, name):
+            if len(some) > MOST:
+                raise QueryError(f"{len(some)} values, and the limit is {MOST}", name, "give fewer")
+            add(f"{column(name, columns)} IN ({', '.join('?' * len(some))})", *(checked(v, name) for v in some))
+    for r in filter.signals:
+        signal = column(f"signals.{r.signal}", columns)
+        for sign, bound in ((">=", r.least), ("<=", r.most)):
+            if bound is not None:
+                if not math.isfinite(bound):
+                    raise QueryError("a bound must be a finite number", "signal", "leave a bound out instead")
+                add(f"{signal} {sign} ?", bound)
+        add(f"{signal} IS NOT NULL AND NOT isnan({signal}::DOUBLE)")
+    if filter.id:
+        add(f"starts_with({column('id', columns)}, ?)", checked(filter.id, "id"))
+    if filter.domain:
+        host = checked(filter.domain, "domain").lower().strip(".")
+        # the first condition is implied by the second, and ten times as fast
+        add(f"contains(lower(url), ?) AND ends_with('.' || {HOST}, ?)", host, "." + host)
+    if filter.text:
+        add(f"contains({column('text', columns)}, ?)", checked(filter.text, "text"))
+    return conditions, values
+
+
+# -- places between two pages ----------------------------------------------------------------------------------------
+def fingerprint(*of: Any) -> str:
+    """A hash of a query: a place in its results means nothing in those of another."""
+    doc = json.dumps([asdict(o) if isinstance(o, (Filter, Order)) else o for o in of], sort_keys=True)
+    return hashlib.blake2b(doc.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
+def cursor(query: str, *place: str | int | float | None) -> str:
+    """The place after a document, as text for a URL."""
+    packed = [v if not isinstance(v, float) else {"f": v.hex()} for v in place]
+    return base64.urlsafe_b64encode(json.dumps([query, *packed], separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def place_value(text: str) -> Any:
+    """The first value of a place that `cursor` made: it is readable to whoever gets the place."""
+    return json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))[1]
+
+
+def read_cursor(text: str, query: str, kinds: Sequence[type | tuple[type, ...]]) -> list[Any]:
+    """The values of a place. Raises QueryError when it is not one of this query."""
+    try:
+        if len(text) > 8 * LONGEST:
+            raise ValueError
+        found, *place = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
+        place = [float.fromhex(v["f"]) if isinstance(v, dict) else v for v in place]
+        sound = len(place) == len(kinds) and all(isinstance(v, kind) for v, kind in zip(place, kinds))
+        for value in place:
+            if isinstance(value, str):
+                value.encode()
+            elif isinstance(value, int) and not 0 <= value < 1 << 62:
+                raise ValueError
+    except (ValueError, TypeError, KeyError, LookupError, OverflowError, RecursionError):
+        found, sound = None, False
+    if found != query or not sound:
+        raise QueryError("this is not a place in the results of this query", "after",
+                         "take it from `next` of the page before, and change nothing else")
+    return place
+
+
+def keyset(order: Order, value: Any, id: str) -> tuple[str, list[Any]]:
+    """The condition for documents after (value, id), where `v` is the column of the order."""
+    if order.by == "id":
+        return f"v {'<' if order.descending else '>'} ?", [id]
+    if value is None:
+        return "v IS NULL AND id > ?", [id]
+    return (f"(v {'<' if order.descending else '>'} ? OR (v = ? AND id > ?) OR v IS NULL)", [value, value, id])

@@ -1,0 +1,222 @@
+"""Finds the published parts of a dataset anew for every query, and checks each before DuckDB reads it.
+
+DuckDB 2.0 ignores the checksums of Parquet pages: of a file with one flipped bit it returns other rows without an
+error. So a part's bytes are compared with the sha256 in the manifest before DuckDB opens it, as everywhere else
+(`Store.checked`). The result is kept for as long as the file's size and times stay the same, so a part is hashed once
+in the life of a server (2 GB/s on one core). A query in stored order reads, and hence hashes, only the parts that it
+needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeAlias
+
+from pipeline.base.parquet import open_parquet
+from pipeline.base.scratch import Scratch
+from pipeline.base.visible import visible
+from pipeline.service.duck import Busy, Limits, QueryError, Stop, TooDear
+from pipeline.store.dataset import manifest
+from pipeline.store.errors import GONE, OTHER_BYTES, DamagedFile
+from pipeline.store.fs import Store, StoreError
+from pipeline.store.parts import signal_names
+
+#: what a user calls the documents of a dataset, and the folder they are in
+FOLDERS = {"kept": "datasets", "dropped": "dropped", "quarantined": "quarantine"}
+_DATASET = re.compile(r"(shards=)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")        # the names of a recipe, and of its streams
+_PART = re.compile(r"part-[0-9]{6,}-[0-9a-f]{1,64}\.parquet")
+#: hashes that are remembered, and bytes that are hashed between two looks at the clock
+REMEMBERED, PIECE = 1 << 20, 1 << 22
+
+
+#: path, device, inode, size, times of the last change of the bytes and of anything
+Identity: TypeAlias = tuple[str, int, int, int, int, int]
+
+
+class Part(NamedTuple):
+    """A row of a manifest."""
+
+    path: str                     # below the store
+    key: str                      # of the task that made it
+    node: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+class StillChecking(Busy):
+    """The parts of a big dataset could not all be compared with their hashes in the time of one query."""
+
+    title = "The parts are still being checked"
+
+
+class Changed(StoreError):
+    """Parts were replaced while a query read them. The query is asked again over the new ones."""
+
+
+def published(store: Store, kind: str, dataset: str) -> list[Part]:
+    """The parts of a dataset as they are published now, in the manifest's order. `kind` is one of FOLDERS."""
+    if kind not in FOLDERS:
+        raise QueryError(f"there are no documents of kind '{visible(kind)[:40]}'", "kind",
+                         f"it is one of: {', '.join(FOLDERS)}")
+    if not _DATASET.fullmatch(dataset):
+        raise NoDataset(f"'{visible(dataset)[:80]}' is not the name of a dataset", "dataset",
+                        "see the list of datasets")
+    folder = f"{FOLDERS[kind]}/{dataset}"
+    try:
+        table = manifest(store, dataset, FOLDERS[kind])
+        columns = [table[name].to_pylist() for name in ("part", "key", "node", "rows", "bytes", "sha256")]
+    except DamagedFile:
+        raise
+    except KeyError as e:
+        raise DamagedFile(f"{folder}/.manifest", f"has no column {e}") from None
+    except StoreError as e:
+        remedy = str(e).partition("; ")[2]                        # the rest names the folder on the server
+        raise NoDataset(f"there is no dataset '{dataset}' here", "dataset", remedy) from None
+    if odd := [name for name in columns[0] if not _PART.fullmatch(name or "")]:
+        raise DamagedFile(f"{folder}/.manifest", f"names a part '{visible(str(odd[0]))[:80]}'")
+    return [Part(f"{folder}/{name}", *rest) for name, *rest in zip(*columns)]
+
+
+class NoDataset(QueryError):
+    """The store has no such dataset."""
+
+    status = 404
+    title = "No such dataset"
+
+
+class Checked:
+    """Gives paths on this machine for parts, after their bytes were compared with the manifest."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._hashes: dict[Identity, str] = {}
+        self._columns: dict[str, tuple[str, ...]] = {}
+        self._lock = threading.Lock()
+        self._scratch: Scratch | None = None
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[str]:
+        """A new folder on this machine, for as long as the context is open. What a killed server leaves there is
+        removed by the next one."""
+        with self._lock:
+            if self._scratch is None:
+                self._scratch = Scratch()
+        with tempfile.TemporaryDirectory(prefix="query-", dir=self._scratch.path) as folder:
+            yield folder
+
+    @contextlib.contextmanager
+    def files(self, store: Store, parts: Sequence[Part], stop: Stop) -> Iterator[list[str]]:
+        """Paths of checked parts, in their order, for as long as the context is open. Raises DamagedFile, and at the
+        end Changed when a part was replaced meanwhile.
+
+        The paths are links in a folder of their own, because DuckDB takes wildcards in the folder of a store for a
+        pattern.
+        """
+        with self.folder() as folder:
+            if store.local is not None:
+                inside(store, parts)
+                sources = [store.at(part.path) for part in parts]
+                before = self._compared(parts, sources, stop)
+            else:
+                sources, before = self._fetched(store, parts, folder, stop), []
+            links = [os.path.join(folder, f"{i:07}.parquet") for i in range(len(parts))]
+            for source, link in zip(sources, links):
+                os.symlink(source, link)
+            yield links
+            for part, source, identity in zip(parts, sources, before):
+                if _identity(part, source)[:-1] != identity[:-1]:     # another name of a file changes its ctime
+                    raise Changed(f"{part.path} was replaced while it was read; try again")
+
+    def _compared(self, parts: Sequence[Part], paths: Sequence[str], stop: Stop) -> list[Identity]:
+        """Compare files on a disk with their hashes. Returns what identifies each file."""
+        try:
+            with ThreadPoolExecutor(self._limits.threads) as pool:
+                return list(pool.map(lambda part, path: self._check(part, path, stop), parts, paths))
+        except TooDear:
+            done = sum(_identity(part, path) in self._hashes for part, path in zip(parts, paths))
+            raise StillChecking(f"{done:,} of {len(parts):,} parts were compared with their hashes so far", "dataset",
+                                "ask again: what was compared is remembered; stored order reads fewer parts") from None
+
+    def _check(self, part: Part, path: str, stop: Stop) -> Identity:
+        """Compare a file on a disk with its hash. Returns what identifies the file."""
+        stop.check()
+        identity = _identity(part, path)
+        sha256 = self._hashes.get(identity)
+        if sha256 is None:
+            digest = hashlib.sha256()
+            try:
+                with open(path, "rb", buffering=0) as f:
+                    while piece := f.read(PIECE):
+                        stop.check()
+                        digest.update(piece)
+            except FileNotFoundError as e:
+                raise DamagedFile(part.path, GONE) from e
+            sha256 = digest.hexdigest()
+            with self._lock:
+                while len(self._hashes) >= REMEMBERED:
+                    del self._hashes[next(iter(self._hashes))]
+                self._hashes[identity] = sha256
+        if sha256 != part.sha256:
+            raise DamagedFile(part.path, OTHER_BYTES)
+        return identity
+
+    def _fetched(self, store: Store, parts: Sequence[Part], folder: str, stop: Stop) -> list[str]:
+        """Paths of parts of object storage, through this machine's cache."""
+        size = sum(part.bytes for part in parts)
+        if size > self._limits.fetched_bytes:
+            raise TooDear(f"the query reads {size / 1e9:.1f} GB from object storage, and the limit is "
+                          f"{self._limits.fetched_bytes / 1e9:.1f} GB",
+                          remedy="browse in stored order, or serve a copy of the store on a disk")
+        paths = []
+        for part in parts:
+            stop.check()
+            paths.append(store.checked(part.path, part.sha256, folder, size=part.bytes))
+        return paths
+
+    def columns(self, store: Store, parts: Sequence[Part], stop: Stop) -> list[tuple[str, ...]]:
+        """The columns of each part; a signal is 'signals.NAME'. One part of every node is opened: the tasks of a node
+        run the same steps, and so write the same columns."""
+        of_node: dict[str, tuple[str, ...]] = {}
+        for part in parts:
+            if part.node not in of_node:
+                names = self._columns.get(part.sha256)
+                if names is None:
+                    try:
+                        with self.files(store, [part], stop) as [path], open_parquet(path) as file:
+                            schema = file.schema_arrow
+                    except FileNotFoundError as e:                # replaced since it was compared
+                        raise DamagedFile(part.path, GONE) from e
+                    names = tuple(schema.names)
+                    if "signals" in names:
+                        names += tuple(f"signals.{name}" for name in signal_names(schema))
+                    with self._lock:
+                        self._columns[part.sha256] = names
+                of_node[part.node] = names
+        return [of_node[part.node] for part in parts]
+
+
+def inside(store: Store, parts: Sequence[Part]) -> None:
+    """Raise DamagedFile when the folder of `parts` is a link out of the store: whoever may write to a store must not
+    have this server read other files for them."""
+    top = os.path.realpath(store.at(""))
+    for folder in {part.path.rpartition("/")[0] for part in parts}:
+        if not os.path.realpath(store.at(folder)).startswith(top + os.sep):
+            raise DamagedFile(folder, "is a link to elsewhere")
+
+
+def _identity(part: Part, path: str) -> Identity:
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError as e:
+        raise DamagedFile(part.path, GONE) from e
+    if not os.path.isfile(path) or os.path.islink(path):
+        raise DamagedFile(part.path, "is not a file")
+    return path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns

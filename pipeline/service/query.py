@@ -1,0 +1,379 @@
+"""Answers questions about the published documents of a dataset with DuckDB: pages of documents, counts, histograms.
+
+Every question reads the list of parts anew. A page ends with a place (`next`) from which the next one goes on; nothing
+is skipped by number, so documents that are published meanwhile move no other document to a page that was read already.
+
+There are two kinds of order. In *stored* order a page reads no more parts than it needs; its place is a part and a row,
+and if that part is not published any more the walk must begin again. Sorted by id or by a column, a page reads those
+columns of all parts, and its place is a value and an id: every document that stays published during a walk is seen
+exactly once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.base.visible import visible
+from pipeline.service.duck import Busy, Database, Limits, QueryError, Stop
+from pipeline.service.filters import (
+    HOST,
+    SORTED_BY,
+    STORED,
+    Filter,
+    Order,
+    check_columns,
+    column,
+    cursor,
+    fingerprint,
+    keyset,
+    read_cursor,
+    wanted_columns,
+    where,
+)
+from pipeline.service.parts import Changed, Checked, Part, published
+from pipeline.store.errors import DamagedFile
+from pipeline.store.fs import Store
+from stages.scrub.rows import MARGIN
+
+T = TypeVar("T")
+#: rows of a page; groups of a count; bins of a histogram
+PAGE_ROWS, GROUPS, BINS = 200, 1000, 400
+#: columns that a page can show; of the text only its beginning
+SHOWN = ("id", "url", "source", "language", "date", "reason", "stage", "signals", "meta", "locator", "text", "file",
+         "record", "detail", "bytes")
+#: by what documents can be counted
+COUNTED_BY = ("source", "reason", "stage", "language", "domain")
+#: characters of a URL or another short field, and of metadata; longer metadata is left out
+FIELD, META = 2000, 20_000
+#: characters around a place where the text holds what was searched for
+AROUND = 600
+#: most parts that a page in stored order reads at a time; it begins with one, then takes twice as many each time
+AT_A_TIME = 64
+#: queries that may run or wait, for each that may run: a waiting one holds a thread of the server
+WAITING = 4
+#: how often a query is asked again when parts are replaced under it
+TRIES = 3
+
+
+class PlaceGone(QueryError):
+    """The part in which the page before ended is not published any more."""
+
+    status = 410
+    title = "The dataset was published anew"
+
+
+class Replaced(Busy):
+    """A dataset is published again and again."""
+
+    title = "The dataset is being published"
+
+
+class Documents(NamedTuple):
+    """The documents of a dataset of one kind: kept, dropped or quarantined."""
+
+    store: Store
+    kind: str
+    dataset: str
+
+
+class Hit(NamedTuple):
+    """The place of a document, and the place after it for the next page."""
+
+    part: int
+    row: int
+    place: tuple[str | int | float | None, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Documents in order, each a dict of the columns asked for; `next` is None after the last one. `parts` and
+    `documents` are those of the whole dataset."""
+
+    rows: list[dict[str, Any]]
+    next: str | None
+    parts: int
+    documents: int
+
+
+class Queries:
+    """Runs queries within limits. One object serves all requests of a server; `checked` gives it the files."""
+
+    def __init__(self, limits: Limits | None = None, clock: Clock = SYSTEM) -> None:
+        self.limits, self._clock = limits or Limits(), clock
+        self.checked = Checked(self.limits)
+        self._slots = threading.BoundedSemaphore(self.limits.at_once)
+        self._room = threading.BoundedSemaphore(WAITING * self.limits.at_once)
+
+    def stop(self) -> Stop:
+        """What ends a query that begins now."""
+        return Stop(self.limits.seconds, self._clock)
+
+    # -- pages ---------------------------------------------------------------------------------------------------
+    def page(self, of: Documents, filter: Filter, order: Order, limit: int, stop: Stop, after: str = "",
+             show: Sequence[str] = ("id",), chars: int = 0) -> Page:
+        """One page of documents. `text` in `show` gives the first `chars` characters and, as `chars`, how many there
+        are; with a filter by text, `match` has the text around its first occurrence."""
+        if not 1 <= limit <= PAGE_ROWS:
+            raise QueryError(f"a page has 1 to {PAGE_ROWS} documents", "limit", "give a number in this range")
+        if of.kind == "quarantined" and order.by != STORED:
+            raise QueryError("quarantined documents cannot be sorted: several may have one id", "sort",
+                             f"use {STORED}")
+        if order.by not in (STORED, *SORTED_BY) and not order.by.startswith("signals."):
+            raise QueryError("documents cannot be sorted by this", "sort",
+                             f"use {STORED}, {', '.join(SORTED_BY)} or signals.NAME")
+        if odd := [name for name in show if name not in SHOWN]:
+            raise QueryError(f"there is no column '{visible(odd[0])[:80]}' to show", "show", f"use {', '.join(SHOWN)}")
+        query = fingerprint(of.kind, of.dataset, filter, order)
+
+        def work(parts: list[Part], columns: list[tuple[str, ...]]) -> Page:
+            wanted = wanted_columns(filter) | ({order.by: "sort"} if order.by != STORED else {})
+            known = {name for some in columns for name in some}
+            if parts:
+                check_columns(wanted, known, of.kind)
+            find = self._stored if order.by == STORED else self._sorted
+            hits = find(of.store, parts, columns, filter, order, limit + 1, query, after, stop)
+            more, hits = len(hits) > limit, hits[:limit]
+            rows = self._fetch(of.store, parts, columns, hits, show, filter.text, chars, stop)
+            return Page(rows, cursor(query, *hits[-1].place) if more else None, len(parts), sum(p.rows for p in parts))
+
+        return self._over(of, stop, work)
+
+    def _stored(self, store: Store, parts: list[Part], columns: list[tuple[str, ...]], filter: Filter, order: Order,
+                most: int, query: str, after: str, stop: Stop) -> list[Hit]:
+        first, row = 0, -1
+        if order.descending:
+            raise QueryError("stored order goes one way only", "descending", "leave it out, or sort by a column")
+        if after:
+            key, row = read_cursor(after, query, (str, int))
+            first = next((i for i, part in enumerate(parts) if part.key == key), -1)
+            if first < 0:
+                raise PlaceGone("the part that the page before ended in is not published any more", "after",
+                                "begin again with the first page, or sort by id: then pages outlast a publication")
+        hits: list[Hit] = []
+        size, at = 1, first
+        while at < len(parts) and len(hits) < most:
+            some = range(at, min(at + size, len(parts)))
+            known = {name for i in some for name in columns[i]}
+            conditions, values = where(filter, known)
+            if at == first and row >= 0:
+                conditions.append("(file_index > 0 OR file_row_number > ?)")
+                values.append(row)
+            with self._database(store, [parts[i] for i in some], stop) as (database, files):
+                source, bound = _source(files, [columns[i] for i in some])
+                found = database.rows(f"SELECT file_index, file_row_number FROM {source} {_where(conditions)} "
+                                      f"ORDER BY file_index, file_row_number LIMIT ?",
+                                      [*bound, *values, most - len(hits)])
+            hits += [Hit(at + r["file_index"], r["file_row_number"],
+                         (parts[at + r["file_index"]].key, r["file_row_number"])) for r in found]
+            at, size = at + len(some), min(2 * size, AT_A_TIME)
+        return hits
+
+    def _sorted(self, store: Store, parts: list[Part], columns: list[tuple[str, ...]], filter: Filter, order: Order,
+                most: int, query: str, after: str, stop: Stop) -> list[Hit]:
+        known = {name for some in columns for name in some}
+        conditions, values = where(filter, known)
+        beyond = ""
+        if after:
+            value, id = read_cursor(after, query, ((str, float, type(None)), str))
+            if value is not None and isinstance(value, float) != order.by.startswith("signals."):
+                raise QueryError("this is not a place in the results of this query", "after",
+                                 "take it from `next` of the page before")
+            beyond, bound_after = keyset(order, value, id)
+            values += bound_after
+        if not parts:
+            return []
+        turn = "DESC" if order.descending else "ASC"
+        ranked = f"v {turn}" if order.by == "id" else f"v IS NULL, v {turn}, id"
+        with self._database(store, parts, stop) as (database, files):
+            source, bound = _source(files, columns)
+            found = database.rows(
+                f"SELECT v, id, file_index, file_row_number FROM (SELECT {column(order.by, known)} AS v, id, "
+                f"file_index, file_row_number FROM {source} {_where(conditions)}) {_where([beyond] if beyond else [])} "
+                f"ORDER BY {ranked} LIMIT ?", [*bound, *values, most])
+        return [Hit(r["file_index"], r["file_row_number"], (r["v"], r["id"])) for r in found]
+
+    def _fetch(self, store: Store, parts: list[Part], columns: list[tuple[str, ...]], hits: list[Hit],
+               show: Sequence[str], text: str, chars: int, stop: Stop) -> list[dict[str, Any]]:
+        """The documents at these places, in this order."""
+        by_part: dict[int, list[int]] = {}
+        for hit in hits:
+            by_part.setdefault(hit.part, []).append(hit.row)
+        rows: dict[tuple[int, int], dict[str, Any]] = {}
+        if not hits:
+            return []
+        with self._database(store, [parts[i] for i in by_part], stop) as (database, files):
+            for file, (i, wanted) in zip(files, by_part.items()):
+                items, values = _shown(show, columns[i], text, chars)
+                for row in database.rows(
+                        f"SELECT file_row_number AS \"#\", {', '.join(items)} FROM read_parquet(?) "
+                        f"WHERE file_row_number IN ({', '.join('?' * len(wanted))})", [*values, file, *wanted]):
+                    rows[i, row.pop("#")] = row
+        return [rows[hit.part, hit.row] for hit in hits]
+
+    # -- sums ----------------------------------------------------------------------------------------------------
+    def counts(self, of: Documents, filter: Filter, by: Sequence[str], stop: Stop) -> dict[str, Any]:
+        """How many documents there are of each value of the columns `by`, and how many bytes of text they have: the
+        most frequent GROUPS of them, and the number of groups and documents in all."""
+        if not 1 <= len(by) <= 2 or len(set(by)) != len(by) or any(name not in COUNTED_BY for name in by):
+            raise QueryError("documents cannot be counted by this", "by", f"name one or two of {', '.join(COUNTED_BY)}")
+
+        def work(parts: list[Part], columns: list[tuple[str, ...]]) -> dict[str, Any]:
+            if not parts:
+                return {"by": list(by), "groups": [], "of": 0, "documents": 0}
+            known = {name for some in columns for name in some}
+            check_columns(wanted_columns(filter) | {"url" if b == "domain" else b: "by" for b in by}, known, of.kind)
+            conditions, values = where(filter, known)
+            keys = [HOST if name == "domain" else column(name, known) for name in by]
+            numbered = ", ".join(f"k{i}" for i in range(len(by)))
+            with self._database(of.store, parts, stop) as (database, files):
+                source, bound = _source(files, columns)
+                rows = database.rows(
+                    f"SELECT {', '.join(f'{key} AS k{i}' for i, key in enumerate(keys))}, count(*) AS documents, "
+                    f"sum({column('signals.bytes', known)})::BIGINT AS bytes, count(*) OVER () AS groups, "
+                    f"sum(count(*)) OVER ()::BIGINT AS total FROM {source} {_where(conditions)} GROUP BY {numbered} "
+                    f"ORDER BY documents DESC, {numbered} LIMIT {GROUPS}", [*bound, *values])
+            return {"by": list(by), "of": rows[0]["groups"] if rows else 0,
+                    "documents": rows[0]["total"] if rows else 0,
+                    "groups": [{**{name: row[f"k{i}"] for i, name in enumerate(by)}, "documents": row["documents"],
+                                "bytes": row["bytes"]} for row in rows]}
+
+        return self._over(of, stop, work)
+
+    def histogram(self, of: Documents, filter: Filter, signal: str, bins: int, stop: Stop,
+                  least: float | None = None, most: float | None = None) -> dict[str, Any]:
+        """The values of a signal in `bins` bins of equal width from `least` to `most` (by default the smallest and the
+        largest value); the last bin includes its end. `missing`: documents for which it was not computed; `odd`: those
+        with infinity or NaN; `below` and `above`: those outside."""
+        if not 1 <= bins <= BINS:
+            raise QueryError(f"a histogram has 1 to {BINS} bins", "bins", "give a number in this range")
+        for key, value in (("least", least), ("most", most)):
+            if value is not None and not math.isfinite(value):
+                raise QueryError("a bound must be a finite number", key, "leave it out")
+
+        def work(parts: list[Part], columns: list[tuple[str, ...]]) -> dict[str, Any]:
+            if not parts:
+                return {"signal": signal, "documents": 0, "missing": 0, "odd": 0, "least": least, "most": most,
+                        "below": 0, "above": 0, "counts": []}
+            known = {name for some in columns for name in some}
+            check_columns(wanted_columns(filter) | {f"signals.{signal}": "signal"}, known, of.kind)
+            conditions, values = where(filter, known)
+            with self._database(of.store, parts, stop) as (database, files):
+                source, bound = _source(files, columns)
+                inner = (f"(SELECT {column(f'signals.{signal}', known)}::DOUBLE AS v FROM {source} "
+                         f"{_where(conditions)})")
+                [sums] = database.rows(
+                    f"SELECT count(*) AS documents, count(*) - count(v) AS missing, count(*) FILTER (v IS NOT NULL AND "
+                    f"NOT isfinite(v)) AS odd, min(v) FILTER (isfinite(v)) AS least, max(v) FILTER (isfinite(v)) AS "
+                    f"most FROM {inner}", [*bound, *values])
+                low = sums["least"] if least is None else least
+                high = sums["most"] if most is None else most
+                result = {**sums, "signal": signal, "least": low, "most": high, "below": 0, "above": 0, "counts": []}
+                if low is None or high is None:                   # no document has a value
+                    return result
+                if high < low:
+                    raise QueryError("the range ends before it begins", "most", "give a larger one")
+                if not math.isfinite(high - low):
+                    raise QueryError("the range is too wide for bins of equal width", "most",
+                                     "give both ends, nearer to each other")
+                width = (high - low) / bins
+                # a bin's number is the same expression in the tests: equal floats in, equal floats out
+                place = "0" if not width else f"least(floor((v - ?) / ?), {bins - 1})::INTEGER"
+                rows = database.rows(
+                    f"SELECT CASE WHEN v < ? THEN -1 WHEN v > ? THEN {bins} ELSE {place} END AS bin, count(*) AS n "
+                    f"FROM {inner} WHERE isfinite(v) GROUP BY bin",
+                    [low, high, *([low, width] if width else []), *bound, *values])
+            found = {row["bin"]: row["n"] for row in rows}
+            return {**result, "below": found.get(-1, 0), "above": found.get(bins, 0),
+                    "counts": [found.get(i, 0) for i in range(bins)]}
+
+        return self._over(of, stop, work)
+
+    # -- around a query ------------------------------------------------------------------------------------------
+    def columns(self, of: Documents, stop: Stop) -> list[str]:
+        """The columns that the parts of a dataset have; a signal is 'signals.NAME'."""
+        return self._over(of, stop, lambda _, columns: list(dict.fromkeys(name for some in columns for name in some)))
+
+    def _over(self, of: Documents, stop: Stop, work: Callable[[list[Part], list[tuple[str, ...]]], T]) -> T:
+        """`work` over the parts with rows that are published now. If they are replaced meanwhile, it is called again
+        with the new ones."""
+        with self._turn(stop):
+            parts = [part for part in published(*of) if part.rows]
+            for last in (*[False] * (TRIES - 1), True):
+                try:
+                    return work(parts, self.checked.columns(of.store, parts, stop))
+                except (DamagedFile, Changed) as e:
+                    now = [part for part in published(*of) if part.rows]
+                    if isinstance(e, DamagedFile) and now == parts:
+                        raise
+                    if last:
+                        raise Replaced("its parts are replaced faster than they can be read", "dataset",
+                                       "try again in a moment") from e
+                    parts = now
+            raise AssertionError("the last try returns or raises")
+
+    @contextlib.contextmanager
+    def _turn(self, stop: Stop) -> Iterator[None]:
+        """Wait until fewer queries run than may. Raises Busy when too many wait already, or it takes too long."""
+        if not self._room.acquire(blocking=False):
+            raise Busy("too many queries wait", remedy="try again in a few seconds")
+        try:
+            if not self._slots.acquire(timeout=min(self.limits.wait_s, stop.left)):
+                raise Busy(f"{self.limits.at_once} other queries run", remedy="try again in a few seconds")
+            try:
+                yield
+            finally:
+                self._slots.release()
+        finally:
+            self._room.release()
+
+    @contextlib.contextmanager
+    def _database(self, store: Store, parts: Sequence[Part], stop: Stop) -> Iterator[tuple[Database, list[str]]]:
+        """DuckDB over checked parts, and their paths. Raises DamagedFile when DuckDB cannot read one."""
+        import duckdb
+
+        with self.checked.files(store, parts, stop) as files, Database(files, self.limits, stop) as database:
+            try:
+                yield database, files
+            except duckdb.BinderException as e:                   # a column is missing that a part of its node has
+                raise DamagedFile(parts[0].path, "or a part beside it has not the columns of its node") from e
+            # of a file that is gone DuckDB tries whether it is a folder, which it may not
+            except (duckdb.IOException, duckdb.PermissionException, duckdb.InvalidInputException,
+                    duckdb.SerializationException) as e:
+                named = [part.path for part, file in zip(parts, files) if file in str(e)] or [parts[0].path]
+                raise DamagedFile(named[0], "cannot be read") from e
+
+
+def _source(files: list[str], columns: Sequence[Collection[str]]) -> tuple[str, list[Any]]:
+    """SQL that reads files, and the values to bind in it. Files whose columns differ are matched by name."""
+    same = all(set(some) == set(columns[0]) for some in columns)
+    return f"read_parquet(?{'' if same else ', union_by_name = true'})", [files]
+
+
+def _where(conditions: list[str]) -> str:
+    return "WHERE " + " AND ".join(conditions) if conditions else ""
+
+
+def _shown(show: Sequence[str], columns: Collection[str], text: str, chars: int) -> tuple[list[str], list[Any]]:
+    """The SQL of the columns to show, and the values to bind in it."""
+    items: list[str] = []
+    values: list[Any] = []
+    for name in dict.fromkeys(("id", *show)):
+        if name == "text" and "text" in columns:
+            items.append("substring(text, 1, ?::BIGINT) AS text, length(text) AS chars")
+            values.append(chars)
+        elif name == "meta" and "meta" in columns:
+            items.append(f"CASE WHEN length(meta) <= {META} THEN meta END AS meta")
+        elif name in ("url", "language", "date", "detail", "file") and name in columns:
+            items.append(f"substring({name}, 1, {FIELD + MARGIN}) AS {name}")
+        elif name in columns:
+            items.append(column(name, columns))
+    if text and "text" in columns:
+        items.append("substring(text, greatest(1, strpos(text, ?) - ?), ?) AS match")
+        values += [text, AROUND, len(text) + 2 * AROUND]
+    return items, values

@@ -1,0 +1,479 @@
+"""Queries over published documents. Every result is computed again in plain Python from the documents themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import fsspec
+import pytest
+
+from pipeline.base.clock import Clock
+from pipeline.service.duck import Busy, Cancelled, Database, Limits, QueryError, Stop, TooDear
+from pipeline.service.filters import Filter, Order, Range
+from pipeline.service.parts import NoDataset, StillChecking
+from pipeline.service.query import Documents, PlaceGone, Queries, Replaced
+from pipeline.store.errors import DamagedFile
+from pipeline.store.fs import Store
+from tests.service.corpus import HOSTILE, documents, publish_rows
+
+KEPT, DROPPED = documents(300, 1), documents(120, 2, dropped=True)
+BAD = [{"id": "" if i % 2 else f"{i:032x}", "source": "web", "file": f"f{i % 3}", "record": i, "stage": None,
+        "reason": "broken" if i % 3 else "lo'st", "detail": "x", "bytes": i} for i in range(20)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Store:
+    top = tmp_path_factory.mktemp("a [store] *")                  # wildcards in the folder of a store
+    store = Store(top / "store")
+    publish_rows(store, top / "scratch", KEPT, dropped=DROPPED, quarantined=BAD)
+    return store
+
+
+@pytest.fixture(scope="module")
+def queries() -> Queries:
+    return Queries(Limits(seconds=120))
+
+
+def walk(queries: Queries, of: Documents, filter: Filter, order: Order, limit: int = 7, **how: Any) -> list[Any]:
+    """All pages, one after the other."""
+    rows, after = [], ""
+    while True:
+        page = queries.page(of, filter, order, limit, queries.stop(), after, **how)
+        assert len(page.rows) == limit or page.next is None
+        rows += page.rows
+        if page.next is None:
+            return rows
+        after = page.next
+
+
+def ids(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["id"] for row in rows]
+
+
+def host(url: str) -> str:
+    found = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)", url)
+    place = found[1].rpartition("@")[2] if found else ""
+    return (place.partition("]")[0] + "]" if place.startswith("[") else place.partition(":")[0]).lower()
+
+
+def within(signal: str, least: float | None, most: float | None) -> Callable[[dict[str, Any]], bool]:
+    def fulfilled(row: dict[str, Any]) -> bool:
+        value = row["signals"].get(signal)
+        return value is not None and not math.isnan(value) and (least is None or value >= least) and (
+            most is None or value <= most)
+    return fulfilled
+
+
+FILTERS: list[tuple[Filter, Callable[[dict[str, Any]], bool]]] = [
+    (Filter(), lambda r: True),
+    (Filter(source=("co'de",)), lambda r: r["source"] == "co'de"),
+    (Filter(source=("web", 'wi"ki')), lambda r: r["source"] in ("web", 'wi"ki')),
+    (Filter(source=("' or 1=1 --",)), lambda r: False),
+    (Filter(language=("",)), lambda r: r["language"] == ""),
+    (Filter(domain="example.org"), lambda r: f".{host(r['url'])}".endswith(".example.org")),
+    (Filter(domain="[::1]"), lambda r: host(r["url"]) == "[::1]"),
+    (Filter(domain="MÜNCHEN.de"), lambda r: host(r["url"]) == "münchen.de"),
+    (Filter(domain=".*"), lambda r: False),
+    (Filter(signals=(Range("a", 0.0, 0.5),)), within("a", 0.0, 0.5)),
+    (Filter(signals=(Range("a"),)), within("a", None, None)),
+    (Filter(signals=(Range("b", 3.0), Range("a", None, 1.0))),
+     lambda r: within("b", 3.0, None)(r) and within("a", None, 1.0)(r)),
+    (Filter(id="0"), lambda r: r["id"].startswith("0")),
+    (Filter(id="%"), lambda r: False),
+    (Filter(text="alpha", source=("web",), language=("en", "de")),
+     lambda r: "alpha" in r["text"] and r["source"] == "web" and r["language"] in ("en", "de")),
+    *[(Filter(text=text), lambda r, text=text: text in r["text"]) for text in HOSTILE],
+]
+
+
+@pytest.mark.parametrize(("filter", "takes"), FILTERS, ids=range(len(FILTERS)))
+def test_a_filter_takes_what_python_takes(store, queries, filter, takes):
+    wanted = [row["id"] for row in KEPT if takes(row)]
+    at = Documents(store, "kept", "d")
+    assert ids(walk(queries, at, filter, Order(), 120)) == wanted                # stored order: that of the parts
+    assert ids(walk(queries, at, filter, Order("id"), 120)) == sorted(wanted)
+    total = queries.counts(at, filter, ["source"], queries.stop())
+    sources = Counter(row["source"] for row in KEPT if takes(row))
+    assert {g["source"]: g["documents"] for g in total["groups"]} == sources
+    assert (total["documents"], total["of"]) == (len(wanted), len(sources))
+
+
+def test_the_filters_of_the_test_take_something_and_not_everything():
+    taken = [sum(map(takes, KEPT)) for _, takes in FILTERS]
+    assert sum(0 < n < len(KEPT) for n in taken) > len(FILTERS) // 2
+
+
+def test_dropped_documents_are_found_by_reason_and_stage(store, queries):
+    at = Documents(store, "dropped", "d")
+    for filter in (Filter(reason=("lo'ng",)), Filter(reason=("%",), stage=("c4",)), Filter(stage=("c4", "gopher"))):
+        wanted = [r["id"] for r in DROPPED if (not filter.reason or r["reason"] in filter.reason)
+                  and (not filter.stage or r["stage"] in filter.stage)]
+        assert wanted and ids(walk(queries, at, filter, Order())) == wanted
+    groups = queries.counts(at, Filter(), ["reason", "stage"], queries.stop())["groups"]
+    assert [((g["reason"], g["stage"]), g["documents"]) for g in groups] == sorted(
+        Counter((r["reason"], r["stage"]) for r in DROPPED).items(), key=lambda kv: (-kv[1], kv[0]))
+    sizes: Counter[tuple[str, str]] = Counter()
+    for r in DROPPED:
+        sizes[r["reason"], r["stage"]] += len(r["text"].encode())
+    assert {(g["reason"], g["stage"]): g["bytes"] for g in groups} == sizes
+
+
+def test_quarantined_records_are_paged_though_ids_repeat(store, queries):
+    at = Documents(store, "quarantined", "d")
+    rows = walk(queries, at, Filter(), Order(), 3, show=("source", "file", "record", "reason", "detail", "bytes"))
+    assert [(r["id"], r["record"], r["reason"], r["bytes"]) for r in rows] == [
+        (b["id"], b["record"], b["reason"], b["bytes"]) for b in BAD]
+    some = walk(queries, at, Filter(reason=("lo'st",)), Order(), 3, show=("record",))
+    assert [r["record"] for r in some] == [b["record"] for b in BAD if b["reason"] == "lo'st"]
+    for wrong, key in ((Filter(language=("en",)), "language"), (Filter(text="x"), "text"),
+                       (Filter(domain="x"), "domain")):
+        with pytest.raises(QueryError) as e:
+            queries.page(at, wrong, Order(), 3, queries.stop())
+        assert e.value.key == key
+    with pytest.raises(QueryError) as e:
+        queries.page(at, Filter(), Order("id"), 3, queries.stop())
+    assert e.value.key == "sort"
+
+
+@pytest.mark.parametrize("by", ["id", "source", "language", "date", "signals.a", "signals.b", "signals.bytes"])
+@pytest.mark.parametrize("descending", [False, True])
+def test_sorted_pages_are_the_sorted_documents(store, queries, by, descending):
+    def value(row: dict[str, Any]) -> Any:
+        if by == "signals.bytes":
+            return float(len(row["text"].encode()))
+        return row["signals"].get(by[8:]) if by.startswith("signals.") else row[by]
+
+    def rank(row: dict[str, Any]) -> Any:
+        v = value(row)
+        return (math.inf, 1) if isinstance(v, float) and math.isnan(v) else (v, 0)          # NaN is the largest
+
+    known = sorted((r for r in KEPT if value(r) is not None), key=lambda r: r["id"])
+    known.sort(key=rank, reverse=descending)                                     # stable: ids stay in order
+    if by == "id":
+        known.sort(key=lambda r: r["id"], reverse=descending)
+    wanted = [r["id"] for r in known] + sorted(r["id"] for r in KEPT if value(r) is None)
+    assert ids(walk(queries, Documents(store, "kept", "d"), Filter(), Order(by, descending), 11)) == wanted
+
+
+def test_the_columns_asked_for_come_back_as_they_were(store, queries):
+    at = Documents(store, "kept", "d")
+    rows = walk(queries, at, Filter(), Order(), 40, chars=12,
+                show=("text", "url", "source", "language", "date", "signals", "meta"))
+    for row, wanted in zip(rows, KEPT, strict=True):
+        assert (row["text"], row["chars"]) == (wanted["text"][:12], len(wanted["text"]))
+        assert all(row[k] == wanted[k] for k in ("url", "source", "language", "date"))
+        found = {k: v for k, v in row["signals"].items() if v is not None}
+        assert repr(found) == repr({"bytes": float(len(wanted["text"].encode())), **wanted["signals"]})
+    assert set(queries.page(at, Filter(), Order(), 1, queries.stop()).rows[0]) == {"id"}
+    [row, *_] = walk(queries, at, Filter(text="日本"), Order(), 40)
+    assert "日本" in row["match"] and set(row) == {"id", "match"}
+
+
+@pytest.mark.parametrize(("signal", "bounds"), [("a", (0.0, 1.0)), ("a", (None, None)), ("b", (None, None)),
+                                                ("b", (2.0, 2.0)), ("bytes", (None, 100.0))])
+def test_histograms(store, queries, signal, bounds):
+    bins = 7
+    found = queries.histogram(Documents(store, "kept", "d"), Filter(), signal, bins, queries.stop(), *bounds)
+    values = [float(len(r["text"].encode())) if signal == "bytes" else r["signals"].get(signal) for r in KEPT]
+    sound = [v for v in values if v is not None and math.isfinite(v)]
+    low, high = (b if b is not None else f(sound) for b, f in zip(bounds, (min, max)))
+    width = (high - low) / bins
+    counts = Counter(min(int((v - low) // width) if width else 0, bins - 1) if width else 0
+                     for v in sound if low <= v <= high)
+    assert found["counts"] == [counts[i] for i in range(bins)]
+    assert (found["below"], found["above"]) == (sum(v < low for v in sound), sum(v > high for v in sound))
+    assert found["missing"] == values.count(None) and found["documents"] == len(values)
+    assert found["odd"] == len(values) - len(sound) - values.count(None)
+    assert found["missing"] + found["odd"] + found["below"] + found["above"] + sum(found["counts"]) == len(values)
+
+
+def test_counts_by_domain_and_language(store, queries):
+    found = queries.counts(Documents(store, "kept", "d"), Filter(), ["domain", "language"], queries.stop())
+    assert {(g["domain"], g["language"]): g["documents"] for g in found["groups"]} == Counter(
+        (host(r["url"]), r["language"]) for r in KEPT)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("call", "key"), [
+    (lambda q, at: q.page(at, Filter(), Order("signals.nosuch"), 5, q.stop()), "sort"),
+    (lambda q, at: q.page(at, Filter(), Order('id" DESC; drop table x'), 5, q.stop()), "sort"),
+    (lambda q, at: q.page(at, Filter(), Order("text"), 5, q.stop()), "sort"),
+    (lambda q, at: q.page(at, Filter(), Order("reason"), 5, q.stop()), "sort"),
+    (lambda q, at: q.page(at, Filter(signals=(Range('a", 1 --'),)), Order(), 5, q.stop()), "signal"),
+    (lambda q, at: q.page(at, Filter(signals=(Range("a", math.nan),)), Order(), 5, q.stop()), "signal"),
+    (lambda q, at: q.page(at, Filter(stage=("x",)), Order(), 5, q.stop()), "stage"),
+    (lambda q, at: q.page(at, Filter(text="\ud800"), Order(), 5, q.stop()), "text"),
+    (lambda q, at: q.page(at, Filter(text="x" * 1001), Order(), 5, q.stop()), "text"),
+    (lambda q, at: q.page(at, Filter(source=("x",) * 101), Order(), 5, q.stop()), "source"),
+    (lambda q, at: q.page(at, Filter(), Order(), 0, q.stop()), "limit"),
+    (lambda q, at: q.page(at, Filter(), Order(), 5, q.stop(), show=("id, text",)), "show"),
+    (lambda q, at: q.page(at, Filter(), Order("stored", True), 5, q.stop()), "descending"),
+    (lambda q, at: q.counts(at, Filter(), ["text"], q.stop()), "by"),
+    (lambda q, at: q.counts(at, Filter(), ["source", "source"], q.stop()), "by"),
+    (lambda q, at: q.histogram(at, Filter(), "nosuch", 5, q.stop()), "signal"),
+    (lambda q, at: q.histogram(at, Filter(), "a", 0, q.stop()), "bins"),
+    (lambda q, at: q.histogram(at, Filter(), "a", 5, q.stop(), 2.0, 1.0), "most"),
+    (lambda q, at: q.histogram(at, Filter(), "a", 5, q.stop(), -1.7e308, 1.7e308), "most"),
+    (lambda q, at: q.page(at._replace(kind="objects"), Filter(), Order(), 5, q.stop()), "kind"),
+    (lambda q, at: q.page(at._replace(dataset="../dropped/d"), Filter(), Order(), 5, q.stop()), "dataset"),
+    (lambda q, at: q.page(at._replace(dataset="nosuch"), Filter(), Order(), 5, q.stop()), "dataset"),
+])
+def test_a_wrong_question_names_the_parameter(store, queries, call, key):
+    with pytest.raises(QueryError) as e:
+        call(queries, Documents(store, "kept", "d"))
+    assert (e.value.key, e.value.status in (400, 404)) == (key, True) and e.value.remedy
+
+
+@pytest.mark.parametrize("place", ["x", "W10", "e30", "bnVsbA", "%00", "é", "A" * 9000, "W1tbW1tbW1tbW1tbW1tdXV1d"])
+def test_a_place_that_was_made_up_is_refused(store, queries, place):
+    at = Documents(store, "kept", "d")
+    for order in (Order(), Order("id")):
+        with pytest.raises(QueryError) as e:
+            queries.page(at, Filter(), order, 5, queries.stop(), place)
+        assert e.value.key == "after"
+    place = queries.page(at, Filter(), Order("id"), 5, queries.stop()).next
+    with pytest.raises(QueryError) as e:                                          # of another query
+        queries.page(at, Filter(source=("web",)), Order("id"), 5, queries.stop(), place)
+    assert e.value.key == "after"
+
+
+def test_duckdb_opens_the_files_it_was_given_and_nothing_else(tmp_path, store):
+    inside, outside = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    for path in (inside, outside):
+        duckdb.sql("select 1 as x").write_parquet(str(path))
+    with Database([str(inside)], Limits(), Stop(60)) as database:
+        assert database.rows("SELECT x FROM read_parquet(?)", [[str(inside)]]) == [{"x": 1}]
+        for sql in (f"SELECT * FROM read_parquet('{outside}')", f"SELECT * FROM read_parquet('{tmp_path}/*.parquet')",
+                    "SELECT * FROM read_text('/etc/hostname')", f"SELECT * FROM glob('{tmp_path}/*')",
+                    "SELECT * FROM read_csv('http://127.0.0.1:9/x')", "SELECT * FROM tmp_path",
+                    f"SELECT * FROM sniff_csv('{outside}')"):
+            with pytest.raises(duckdb.Error):
+                database.rows(sql, [])
+        for sql in (f"COPY (SELECT 1) TO '{inside}' (USE_TMP_FILE false)", f"ATTACH '{tmp_path}/new.db'", "LOAD httpfs",
+                    "SET enable_external_access = true", "SELECT 1; SELECT 2", "CREATE TABLE t (a int)", ""):
+            with pytest.raises((duckdb.Error, ValueError)):
+                database.rows(sql, [])
+        settings = {r["name"]: r["value"] for r in database.rows("SELECT name, value FROM duckdb_settings()", [])}
+    assert settings["lock_configuration"] == "true" and settings["enable_external_access"] == "false"
+    assert settings["autoload_known_extensions"] == settings["autoinstall_known_extensions"] == "false"
+    assert (settings["temp_directory"], settings["threads"]) == ("", "2")
+
+
+# -- parts that change or are damaged --------------------------------------------------------------------------------
+def test_pages_by_id_outlast_publications(tmp_path):
+    """Half of the documents stay through three publications, each in other parts: every one of them is seen once."""
+    store, queries = Store(tmp_path / "store"), Queries()
+    rows = documents(240, 5)
+    stay, come_and_go = rows[::2], rows[1::2]
+    at, seen, after = Documents(store, "kept", "d"), [], ""
+    for turn in range(200):
+        if turn % 4 == 0:
+            publish_rows(store, tmp_path / "scratch", stay + come_and_go[turn % 3::3], 2 + turn % 5, salt=str(turn))
+        page = queries.page(at, Filter(), Order("id"), 9, queries.stop(), after)
+        seen += ids(page.rows)
+        if page.next is None:
+            break
+        after = page.next
+    assert turn > 12 and seen == sorted(seen) and len(set(seen)) == len(seen)
+    assert {r["id"] for r in stay} <= set(seen)
+
+
+def test_a_stored_walk_goes_on_while_its_part_is_there_and_says_when_it_is_gone(tmp_path):
+    store, queries = Store(tmp_path / "store"), Queries()
+    rows, at = documents(60, 6), Documents(Store(tmp_path / "store"), "kept", "d")
+    publish_rows(store, tmp_path / "scratch", rows, 4)
+    first = queries.page(at, Filter(), Order(), 20, queries.stop())
+    publish_rows(store, tmp_path / "scratch", rows, 4)                       # the same again
+    second = queries.page(at, Filter(), Order(), 20, queries.stop(), first.next)
+    assert ids(first.rows + second.rows) == [r["id"] for r in rows[:40]]
+    publish_rows(store, tmp_path / "scratch", rows, 4, salt="other")
+    with pytest.raises(PlaceGone) as e:
+        queries.page(at, Filter(), Order(), 20, queries.stop(), first.next)
+    assert e.value.status == 410
+
+
+def test_queries_beside_publications_see_one_publication_each(tmp_path):
+    """A publisher replaces all parts again and again: every answer is that of one of its publications, whole."""
+    store, queries = Store(tmp_path / "store"), Queries(Limits(wait_s=60))
+    rows, at = documents(80, 7), Documents(Store(tmp_path / "store"), "kept", "d")
+    publish_rows(store, tmp_path / "scratch", rows, 3, salt="0")
+    end = threading.Event()
+
+    def publish_again() -> None:
+        for turn in range(1, 40):
+            if end.is_set():
+                break
+            publish_rows(store, tmp_path / "scratch", rows[turn % 5:], 3 + turn % 4, salt=str(turn))
+
+    publisher = threading.Thread(target=publish_again)
+    publisher.start()
+    try:
+        answers = []
+        while publisher.is_alive() and len(answers) < 60:
+            with contextlib.suppress(Replaced):                                  # the publisher was always faster
+                answers.append(queries.page(at, Filter(), Order("id"), 200, queries.stop()).rows)
+    finally:
+        end.set()
+        publisher.join()
+    whole = [sorted(r["id"] for r in rows[k:]) for k in range(5)]
+    assert answers and all(ids(answer) in whole for answer in answers)
+
+
+@pytest.mark.parametrize("spoil", ["flip", "cut", "gone", "link", "folder", "manifest"])
+def test_a_damaged_part_is_told_and_not_read(tmp_path, spoil):
+    store, queries = Store(tmp_path / "store"), Queries()
+    publish_rows(store, tmp_path / "scratch", documents(60, 8), 2)
+    at = Documents(store, "kept", "d")
+    queries.page(at, Filter(), Order("id"), 5, queries.stop())
+    folder = Path(store.at("datasets/d"))
+    first = sorted(folder.glob("part-*"))[0]
+    data = bytearray(first.read_bytes())
+    if spoil == "flip":                                            # a page that still decodes, in DuckDB's eyes
+        data[len(data) // 3] ^= 1
+    first.unlink()
+    if spoil in ("flip", "cut"):
+        first.write_bytes(data if spoil == "flip" else data[:-20])
+    elif spoil == "link":
+        (tmp_path / "elsewhere").write_bytes(data)
+        first.symlink_to(tmp_path / "elsewhere")
+    elif spoil == "folder":
+        first.write_bytes(data)
+        folder.rename(tmp_path / "away")
+        folder.symlink_to(tmp_path / "away")
+    elif spoil == "manifest":
+        first.write_bytes(data)
+        (folder / ".manifest").write_bytes(b"PAR1 nonsense PAR1")
+    with pytest.raises(DamagedFile) as e:
+        queries.page(at, Filter(), Order("id"), 5, queries.stop())
+    assert e.value.path.startswith("datasets/d")
+    assert str(tmp_path) not in str(e.value)
+
+
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
+    store, queries = Store(tmp_path / "store"), Queries()
+    publish_rows(store, tmp_path / "scratch", documents(20, 9), 1)
+    manifest = Path(store.at("datasets/d/.manifest"))
+    table = duckdb.sql(f"select * replace ('../../secret.parquet' as part) from read_parquet('{manifest}')")
+    table.write_parquet(str(tmp_path / "forged"))
+    manifest.write_bytes((tmp_path / "forged").read_bytes())
+    with pytest.raises(DamagedFile):
+        queries.page(Documents(store, "kept", "d"), Filter(), Order(), 5, queries.stop())
+
+
+def test_an_empty_dataset_and_a_store_that_vanished(tmp_path):
+    store, queries = Store(tmp_path / "store"), Queries()
+    publish_rows(store, tmp_path / "scratch", [], 2)
+    at = Documents(store, "kept", "d")
+    for order in (Order(), Order("id"), Order("signals.a")):
+        assert queries.page(at, Filter(text="x"), order, 5, queries.stop()).rows == []
+    assert queries.counts(at, Filter(), ["source"], queries.stop())["documents"] == 0
+    assert queries.histogram(at, Filter(), "a", 5, queries.stop())["counts"] == []
+    (tmp_path / "store").rename(tmp_path / "moved")
+    with pytest.raises(NoDataset):
+        queries.page(at, Filter(), Order(), 5, queries.stop())
+
+
+def test_object_storage(tmp_path, store):
+    """The same answers as from a disk; no more is fetched than allowed; a damaged part is told."""
+    memory, root = fsspec.filesystem("memory"), "/service-query"
+    for path in store.list("datasets"):
+        memory.pipe(f"{root}/{path}", store.read(path))
+    remote, local = Documents(Store(f"memory:/{root}"), "kept", "d"), Documents(store, "kept", "d")
+    queries = Queries()
+    for order in (Order(), Order("id"), Order("signals.b", True)):
+        assert walk(queries, remote, Filter(text="alpha"), order, 50) == walk(queries, local, Filter(text="alpha"),
+                                                                              order, 50)
+    small = Queries(Limits(fetched_bytes=1000))
+    with pytest.raises(TooDear):
+        small.page(remote, Filter(), Order("id"), 5, small.stop())
+    part = sorted(memory.ls(f"{root}/datasets/d", detail=False))[-1]
+    data = bytearray(memory.cat(part))
+    data[len(data) // 3] ^= 1
+    memory.pipe(part, bytes(data))
+    with pytest.raises(DamagedFile):
+        queries.page(remote, Filter(), Order("id"), 5, queries.stop())
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+LONG = "SELECT count(*) AS n FROM range(1000000) a, range(1000000000) b WHERE (a.range * b.range) % 7 = 3"
+
+
+def test_a_query_ends_when_its_time_is_up():
+    with Database([], Limits(), stop := Stop(0.3)) as database, pytest.raises(TooDear):
+        database.rows(LONG, [])
+    with pytest.raises(TooDear):
+        stop.check()
+
+
+def test_a_query_ends_when_the_client_goes():
+    stop = Stop(600)
+    threading.Timer(0.2, stop.cancel).start()
+    with Database([], Limits(), stop) as database, pytest.raises(Cancelled):
+        database.rows(LONG, [])
+    with Database([], Limits(), stop) as database, pytest.raises(Cancelled):
+        database.rows("SELECT 1", [])
+
+
+def test_a_cancelled_query_hashes_no_part(store):
+    queries, stop = Queries(), Stop(600)
+    stop.cancel()
+    with pytest.raises(Cancelled):
+        queries.page(Documents(store, "kept", "d"), Filter(), Order(), 5, stop)
+
+
+def test_hashing_goes_on_where_the_query_before_ended(tmp_path):
+    """The time of a query is enough for a few of the parts: each query gets some parts further."""
+    class Ticking(Clock):
+        time = 0.0
+
+        def now(self) -> float:
+            self.time += 1.0
+            return self.time
+
+    store, queries = Store(tmp_path / "store"), Queries(Limits(threads=1, wait_s=600), Ticking())
+    publish_rows(store, tmp_path / "scratch", documents(40, 1), 20)
+    at, told = Documents(store, "kept", "d"), []
+    for _ in range(30):
+        try:
+            queries.counts(at, Filter(), ["source"], Stop(12, Ticking()))
+            break
+        except StillChecking as e:
+            told.append(int(e.detail.split()[0]))
+        except TooDear:
+            pass                                              # in the query itself: all is hashed
+    assert told and told == sorted(told) and told[-1] > told[0]
+
+
+def test_memory_is_bounded():
+    with Database([], Limits(memory_mb=30), Stop(600)) as database, pytest.raises(TooDear):
+        database.rows("SELECT list(repeat('x', 100) || range) AS x FROM range(10000000)", [])
+
+
+def test_no_more_queries_at_once_than_allowed(store):
+    queries = Queries(Limits(at_once=1, wait_s=0.05))
+    at, inside, go = Documents(store, "kept", "d"), threading.Event(), threading.Event()
+
+    class Slow(Stop):
+        def check(self) -> None:
+            inside.set()
+            assert go.wait(60)
+
+    held = threading.Thread(target=queries.page, args=(at, Filter(), Order(), 5, Slow(600)))
+    held.start()
+    try:
+        assert inside.wait(60)
+        with pytest.raises(Busy) as e:
+            queries.page(at, Filter(), Order(), 5, queries.stop())
+        assert e.value.status == 503
+    finally:
+        go.set()
+        held.join()
+    assert len(queries.page(at, Filter(), Order(), 5, queries.stop()).rows) == 5
