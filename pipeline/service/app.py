@@ -7,7 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from pipeline.service import problems, runs, sign_in
+from pipeline.service import datasets, problems, runs, sign_in
 from pipeline.service.access import Guard
 from pipeline.service.problems import SafeJSON
 from pipeline.service.session import Sessions
@@ -28,6 +28,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.stores = {name: Store(root) for name, root in settings.stores.items()}
     app.state.watch, app.state.streams = Watch(settings.look_s), 0
     problems.install(app)
-    for module in (sign_in, runs):
+    for module in (sign_in, runs, datasets):
         app.include_router(module.router)
     return app

@@ -150,6 +150,7 @@ def place_value(text: str) -> Any:
 
 def read_cursor(text: str, query: str, kinds: Sequence[type | tuple[type, ...]]) -> list[Any]:
     """The values of a place. Raises QueryError when it is not one of this query."""
+    place: list[Any] = []
     try:
         if len(text) > 8 * LONGEST:
             raise ValueError

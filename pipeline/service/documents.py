@@ -1,0 +1,235 @@
+"""Shows documents to people: rows of a page, and one document with its verdict, its kept twin, its entries in
+quarantine and its places in the shards. Personal data is masked unless the caller says otherwise."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from pipeline.base.parquet import open_parquet
+from pipeline.base.word_diff import only, pieces, rows, shortened
+from pipeline.plan.changes import latest_run
+from pipeline.service.duck import QueryError, Stop
+from pipeline.service.filters import Filter, Order
+from pipeline.service.parts import NoDataset
+from pipeline.service.query import FIELD, Documents, Queries
+from pipeline.store.dataset import stream_quarantine
+from pipeline.store.fs import Store
+from stages.scrub.pii import scrub_text
+from stages.scrub.rows import MARGIN, mask
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.shards.find import ranges
+from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
+
+#: characters of two texts that are compared; characters shown around a search's match
+COMPARED, CONTEXT = 20_000, 160
+#: levels of metadata; a serialiser gives up at a few hundred
+DEEPEST = 40
+DOCUMENT = ("url", "source", "language", "date", "reason", "stage", "signals", "meta", "locator", "text")
+ENTRY = ("source", "file", "record", "stage", "reason", "detail", "bytes")
+
+
+class NoDocument(QueryError):
+    """The dataset has no such document."""
+
+    status = 404
+    title = "No such document"
+
+
+def shown(row: dict[str, Any], masked: bool, chars: int, searched: str = "") -> dict[str, Any] | None:
+    """A row as it may leave the server. None when what was `searched` occurs only in what is masked: otherwise a search
+    would tell which personal data there is."""
+    row = dict(row)
+    length, match = row.get("chars"), row.pop("match", None)
+    if masked:
+        _mask(row, chars)
+    elif row.get("text") is not None:
+        row["text"] = row["text"][:chars]
+    if length is not None:
+        row["chars"] = length
+    for name in ("url", "language", "date", "detail", "file"):
+        if isinstance(row.get(name), str):
+            row[name] = row[name][:FIELD]
+    if isinstance(row.get("meta"), str):
+        row["meta"] = _parsed(row["meta"])
+    if row.get("signals"):
+        row["signals"] = {name: v if v is None or math.isfinite(v) else str(v) for name, v in row["signals"].items()}
+    if match is not None and searched:
+        match = scrub_text(match) if masked else match
+        if (at := match.find(searched)) < 0:
+            return None
+        row["match"] = match[max(0, at - CONTEXT):at + len(searched) + CONTEXT]
+    return row
+
+
+def _mask(row: dict[str, Any], chars: int) -> None:
+    meta = row.get("meta")
+    try:
+        mask(row, chars)
+    except (ValueError, RecursionError):                  # metadata that is no JSON, or nests too deep to be scrubbed
+        row["meta"] = None
+        mask(row, chars)
+        row["meta"] = None if meta is None else "(cannot be shown)"
+
+
+def _parsed(meta: str) -> Any:
+    """Stored metadata as JSON values that any parser reads: no NaN or infinity. Text that is no JSON, or nests deeper
+    than DEEPEST, stays text."""
+    try:
+        value = json.loads(meta, parse_constant=str, parse_float=lambda s: v if math.isfinite(v := float(s)) else s)
+    except (ValueError, RecursionError):
+        return meta
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [v for item in level for v in (item.values() if isinstance(item, dict) else
+                                               item if isinstance(item, list) else ())]
+    return meta if level else value
+
+
+def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool, chars: int,
+             stop: Stop) -> dict[str, Any]:
+    """Everything about the document whose id is or begins with `id`. Raises QueryError when there is none, or there are
+    several."""
+    if not id:
+        raise QueryError("no id", "id", "give the id of a document, or its beginning")
+    kind, row = _find(queries, store, dataset, id, chars, stop)
+    if kind == "quarantined":
+        return {"kind": kind, "id": row["id"], "document": None, "verdict": None, "twin": None, "windows": [],
+                "quarantine": _entries(queries, store, dataset, row["id"], masked, stop)}
+    found: dict[str, Any] = {"kind": kind, "id": row["id"], "document": shown(row, masked, chars)}
+    verdict = _verdict(row)
+    found["verdict"] = verdict
+    found["twin"] = _twin(queries, store, dataset, row, verdict["kept"], masked, stop) if verdict and verdict.get(
+        "kept") else None
+    found["windows"] = windows(queries, store, row["id"], stop) if kind == "kept" else []
+    lost = [] if kind != "kept" else [entry for stream in _streams(store) for entry in _entries(
+        queries, store, stream_quarantine(stream), row["id"], masked, stop)]
+    return {**found, "quarantine": lost}
+
+
+def _find(queries: Queries, store: Store, dataset: str, id: str, chars: int, stop: Stop) -> tuple[str, dict[str, Any]]:
+    known = False
+    for kind in ("kept", "dropped", "quarantined"):
+        try:
+            page = queries.page(Documents(store, kind, dataset), Filter(id=id), Order(), 2, stop,
+                                show=DOCUMENT if kind != "quarantined" else ENTRY, chars=chars + MARGIN)
+        except NoDataset:
+            if kind == "kept":
+                raise
+            continue
+        known = True
+        ids = sorted({row["id"] for row in page.rows})
+        exact = [row for row in page.rows if row["id"] == id]
+        if len(ids) > 1 and not exact:
+            raise QueryError(f"several documents have an id that begins so: {', '.join(ids)}, …", "id",
+                             "give more of its characters")
+        if page.rows:
+            return kind, (exact or page.rows)[0]
+    assert known
+    raise NoDocument("no kept, dropped or quarantined document has this id", "id",
+                     "see the pages of documents for those there are")
+
+
+def _verdict(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Why a document was dropped; of a duplicate also the id of the kept document and the similarity."""
+    if "reason" not in row:
+        return None
+    meta = _parsed(row["meta"] or "{}")
+    note = meta.get(row["stage"]) if isinstance(meta, dict) else None
+    note = note if isinstance(note, dict) and isinstance(note.get("kept"), str) else {}
+    return {"stage": row["stage"], "reason": row["reason"], "kept": note.get("kept"),
+            "similarity": note.get("similarity")}
+
+
+def _twin(queries: Queries, store: Store, dataset: str, row: dict[str, Any], id: str, masked: bool,
+          stop: Stop) -> dict[str, Any]:
+    """The document that was kept for a duplicate, and how its text differs. It may itself have been dropped later."""
+    try:
+        kind, twin = _find(queries, store, dataset, id, max(COMPARED, len(row["text"] or "")), stop)
+    except NoDocument:
+        return {"id": id, "kind": None, "difference": None}
+    if kind == "quarantined":
+        return {"id": id, "kind": kind, "difference": None}
+    # scrubbed first: cut into words, personal data is not recognised any more
+    texts = [(scrub_text(r["text"]) if masked else r["text"])[:COMPARED] for r in (row, twin)]
+    twin = {k: v for k, v in twin.items() if k != "text"}
+    return {"id": id, "kind": kind, "document": shown(twin, masked, 0), "difference": difference(*texts)}
+
+
+def difference(removed: str, kept: str) -> dict[str, Any]:
+    """How two texts differ, paragraph by paragraph. `rows` has the number of equal paragraphs that were left out, or
+    {removed, kept, pieces}; `pieces` has [what, from, to, from, to] in characters of both, where what is equal, delete,
+    insert or replace."""
+    pairs = rows(removed, kept)
+    lost, new = only(pairs)
+    return {"only_removed": lost, "only_kept": new, "characters": COMPARED, "rows": [
+        {"left_out": row} if isinstance(row, int) else
+        {"removed": row.left, "kept": row.right,
+         "pieces": [] if row.same else [[what, *a, *b] for what, a, b in pieces(row)]} for row in shortened(pairs)]}
+
+
+def _entries(queries: Queries, store: Store, dataset: str, id: str, masked: bool, stop: Stop) -> list[dict[str, Any]]:
+    """The entries of a document in a folder of quarantine."""
+    try:
+        page = queries.page(Documents(store, "quarantined", dataset), Filter(id=id), Order(), 20, stop, show=ENTRY)
+    except NoDataset:
+        return []
+    return [{"dataset": dataset, **entry} for row in page.rows if row["id"] == id
+            and (entry := shown(row, masked, 0)) is not None]
+
+
+# -- shards ----------------------------------------------------------------------------------------------------------
+def _manifests(store: Store) -> list[str]:
+    """Paths of the manifests of the shard sets that are published now."""
+    return [path for path in store.list("shards") if path.endswith(f"/{MANIFEST}")]
+
+
+def _streams(store: Store) -> list[str]:
+    return sorted({path.split("/")[1] for path in _manifests(store)})
+
+
+def windows(queries: Queries, store: Store, id: str, stop: Stop) -> list[dict[str, Any]]:
+    """Where a document stands in the shard sets of a store: its range of tokens in the stream and, for each length of
+    sequence in the curriculum of the latest run, the first and the last window that hold one of its tokens."""
+    found: list[dict[str, Any]] = []
+    lengths = _lengths(store)
+    for path in _manifests(store):
+        folder = path.rpartition("/")[0]
+        try:
+            manifest = Manifest.from_json(json.loads(store.read(path)), path)
+        except ValueError as e:
+            raise ShardError(f"{path}: cannot be read; run the recipe again") from e
+        offset = 0
+        for shard in manifest.shards:
+            stop.check()
+            with queries.checked.folder() as scratch:
+                local = store.checked(f"{folder}/{shard.table}", shard.table_sha256, scratch)
+                with open_parquet(local) as table:
+                    for name, start, end in ranges(table, id):
+                        if name == id:
+                            found.append({"stream": manifest.stream, "split": manifest.split, "start": offset + start,
+                                          "stop": offset + end, "tokens": end - start, "file": shard.body,
+                                          "windows": _windows(offset + start, offset + end, manifest.tokens, lengths)})
+            offset += shard.tokens
+    return found
+
+
+def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str, list[int]]:
+    """Window w of length L has the tokens [wL, wL + L]; the tokens after the last whole window are in none."""
+    result: dict[str, list[int]] = {}
+    for length in lengths:
+        whole = max(0, tokens - 1) // length
+        first, last = max(0, (start - 1) // length), min((stop - 1) // length, whole - 1)
+        if first <= last:
+            result[str(length)] = [first, last]
+    return result
+
+
+def _lengths(store: Store) -> list[int]:
+    path = f"runs/{latest_run(store)}/curriculum.json"
+    try:
+        curriculum = Curriculum.loads(store.read(path), path)
+    except FileNotFoundError:                                                     # the run has made none
+        return []
+    return sorted({phase.sequence for phase in curriculum.phases})
