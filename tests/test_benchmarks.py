@@ -18,6 +18,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
     ("driver_memory.py", ["--partitions", "200"], "tasks: resume"),
     ("loader.py", ["--tokens", "2000000", "--shards", "2"], "numpy.memmap"),
     ("dedup_driver_memory.py", ["--documents", "4000"], '"planted": 200,\n "removed": 200'),
+    pytest.param("service.py", ["--documents", "2000", "--parts", "3", "--texts", "500", "--repeat", "1"],
+                 "peak with four requests", marks=pytest.mark.slow),
     pytest.param("code_metrics.py", ["--at", "HEAD"], "product: statements", marks=pytest.mark.slow),
     pytest.param("engine_overhead.py", ["--docs", "500", "1000", "--backend", "process", "inline"], "by the engine",
                  marks=pytest.mark.slow),
