@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -219,16 +220,36 @@ def _standing(store: Store, name: str) -> dict[str, Any]:
             "report": f"{store.root}/{report_at}" if store.exists(report_at) else None}
 
 
-def report(run: opt.RunArg, store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) -> None:
-    """Write the report of a run again.
+def report(run: opt.RunArg, store: opt.StoreOpt = "store",
+           compare: Annotated[str | None, typer.Option("--compare", metavar="BEFORE", help=
+                                                       "Compare with this run, of this store or by its folder, "
+                                                       "instead.")] = None,
+           html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the comparison as a page.")]
+           = None,
+           examples: Annotated[int, typer.Option(min=0, max=20, metavar="N", help=
+                                                 "Documents shown of each change of a dataset in a comparison.")] = 5,
+           json_lines: opt.JsonOpt = False) -> None:
+    """Write the report of a run again, or compare two runs.
 
-    report.html and report.json are made from the results in the store; no document is processed again.
+    report.html and report.json are made from the results in the store; no document is processed again. With --compare,
+    nothing is written to a store: it tells how the recipes differ, puts the figures of both reports side by side, and
+    lists documents that changed sides, the nearest to a threshold first.
 
     \b
     Examples:
       tokenmill report fineweb-3f2a91c0 --store store
       tokenmill report store/runs/fineweb-3f2a91c0 --json
+      tokenmill report --compare fineweb-3f2a91c0 fineweb-77b0c2d1 --store store
+      tokenmill report --compare old/runs/first new/runs/second --html compare.html
     """
+    if compare is not None:
+        from pipeline.cli.compare_runs import compare as compare_runs
+
+        compare_runs(compare, run, store, examples, html, json_lines)
+        return
+    if html is not None:
+        raise BadUsage("--html writes a comparison; give the other run with --compare (a report's page is written to "
+                       "STORE/runs/RUN/report.html)")
     from pipeline.report.collect import write_report
     from pipeline.store.log import Log
 

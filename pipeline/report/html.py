@@ -55,6 +55,11 @@ def _template() -> Template:
     return env.get_template("report.html.j2")
 
 
+def environment() -> Environment:
+    """The templates of all pages, which escape every value, and the filters they share."""
+    return _template().environment
+
+
 def colors(document: dict[str, Any]) -> dict[str, int]:
     """Number of the colour of each source and stream, by name. A stream that has the name of a source has its
     colour."""

@@ -1,0 +1,207 @@
+"""Compares two runs, of one store or of two: their recipes by key, the figures of their reports, and the documents that
+changed sides.
+
+What each run made is compared, not what is published now: a dataset may have been published again since. The parts are
+found by the tasks that the run lists (`runs/RUN/tasks.parquet`) and the records of these tasks in the log. Parts that
+cannot be read any more are counted in `missing`; figures come from report.json, which needs no part.
+
+The result is JSON; docs/cli.md describes it. Texts, URLs and paths of examples are scrubbed
+(`pipeline.report.samples`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pipeline.base.errors import TokenmillError
+from pipeline.base.humanize import plural
+from pipeline.engine.driver.sums import NodeSums
+from pipeline.plan.changes import run_recipe_of
+from pipeline.report.collect import VERSION as REPORT_VERSION
+from pipeline.report.collect import collect
+from pipeline.report.moved import CHANGES, DROPPED, QUARANTINED, Moved, Side, compare_documents
+from pipeline.report.nodes import Node, take
+from pipeline.report.recipe_diff import compare_recipes
+from pipeline.report.samples import excerpt, parting, sample, shown
+from pipeline.report.side_by_side import compare_figures
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from pipeline.store.records import FileInfo, PartRecord
+from pipeline.store.runs import RunTasks
+
+#: version of the JSON document
+VERSION = 1
+#: examples of each change of a dataset
+EXAMPLES = 5
+#: columns of an example, and those of a quarantined one
+COLUMNS = ["id", "url", "source", "language", "text", "meta", "locator", "signals"]
+LOST_COLUMNS = ["id", "source", "file", "stage", "reason", "detail"]
+
+
+class NotFinished(TokenmillError):
+    """A run that has not finished has nothing to compare yet."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its store, its plan and recipe, its report, and the records of its tasks."""
+
+    store: Store
+    name: str
+    plan: dict[str, Any]
+    recipe: dict[str, Any]
+    report: dict[str, Any]
+    get: Callable[[str], PartRecord | None]
+
+    @classmethod
+    def open(cls, store: Store, name: str, get: Callable[[str], PartRecord | None] | None = None) -> Run:
+        """Read a run. `get` returns the record of a key (None: the log is read). Its report.json is used if it is of
+        this version and of the same plan; otherwise the report is collected again, and not written. Raises NotFinished
+        for a run without plan or tasks."""
+        if not all(store.exists(f"runs/{name}/{file}") for file in ("plan.json", "tasks.parquet")):
+            raise NotFinished(f"run '{name}' in {store.root} has not finished, so there is nothing to compare yet; run "
+                              f"its recipe again (`tokenmill resume`)")
+        plan = json.loads(store.read(f"runs/{name}/plan.json"))
+        get = get or Log.read(store).get
+        return cls(store, name, plan, run_recipe_of(store, name), _report(store, name, plan, get), get)
+
+    def datasets(self) -> list[str]:
+        """The datasets that the run made, in plan order."""
+        return [node["dataset"] for node in self.plan["nodes"] if node["kind"] == "pass" and node["publishes"]]
+
+    def side(self, dataset: str) -> Side:
+        """The parts of one dataset."""
+        nodes = [n for n in self.plan["nodes"] if n["kind"] == "pass" and n["dataset"] == dataset]
+        tasks = RunTasks(self.store, self.name)
+        passes = [Node(n, partial(self._records, tasks, n["name"]), NodeSums()) for n in nodes]
+        steps = (self.recipe.get("datasets", {}).get(dataset) or {}).get("steps") or []
+        return Side(self.store, passes, steps, sum(n["tasks"] for n in nodes))
+
+    def _records(self, tasks: RunTasks, node: str) -> Iterator[PartRecord]:
+        return (record for key in tasks.keys(node) if (record := self.get(key)) is not None)
+
+
+def _report(store: Store, name: str, plan: dict[str, Any], get: Callable[[str], PartRecord | None]) -> dict[str, Any]:
+    try:
+        report: dict[str, Any] = json.loads(store.read(f"runs/{name}/report.json"))
+        if report["version"] == REPORT_VERSION and report["recipe"] == plan["recipe"]:
+            return report
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        pass
+    document: dict[str, Any] = json.loads(json.dumps(collect(store, name, get), sort_keys=True))
+    return document
+
+
+def compare_runs(before: Run, after: Run, limit: int = EXAMPLES) -> dict[str, Any]:
+    """The comparison as a JSON document. `limit`: examples of each change of a dataset."""
+    recipe = compare_recipes(before.recipe, after.recipe)
+    figures = compare_figures(before.report, after.report)
+    common = [name for name in before.datasets() if name in after.datasets()]
+    documents = {name: documents_section(before.side(name), after.side(name), limit) for name in common}
+    only = [[name for name in run.datasets() if name not in common] for run in (before, after)]
+    document = {
+        "version": VERSION,
+        "before": _about(before), "after": _about(after),
+        "recipe": recipe, "figures": figures,
+        "documents": documents, "only_before": only[0], "only_after": only[1],
+        "notes": _notes(before, after, documents, only),
+    }
+    different = [row for row in figures if not row["measured"] and row["before"] != row["after"]]
+    complete = not any(any(section["missing"].values()) for section in documents.values())
+    document["equal"] = complete and not (recipe or different or any(only)) and not any(
+        n for section in documents.values() for n in section["changes"].values())
+    return document
+
+
+def _about(run: Run) -> dict[str, Any]:
+    return {"run": run.name, "store": run.store.root, "recipe": run.plan["recipe"], "about": run.plan["about"],
+            "order": run.report["order"], "missing_records": run.report["missing_records"]}
+
+
+def _notes(before: Run, after: Run, documents: dict[str, Any], only: list[list[str]]) -> list[str]:
+    """What a reader has to know before the figures."""
+    notes = []
+    for run, key in ((before, "before"), (after, "after")):
+        if not run.recipe:
+            notes.append(f"runs/{run.name}/recipe.yaml cannot be read: its keys are missing from the comparison")
+        notes += [f"{name}: {plural(section['missing'][key], 'part')} of {run.name} cannot be read (removed by "
+                  f"`tokenmill store gc`, or damaged); documents that only the other run has count as unknown: "
+                  f"{'; '.join(section['missing_parts'][key])}; run its recipe again to make them anew"
+                  for name, section in documents.items() if section["missing"][key]]
+    for names, run in zip(only, (before, after)):
+        if names:
+            notes.append(f"only {run.name} has {', '.join(names)}: its documents have nothing to be compared with")
+    return notes
+
+
+# -- documents -------------------------------------------------------------------------------------------------------
+def documents_section(before: Side, after: Side, limit: int) -> dict[str, Any]:
+    """How the documents of one dataset differ: `same`, `changes` by kind, `groups` by reasons and source, and
+    `examples`, the nearest to their threshold first."""
+    moved = compare_documents(before, after, limit)
+    totals: Counter[str] = Counter()
+    for (change, *_), n in moved.groups.items():
+        totals[change] += n
+    sides = {"before": before, "after": after}
+    return {"same": moved.same, "changes": {change: totals[change] for change in CHANGES},
+            "groups": _groups(moved),
+            "examples": {change: list(_examples(change, pairs, (before, after)))
+                         for change, pairs in moved.nearest.items() if pairs},
+            "missing": {key: side.missing_parts for key, side in sides.items()},
+            "missing_parts": {key: side.missing for key, side in sides.items()}}
+
+
+def _groups(moved: Moved) -> list[dict[str, Any]]:
+    """The documents that changed by change and reasons, the most frequent first; each with its sources."""
+    sources: dict[tuple[str, Any, Any], dict[str, int]] = {}
+    for (*key, source), n in sorted(moved.groups.items(), key=lambda item: item[0][-1]):
+        of = sources.setdefault((key[0], key[1], key[2]), {})
+        of[source] = of.get(source, 0) + n
+    rows = [{"change": change, "before": _fate(before), "after": _fate(after), "docs": sum(by.values()), "sources": by}
+            for (change, before, after), by in sources.items()]
+    return sorted(rows, key=lambda r: (CHANGES.index(r["change"]), -r["docs"], json.dumps([r["before"], r["after"]])))
+
+
+def _fate(fate: tuple[str, str, str] | None) -> dict[str, str] | None:
+    return None if fate is None else {"fate": fate[0], **({"stage": fate[1], "reason": fate[2]} if fate[2] else {})}
+
+
+def _examples(change: str, pairs: list[tuple[np.void | None, np.void | None]],
+              sides: tuple[Side, Side]) -> Iterator[dict[str, Any]]:
+    for pair in pairs:
+        rows = [None if fact is None else _row(side, fact) for side, fact in zip(sides, pair)]
+        shows = [None if row is None else _shown(row, side) for side, row in zip(sides, rows)]
+        if change == "changed_text" and rows[0] and rows[1] and shows[0] and shows[1]:
+            shows[0]["excerpt"], shows[1]["excerpt"] = parting(rows[0]["text"], rows[1]["text"])
+        known = [show["decided"]["distance"] for show in shows if show and show["decided"]]
+        head = shows[1] or shows[0] or {}
+        yield {"id": head["id"], "source": head["source"], "distance": min(known, default=None),
+               "before": shows[0], "after": shows[1]}
+
+
+def _row(side: Side, fact: np.void) -> dict[str, Any]:
+    """The row of a document. Only its row group is read."""
+    path, sha256, fate = side.files[int(fact["file"])]
+    columns = LOST_COLUMNS if fate == QUARANTINED else [*COLUMNS, *(("reason", "stage") if fate == DROPPED else ())]
+    row = int(fact["row"])
+    return {**take(side.store, FileInfo(path, 0, sha256, ""), [row], columns)[row], "fate": fate}
+
+
+def _shown(row: dict[str, Any], side: Side) -> dict[str, Any]:
+    """A document as it may be shown: scrubbed, and cut to an excerpt."""
+    stage, reason = row.get("stage") or "", row.get("reason") or ""
+    if row["fate"] == QUARANTINED:
+        return {"fate": row["fate"], "stage": stage, "reason": reason, "id": row["id"], "source": row["source"],
+                "url": "", "file": shown(row["file"]), "chars": None, "excerpt": excerpt(row["detail"] or ""),
+                "decided": None}
+    decided = side.margins.decided(row) if row["fate"] == DROPPED else None
+    return {"fate": row["fate"], "stage": stage, "reason": reason, **sample(row, stage), "decided": decided}

@@ -1,0 +1,152 @@
+"""Shows a comparison of two runs (`pipeline.report.compare`): what the terminal and the page have in common, and the
+page itself, one HTML file that works offline and holds no script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from pipeline.base import humanize
+from pipeline.base.visible import visible_json
+from pipeline.report import charts
+from pipeline.report.html import environment, marked
+
+#: sections of report.json in the order of the page, with their titles. Sections that are not named follow
+TITLES = {"sources": "Sources", "funnel": "Funnel", "datasets": "Reasons, languages, lengths, scores",
+          "duplicates": "Duplicates", "tokens": "Tokens", "mixture": "Mixture", "order": "Order",
+          "training": "Training", "lineage": "Outputs", "passes": "Passes", "stages": "Stages",
+          "tasks": "Cost of nodes", "missing_records": "Missing records"}
+#: sections whose measured figures repeat those of the nodes in finer detail: a terminal leaves them out
+DETAILED = ("lineage", "passes", "stages")
+#: most rows of a table of the page, and most reasons listed for a dataset
+ROWS, GROUPS = 60, 40
+#: characters of a value of a recipe
+VALUE = 160
+UNITS = {"bytes": humanize.size, "cpu_s": humanize.duration, "wall_s": humanize.duration, "seconds": humanize.duration,
+         "share": humanize.percent}
+
+
+def render(document: dict[str, Any]) -> str:
+    """The page. `document` is the result of `pipeline.report.compare.compare_runs`."""
+    document = visible_json(json.loads(json.dumps(document)))
+    return environment().get_template("compare.html.j2").render(
+        d=document, head=cut(overview(document), ROWS), sections=sections(document, ROWS), lengths=_lengths(document),
+        rows=ROWS, groups=GROUPS, value=value, figure=figure, change=change, fate=fate, decided=decided, marked=marked,
+        plural=humanize.plural, bar=_bar, names=lambda path: " · ".join(path) or "–", swatches=_COLORS)
+
+
+def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows that are always shown: documents and bytes of every dataset and source, tokens of every stream and
+    source. Each has a `name` and a `what`."""
+    out = []
+    for row in document["figures"]:
+        section, *path = row["path"]
+        *names, what = path or [""]
+        if section == "datasets":
+            wanted = what in ("docs", "bytes") and (len(names) == 1 or (len(names) == 3 and names[1] == "kept"))
+        else:
+            wanted = section == "tokens" and what in ("docs", "tokens", "val_tokens")
+        if wanted:
+            out.append({**row, "name": " · ".join([*names[:1], *names[2:]]),
+                        "what": {"docs": "documents", "val_tokens": "held-out tokens"}.get(what, what)})
+    return out
+
+
+def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> list[dict[str, Any]]:
+    """The other figures that differ, by section of the report: {title, rows, left_out, equal}. Of more than `most` rows
+    those with the largest relative difference are kept. `brief`: without measured figures of DETAILED sections."""
+    seen = {tuple(row["path"]) for row in overview(document)}
+    by: dict[str, list[dict[str, Any]]] = {}
+    for row in document["figures"]:
+        if tuple(row["path"]) not in seen:
+            by.setdefault(row["path"][0], []).append(row)
+    out = []
+    for name in [*(name for name in TITLES if name in by), *(name for name in by if name not in TITLES)]:
+        different = [row for row in by[name] if row["before"] != row["after"]]
+        shown = cut([row for row in different if not (brief and row["measured"] and name in DETAILED)], most)
+        out.append({"title": TITLES.get(name, name.replace("_", " ")), "rows": shown,
+                    "left_out": len(different) - len(shown), "equal": len(by[name]) - len(different)})
+    return [section for section in out if section["rows"]]
+
+
+def cut(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """At most `most` rows, those that differ most, in their old order."""
+    def change(place: int) -> tuple[bool, float]:
+        row = rows[place]
+        return row["before"] == row["after"], -(abs(row["relative"]) if row["relative"] is not None else float("inf"))
+
+    return [rows[place] for place in sorted(sorted(range(len(rows)), key=change)[:most])]
+
+
+def figure(row: Mapping[str, Any], side: str) -> str:
+    """A figure for people; – where there is none. Hashes are cut."""
+    number = row[side]
+    if number is None:
+        return "–"
+    if isinstance(number, str):
+        return number[:12]
+    unit = UNITS.get(row["path"][-1])
+    return unit(number) if unit else f"{number:,}" if isinstance(number, int) else humanize.digits(number)
+
+
+def change(row: Mapping[str, Any]) -> str:
+    """The difference with its sign, and in brackets what share of the figure before it is."""
+    if row["difference"] is None:
+        return "" if row["before"] == row["after"] else "differs"
+    if not row["difference"]:
+        return "="
+    sign = "+" if row["difference"] > 0 else "−"
+    size = figure({**row, "size": abs(row["difference"])}, "size")
+    return f"{sign}{size}" + (f" ({sign}{humanize.percent(abs(row['relative']))})" if row["relative"] else "")
+
+
+def value(setting: Any) -> str:
+    """A value of a recipe on one line."""
+    text = json.dumps(setting, ensure_ascii=False) if not isinstance(setting, str) else setting
+    return text if len(text) <= VALUE else text[:VALUE] + "…"
+
+
+def fate(side: Mapping[str, Any] | None) -> str:
+    """What became of a document in one run."""
+    if side is None:
+        return "not there"
+    return f"{side['fate']} by {side['stage'] or 'reader'}: {side['reason']}" if side.get("reason") else side["fate"]
+
+
+def decided(side: Mapping[str, Any] | None) -> str:
+    """The signal and the threshold that decided; "" where they are unknown."""
+    rule = side and side.get("decided")
+    return "" if not rule else (f"{rule['signal']} {rule['value']:.4g}, {rule['key']} {rule['threshold']:.4g}: "
+                                f"{humanize.percent(rule['distance'])} away")
+
+
+_COLORS = {"same": 2, "newly_dropped": 5, "newly_kept": 0, "changed_text": 4, "other_reason": 3, "only_before": 1,
+           "only_after": 6, "unknown": 9}
+
+
+def _bar(name: str, section: Mapping[str, Any]) -> Markup:
+    """The documents of a dataset by what became of them."""
+    parts = [(kind.replace("_", " "), n, _COLORS[kind]) for kind, n in [("same", section["same"]),
+                                                                      *section["changes"].items()] if n]
+    return Markup(charts.stacked(parts, label=f"documents of {name}"))
+
+
+def _lengths(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Charts of the lengths of kept documents in both runs, for datasets in which they differ."""
+    bins: dict[str, dict[str, dict[str, int]]] = {}
+    for row in document["figures"]:
+        if row["path"][0] == "datasets" and row["path"][2:3] == ["lengths"]:
+            of = bins.setdefault(row["path"][1], {"before": {}, "after": {}})
+            for side in of:
+                of[side][row["path"][-1]] = of[side].get(row["path"][-1], 0) + (row[side] or 0)
+    out = []
+    for name, of in bins.items():
+        if of["before"] != of["after"]:
+            used = [int(number) for number in {**of["before"], **of["after"]}]
+            out.append({"dataset": name, **{side: Markup(charts.lengths(
+                counts, color, low=min(used), high=max(used), label=f"lengths of the documents of {name}, {side}"))
+                for (side, counts), color in zip(of.items(), (1, 0))}})
+    return out

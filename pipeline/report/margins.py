@@ -1,0 +1,245 @@
+"""Finds how close a dropped document was to being kept: the distance of the signal that decided to its threshold,
+relative to the threshold.
+
+No table says which signal a threshold belongs to, because a second copy of a stage's rules would drift. The stage is
+asked instead. Its `verdict` judges stored signals under any config, so a threshold is moved to the value of a signal:
+if the document would be kept just beyond it, and is dropped for the same reason just before, then this signal and this
+threshold decided. What is learned from a few documents is a *rule*; a rule then measures whole batches without asking
+the stage again.
+
+The distance is unknown (NaN) where a verdict does not follow from one stored signal and one number of the recipe: lists
+of languages, thresholds inside a stage's own table, ratios of two signals, stages that replay cannot judge, and stages
+of a recipe's own code, which a comparison never runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stages.barrier import Barrier
+from stages.catalog import stage_class
+from stages.document import Document
+from stages.stage import Stage, StageConfig, role_of
+
+#: documents of one (stage, reason, language) that are tried without learning a rule before the distance counts as
+#: unknown
+TRIES = 16
+#: the columns of a dropped part that `Margins.distances` needs
+COLUMNS = ("id", "source", "language", "signals", "meta", "reason", "stage")
+#: the setting of a barrier with which the similarity of a removed document was compared
+SIMILAR, SIMILARITY = "verify", "similarity"
+
+KeyPath = tuple[str, ...]
+Key = tuple[str, str, str]                   # stage, reason, language
+
+
+class Rule(NamedTuple):
+    """A threshold of a stage and the signal it is compared with. `below`: values below the threshold are dropped."""
+
+    key: KeyPath
+    threshold: float
+    signal: str
+    below: bool
+
+    def distances(self, values: np.ndarray) -> np.ndarray:
+        """How far values are on the side that is dropped, relative to the threshold (absolute where it is 0). NaN for
+        values on the other side and for null."""
+        beyond = self.threshold - values if self.below else values - self.threshold
+        return np.where(beyond >= 0, beyond / (abs(self.threshold) or 1.0), np.nan)
+
+
+class Margins:
+    """Measures the dropped documents of a dataset. `steps` are those of the recipe: [{name: config}, …]."""
+
+    def __init__(self, steps: Sequence[Any]) -> None:
+        self._stages: dict[str, list[Stage]] = {}
+        for step in steps:
+            for name, config in step.items() if isinstance(step, dict) else ():
+                if ":" not in name:                      # code of the recipe's own
+                    self._stages.setdefault(name, []).extend(_loaded(name, config))
+        self._rules: dict[Key, list[Rule]] = {}
+        self._tried: dict[Key, int] = {}
+
+    def distances(self, batch: pa.RecordBatch) -> np.ndarray:
+        """The distance of every row of a dropped part (COLUMNS), float64; NaN where it is unknown."""
+        out = np.full(batch.num_rows, np.nan)
+        columns = [batch.column(name).to_pylist() for name in ("stage", "reason", "language")]
+        groups: dict[Key, list[int]] = {}
+        for row, key in enumerate(zip(*columns)):
+            groups.setdefault(tuple(value or "" for value in key), []).append(row)  # type: ignore[arg-type]
+        for key, rows in groups.items():
+            stages = self._stages.get(key[0], [])
+            if any(isinstance(stage, Barrier) for stage in stages):
+                out[rows] = self._similarities(key[0], batch, rows)
+            elif stages:
+                out[rows] = self._measured(key, batch, rows)
+        return out
+
+    def decided(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The rule that decided about one dropped row: {key, threshold, signal, value, distance}. None: unknown. Of
+        several rules that dropped it for this reason, the farthest: all of them have to give way."""
+        key = (row["stage"] or "", row["reason"] or "", row["language"] or "")
+        threshold, value = self._similarity(key[0], row["meta"])
+        if threshold is not None and value is not None:
+            return {"key": f"{key[0]}.{SIMILAR}", "threshold": threshold, "signal": SIMILARITY, "value": value,
+                    "distance": float(Rule((), threshold, "", False).distances(np.array([value]))[0])}
+        signals = row["signals"] or {}
+        measured = [(float(rule.distances(np.array([signals[rule.signal]], float))[0]), rule)
+                    for rule in self._rules.get(key, []) if signals.get(rule.signal) is not None]
+        known = [(distance, rule) for distance, rule in measured if not math.isnan(distance)]
+        if not known:
+            return None
+        distance, rule = max(known)
+        return {"key": ".".join((key[0], *rule.key)), "threshold": rule.threshold, "signal": rule.signal,
+                "value": signals[rule.signal], "distance": distance}
+
+    # -- barriers ------------------------------------------------------------------------------------------------
+    def _similarities(self, barrier: str, batch: pa.RecordBatch, rows: list[int]) -> np.ndarray:
+        metas = batch.column("meta").take(pa.array(rows)).to_pylist()
+        found = [self._similarity(barrier, meta) for meta in metas]
+        return np.array([np.nan if threshold is None or value is None else
+                         (value - threshold) / threshold if value >= threshold else np.nan
+                         for threshold, value in found])
+
+    def _similarity(self, barrier: str, meta: str | None) -> tuple[float | None, float | None]:
+        """(threshold, similarity) of a document that a barrier removed; None where there is none."""
+        for stage in self._stages.get(barrier, []):
+            threshold = getattr(stage.config, SIMILAR, None)
+            if isinstance(stage, Barrier) and threshold:
+                verdict = json.loads(meta or "{}").get(barrier)
+                value = verdict.get(SIMILARITY) if isinstance(verdict, dict) else None
+                return threshold, value if isinstance(value, (int, float)) else None
+        return None, None
+
+    # -- stages --------------------------------------------------------------------------------------------------
+    def _measured(self, key: Key, batch: pa.RecordBatch, rows: list[int]) -> np.ndarray:
+        out = self._by_rules(key, batch, rows)
+        for place in np.flatnonzero(np.isnan(out)).tolist():
+            if self._tried.get(key, 0) >= TRIES:
+                break
+            if not math.isnan(out[place]):               # a rule learned from an earlier row measures this one
+                continue
+            rules = [rule for rule in self._learn(key, batch.slice(rows[place], 1).to_pylist()[0])
+                     if rule not in self._rules.get(key, [])]
+            if rules:
+                self._rules.setdefault(key, []).extend(rules)
+                out = self._by_rules(key, batch, rows)
+            else:
+                self._tried[key] = self._tried.get(key, 0) + 1
+        return out
+
+    def _by_rules(self, key: Key, batch: pa.RecordBatch, rows: list[int]) -> np.ndarray:
+        out = np.full(len(rows), np.nan)
+        signals = batch.column("signals")
+        for rule in self._rules.get(key, []):
+            if signals.type.get_field_index(rule.signal) >= 0:
+                values = pc.struct_field(signals, rule.signal).take(pa.array(rows))
+                out = np.fmax(out, rule.distances(values.to_numpy(zero_copy_only=False).astype(float)))
+        return out
+
+    def _learn(self, key: Key, row: Mapping[str, Any]) -> Iterator[Rule]:
+        """The rules by which a stage gives a document the reason it was dropped for."""
+        signals = {name: value for name, value in (row["signals"] or {}).items() if value is not None}
+        document = Document(row["id"], source=row["source"] or "", language=key[2], signals=signals)
+        for stage in self._stages[key[0]]:
+            if _verdict(stage, stage.config, document) != key[1]:
+                continue
+            names = [name for name in dict.fromkeys((*stage.signals, *stage.reads())) if name in signals]
+            for path, threshold in _thresholds(stage.config):
+                for name in names:
+                    for below in (True, False):
+                        rule = Rule(path, float(threshold), name, below)
+                        if self._decides(stage, rule, document, key):
+                            yield rule
+
+    def _decides(self, stage: Stage, rule: Rule, document: Document, key: Key) -> bool:
+        """Whether a rule gave a document its reason: the reason stays until its threshold passes the value of its
+        signal, then nothing drops the document any more, and then the reason returns if the value moves on.
+
+        Another reason beyond the value proves nothing: a threshold moved past its signal may also have made its own
+        rule drop the document first. So other reasons count only as far as known rules explain them.
+        """
+        value = document.signals[rule.signal]
+        if math.isnan(rule.distances(np.array([value]))[0]):
+            return False
+        before, after = _beside(value, rule)
+        # at the threshold itself, the number before it lies on the other side of the threshold
+        if value != rule.threshold and _verdict(stage, _put(stage.config, rule.key, before), document) != key[1]:
+            return False
+        config = _put(stage.config, rule.key, after)
+        if not self._kept(stage, config, document, key[2], rule.key):
+            return False
+        further = value - abs(value) - 1 if rule.below else value + abs(value) + 1
+        moved = Document(document.id, source=document.source, language=document.language,
+                         signals={**document.signals, rule.signal: further})
+        return _verdict(stage, config, moved) == key[1]
+
+    def _kept(self, stage: Stage, config: StageConfig, document: Document, language: str, moved: KeyPath) -> bool:
+        """Whether a stage keeps a document under a config once the thresholds of known rules give way, except the one
+        at `moved`."""
+        done = {moved}
+        while (reason := _verdict(stage, config, document)) is not None:
+            rules = [rule for rule in self._rules.get((stage.name, reason, language), []) if rule.key not in done
+                     and document.signals.get(rule.signal) is not None]
+            if not rules:
+                return False
+            for rule in rules:
+                done.add(rule.key)
+                config = _put(config, rule.key, _beside(document.signals[rule.signal], rule)[1])
+        return True
+
+
+def _loaded(name: str, config: Any) -> Iterator[Stage]:
+    """The stage of a step, without its models. A step that this installation does not know, or whose config it refuses,
+    yields none: the run may have been made by another version or with other packages."""
+    try:
+        yield stage_class(name)(dict(config or {}))
+    except Exception:
+        return
+
+
+def _verdict(stage: Stage, config: StageConfig, document: Document) -> str | None:
+    """What a stage says under a config; None also when it cannot tell without the text, or fails."""
+    judge = copy.copy(stage)
+    judge.config = config
+    try:
+        return judge.verdict(document)
+    except Exception:
+        return None
+
+
+def _beside(value: float, rule: Rule) -> tuple[float, float]:
+    """The numbers next to a value: the one on the threshold's side, then the one beyond. They are fractions for counts,
+    too: a stage may take a whole 0 for "no such rule"."""
+    towards = math.inf if rule.below else -math.inf
+    return math.nextafter(value, towards), math.nextafter(value, -towards)
+
+
+def _thresholds(config: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, float]]:
+    """(key path, number) of the decisions of a config, with those inside mappings and nested settings."""
+    if isinstance(config, StageConfig):
+        for name in type(config).model_fields:
+            if path or role_of(type(config), name) == "decision":
+                yield from _thresholds(getattr(config, name), (*path, name))
+    elif isinstance(config, Mapping):
+        for name, value in config.items():
+            yield from _thresholds(value, (*path, str(name)))
+    elif isinstance(config, (int, float)) and not isinstance(config, bool) and math.isfinite(config):
+        yield path, config
+
+
+def _put(config: Any, path: KeyPath, value: float) -> Any:
+    """A copy of a config with another number at a path. The number is not checked: it may lie outside its bounds."""
+    if not path:
+        return value
+    if isinstance(config, StageConfig):
+        return config.model_copy(update={path[0]: _put(getattr(config, path[0]), path[1:], value)})
+    return {**config, path[0]: _put(config[path[0]], path[1:], value)}

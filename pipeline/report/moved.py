@@ -1,0 +1,280 @@
+"""Compares the documents of one dataset in two runs: which were kept, dropped or quarantined in each, and which texts
+differ.
+
+The documents of both runs are joined by id. Memory does not grow with their number: for each document a fixed record
+(`FACT`) is written to one of 256 files by the first byte of its id, and one pair of files is joined at a time. Parts
+with the same rows in both runs (equal `content` hashes) are not read at all; after a change of one threshold most parts
+of large stores are of this kind, and they may even have been removed.
+
+A document that only one run has is `unknown`, not gone, if parts of the other run cannot be read: it may be in them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from pipeline.base.humanize import plural
+from pipeline.base.scratch import Scratch
+from pipeline.report.margins import COLUMNS, Margins
+from pipeline.report.nodes import Node
+from pipeline.store.dataset import QUARANTINE
+from pipeline.store.errors import DamagedFile, StoreError
+from pipeline.store.fs import Store
+from pipeline.store.records import FileInfo
+from pipeline.store.temp import Spilled
+
+KEPT, DROPPED, QUARANTINED = "kept", "dropped", "quarantined"
+#: fate of a document → the file of a task that holds such documents, and the columns needed
+FILES = {KEPT: ("kept.parquet", ("id", "source", "text")), DROPPED: ("dropped.parquet", COLUMNS),
+         QUARANTINED: (QUARANTINE, ("id", "source", "stage", "reason"))}
+#: what became of a document between the runs, in the order of reports
+CHANGES = ("newly_dropped", "newly_kept", "changed_text", "other_reason", "only_before", "only_after", "unknown")
+#: a document of one run: id and hash of the text as two numbers each, distance to the threshold, place (file and row),
+#: numbers of its source and of its fate (`Names`)
+FACT = np.dtype([("high", ">u8"), ("low", ">u8"), ("text_high", "<u8"), ("text_low", "<u8"), ("distance", "<f8"),
+                 ("file", "<u4"), ("row", "<u4"), ("source", "<u4"), ("fate", "<u4")])
+#: facts kept in memory before they are written to disk (56 bytes each), and most rows of a row group decoded at a time
+FACTS, ROWS = 1 << 19, 4096
+#: unreadable parts that are named
+NAMED = 10
+ABSENT = -1
+
+
+@dataclass
+class Side:
+    """A dataset of one run: its store, its passes in plan order, and its steps in the recipe."""
+
+    store: Store
+    passes: list[Node]
+    steps: list[Any]
+    tasks: int                                           # that the plan names, over all passes
+
+    def __post_init__(self) -> None:
+        self.margins = Margins(self.steps)
+        self.files = Spilled[list[Any]](encode=list, decode=list)  # that were read: [path, sha256, fate]
+        self.missing: list[str] = []                               # parts that cannot be read: the first NAMED
+        self.missing_parts = self.records = 0
+
+    def parts(self) -> Iterator[tuple[str, FileInfo]]:
+        """(fate, file) of all parts with rows. A pass before the last keeps documents only for the next pass. At the
+        end, `records` is the number of tasks that have a record in the log."""
+        self.records = 0
+        for node in self.passes:
+            for record in node.records():
+                self.records += 1
+                for fate, (name, _) in FILES.items():
+                    info = record.files.get(name)
+                    if info is not None and info.rows and (fate != KEPT or node.publishes):
+                        yield fate, info
+
+    def lose(self, what: str, parts: int = 1) -> None:
+        self.missing_parts += parts
+        if len(self.missing) < NAMED:
+            self.missing.append(what)
+
+
+class Names:
+    """Numbers for names that many documents share: sources, and (fate, stage, reason)."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, name: Any) -> int:
+        n = self._numbers.setdefault(name, len(self.all))
+        if n == len(self.all):
+            self.all.append(name)
+        return n
+
+
+@dataclass
+class Moved:
+    """The result for one dataset. `same`: documents with the same fate and text. `groups`: documents by (change, fate
+    before, fate after, source), fates being (fate, stage, reason) or None. `nearest`: for each change the documents
+    nearest to their threshold, as (fact before, fact after)."""
+
+    same: int = 0
+    groups: Counter[tuple[str, Any, Any, str]] = field(default_factory=Counter)
+    nearest: dict[str, list[tuple[np.void | None, np.void | None]]] = field(default_factory=dict)
+
+
+def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) -> Moved:
+    """Join the documents of two sides. At most `limit` documents of each change are kept as examples; `most` facts are
+    in memory at a time."""
+    moved, sides, fates, sources = Moved(), (before, after), Names(), Names()
+    equal = _equal_parts(before, after)
+    for side in sides:
+        if lost := side.tasks - side.records:
+            side.lose(f"{plural(lost, 'task')} without a record in the log", lost)
+    with Scratch() as scratch:
+        folders = [scratch.folder(), scratch.folder()]
+        for side, folder in zip(sides, folders):
+            skip, spill = equal.copy(), _Spill(folder, most)
+            for fate, info in side.parts():
+                if skip[part := (fate, info.content)] > 0:
+                    skip[part] -= 1
+                    moved.same += info.rows if side is before else 0
+                    continue
+                _read(side, fate, info, fates, sources, spill)
+            spill.flush()
+        best: dict[str, np.ndarray] = {}
+        for prefix in range(256):
+            pair = [_sorted(os.path.join(folder, str(prefix)), side) for folder, side in zip(folders, sides)]
+            _join(pair, (before, after), moved, fates.all, sources.all, best, limit)
+    moved.nearest = {change: [(a if a["file"] != _NOWHERE else None, b if b["file"] != _NOWHERE else None)
+                              for a, b in best[change]] for change in CHANGES if change in best}
+    return moved
+
+
+def _equal_parts(before: Side, after: Side) -> Counter[tuple[str, str]]:
+    """How often both sides have a part with the same rows, by (fate, content). Quarantined records are left out: those
+    without an id would be counted as documents."""
+    counts = Counter((fate, info.content) for fate, info in before.parts() if fate != QUARANTINED)
+    common: Counter[tuple[str, str]] = Counter()
+    for fate, info in after.parts():
+        if common[fate, info.content] < counts[fate, info.content]:
+            common[fate, info.content] += 1
+    return common
+
+
+class _Spill:
+    """Writes facts to files by the first byte of the id."""
+
+    def __init__(self, folder: str, most: int) -> None:
+        self._folder, self._most = folder, most
+        self._waiting: list[np.ndarray] = []
+        self._rows = 0
+
+    def add(self, facts: np.ndarray) -> None:
+        self._waiting.append(facts)
+        self._rows += len(facts)
+        if self._rows >= self._most:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        facts = np.concatenate(self._waiting)
+        self._waiting, self._rows = [], 0
+        prefix = (facts["high"] >> np.uint64(56)).astype(np.int64)
+        order = np.argsort(prefix, kind="stable")
+        values, starts = np.unique(prefix[order], return_index=True)
+        for value, part in zip(values.tolist(), np.split(facts[order], starts[1:])):
+            with open(os.path.join(self._folder, str(value)), "ab") as f:
+                f.write(part.tobytes())
+
+
+def _read(side: Side, fate: str, info: FileInfo, fates: Names, sources: Names, spill: _Spill) -> None:
+    """Add the facts of a part. A part that is gone or damaged is noted as missing, before any row of it is used."""
+    number, first = len(side.files), 0
+    columns = list(FILES[fate][1])
+    try:
+        with side.store.parquet(info.path, info.sha256) as file:
+            side.files.append([info.path, info.sha256, fate])
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(ROWS, row_groups=[group], columns=columns, use_threads=False):
+                    facts = _facts(batch, side, fate, info, fates, sources)
+                    facts["file"], facts["row"] = number, np.arange(first, first + len(facts))
+                    first += len(facts)
+                    spill.add(facts[(facts["high"] != 0) | (facts["low"] != 0)])
+    except DamagedFile as e:
+        if len(side.files) > number:                     # some of its rows are in use already
+            raise
+        side.lose(f"{e.path} {e.why}")
+
+
+def _facts(batch: pa.RecordBatch, side: Side, fate: str, info: FileInfo, fates: Names,
+           sources: Names) -> np.ndarray:
+    """The facts of a batch without their places. A quarantined record without an id has the id 0."""
+    facts = np.zeros(batch.num_rows, FACT)
+    ids = [id or "" for id in batch.column("id").to_pylist()]
+    try:
+        raw = bytes.fromhex("".join(id if id or fate != QUARANTINED else "0" * 32 for id in ids))
+    except ValueError:
+        raw = b""
+    if len(raw) != 16 * len(ids):
+        raise StoreError(f"{info.path}: an id is not 32 hexadecimal characters; look at the store with `tokenmill "
+                         f"store verify`")
+    numbers = np.frombuffer(raw, ">u8").reshape(-1, 2)
+    facts["high"], facts["low"], facts["distance"] = numbers[:, 0], numbers[:, 1], np.nan
+    facts["source"] = [sources.number(source or "") for source in batch.column("source").to_pylist()]
+    if fate == KEPT:
+        digests = b"".join(xxhash.xxh3_128_digest(str(text).encode()) for text in batch.column("text").to_pylist())
+        facts["text_high"], facts["text_low"] = np.frombuffer(digests, "<u8").reshape(-1, 2).T
+        facts["fate"] = fates.number((fate, "", ""))
+        return facts
+    pairs = zip(batch.column("stage").to_pylist(), batch.column("reason").to_pylist())
+    facts["fate"] = [fates.number((fate, stage or "", reason or "")) for stage, reason in pairs]
+    if fate == DROPPED:
+        facts["distance"] = side.margins.distances(batch)
+    return facts
+
+
+def _sorted(path: str, side: Side) -> np.ndarray:
+    """The facts of a file sorted by id. Of several facts about one document the first counts: a record may be
+    quarantined more than once."""
+    if not os.path.exists(path):
+        return np.empty(0, FACT)
+    facts = np.fromfile(path, FACT)
+    facts = facts[np.lexsort((facts["low"], facts["high"]))]
+    again = (facts["high"][1:] == facts["high"][:-1]) & (facts["low"][1:] == facts["low"][:-1])
+    return facts[np.concatenate(([True], ~again))]
+
+
+#: file number of a fact that stands for "not in this run"
+_NOWHERE = 2**32 - 1
+_NONE = np.zeros((), FACT)
+_NONE["file"], _NONE["distance"] = _NOWHERE, np.nan
+
+
+def _pairs(pair: Iterable[np.ndarray]) -> np.ndarray:
+    """Facts of both sides side by side, [n, 2], sorted by id; _NONE where a side lacks the document."""
+    both = list(pair)
+    keys = [np.frombuffer(np.ascontiguousarray(np.stack([f["high"], f["low"]], axis=1)).tobytes(), "S16") for f in both]
+    ids = np.unique(np.concatenate(keys))
+    out = np.full((len(ids), 2), _NONE)
+    for side, (facts, key) in enumerate(zip(both, keys)):
+        out[np.searchsorted(ids, key), side] = facts
+    return out
+
+
+def _join(pair: Iterable[np.ndarray], sides: tuple[Side, Side], moved: Moved, fates: list[Any], sources: list[str],
+          best: dict[str, np.ndarray], limit: int) -> None:
+    """Count the changes of the documents of one pair of files, and keep the `limit` nearest of each."""
+    rows = _pairs(pair)
+    if not len(rows):
+        return
+    before, after = rows[:, 0], rows[:, 1]
+    there = [side["file"] != _NOWHERE for side in (before, after)]
+    kept = [has & np.isin(side["fate"], [n for n, fate in enumerate(fates) if fate[0] == KEPT])
+            for has, side in zip(there, (before, after))]
+    both = there[0] & there[1]
+    texts = (before["text_high"] != after["text_high"]) | (before["text_low"] != after["text_low"])
+    lost = [bool(side.missing_parts) for side in sides]
+    masks = {"newly_dropped": kept[0] & both & ~kept[1], "newly_kept": both & ~kept[0] & kept[1],
+             "changed_text": kept[0] & kept[1] & texts,
+             "other_reason": both & ~kept[0] & ~kept[1] & (before["fate"] != after["fate"]),
+             "only_before": ~there[1] & (not lost[1]), "only_after": ~there[0] & (not lost[0]),
+             "unknown": (~there[1] & lost[1]) | (~there[0] & lost[0])}
+    moved.same += len(rows) - int(sum(mask.sum() for mask in masks.values()))
+    distance = np.fmin(before["distance"], after["distance"])
+    for change, mask in masks.items():
+        chosen = rows[mask]
+        if not len(chosen):
+            continue
+        codes = np.stack([np.where(there[i][mask], chosen[:, i]["fate"].astype(np.int64), ABSENT) for i in (0, 1)]
+                         + [np.where(there[0][mask], chosen[:, 0]["source"], chosen[:, 1]["source"])], axis=1)
+        for (a, b, source), n in zip(*(x.tolist() for x in np.unique(codes, axis=0, return_counts=True))):
+            moved.groups[change, fates[a] if a >= 0 else None, fates[b] if b >= 0 else None, sources[source]] += n
+        order = np.argsort(distance[mask], kind="stable")[:limit]                      # NaN last, then by id
+        nearest = np.concatenate([best.get(change, rows[:0]), chosen[order]])
+        far = np.fmin(nearest[:, 0]["distance"], nearest[:, 1]["distance"])
+        best[change] = nearest[np.argsort(far, kind="stable")[:limit]]

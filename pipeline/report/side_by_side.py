@@ -1,0 +1,75 @@
+"""Puts the figures of two reports side by side. Every number of report.json is a figure, under the path of its keys; an
+item of a list is found by the names in it (phase and stream, stage and reason), not by its place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+#: what tells the items of a list apart
+IDENTITY = ("phase", "pass", "barrier", "node", "dataset", "name", "step", "stage", "reason", "stream", "source",
+            "signal", "language", "domain", "key", "side")
+#: sections without figures, and lists without them further down: samples of documents, and what repeats other figures
+SECTIONS = frozenset({"version", "run", "recipe", "about", "made", "names", "samples", "graph", "warnings"})
+LISTS = frozenset({"samples", "quarantine_samples", "pairs", "largest", "listed", "alarms"})
+#: figures that differ between two runs of the same work on the same machine
+MEASURED = frozenset({"cpu_s", "wall_s", "max_rss_mb", "docs_per_core_s", "docs_per_cpu_s", "seconds", "tokens_per_s"})
+#: mappings in which a key that is missing stands for no document
+COUNTS = frozenset({"kept", "reasons", "quarantined", "languages", "lengths", "dropped_languages", "scores", "pii",
+                    "skipped", "bad", "looked_at", "removed", "similarity", "sources"})
+#: texts that are compared like figures: hashes of outputs and of the order of samples
+HASHES = frozenset({"content", "order"})
+
+Path = tuple[str, ...]
+
+
+def compare_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All figures of two reports, in the order of the second one: [{path, before, after, difference, relative,
+    measured}].
+
+    A side is None where its report has no such figure; a count that is missing in a section that both have is 0.
+    `relative` is the difference divided by the figure before; None where that is 0 or missing.
+    """
+    first, second = dict(figures(before)), dict(figures(after))
+    heads = [{path[:2] for path in side} for side in (first, second)]
+    rows = []
+    for path in dict.fromkeys([*second, *first]):
+        values = [side.get(path) for side in (first, second)]
+        if not COUNTS.isdisjoint(path[2:-1]) and all(path[:2] in head for head in heads):
+            values = [0 if value is None else value for value in values]
+        rows.append(_row(path, *values))
+    return rows
+
+
+def _row(path: Path, before: Any, after: Any) -> dict[str, Any]:
+    numbers = [value for value in (before, after) if isinstance(value, (int, float))]
+    difference = after - before if len(numbers) == 2 else None
+    measured = path[-1] in MEASURED or (path[0], path[-1]) == ("stages", "share")
+    return {"path": list(path), "before": before, "after": after, "difference": difference,
+            "relative": difference / abs(before) if difference is not None and before else None, "measured": measured}
+
+
+def figures(value: Any, path: Path = ()) -> Iterator[tuple[Path, int | float | str]]:
+    """(path, number) of every figure below `value`; hashes (HASHES) are texts."""
+    if isinstance(value, Mapping):
+        for key, inside in value.items():
+            # a source may be called `samples`: names are the keys of the second level
+            if not (key in SECTIONS if not path else len(path) > 1 and key in LISTS and isinstance(inside, list)):
+                yield from figures(inside, (*path, str(key)))
+    elif isinstance(value, list):
+        seen: Counter[Path] = Counter()
+        for item in value:
+            if names := _identity(item):
+                seen[names] += 1
+                again = f"#{seen[names]}" if seen[names] > 1 else ""       # a step that occurs twice in a pass
+                yield from figures(item, (*path, *names[:-1], names[-1] + again))
+    elif (isinstance(value, (int, float)) and not isinstance(value, bool)) or (
+            isinstance(value, str) and path and path[-1] in HASHES):
+        yield path, value
+
+
+def _identity(item: Any) -> Path:
+    if not isinstance(item, Mapping):
+        return ()
+    return tuple(str(item[key]) for key in IDENTITY if isinstance(item.get(key), str))
