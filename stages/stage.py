@@ -124,6 +124,9 @@ class Stage:
     does: ClassVar[str] = ""
     #: True when it sets `doc.language`: verdicts of earlier steps by language cannot be replayed from the stored value
     sets_language: ClassVar[bool] = False
+    #: False when `process` also drops documents for reasons that `verdict` does not know, such as a list of addresses,
+    #: although it has written signals of the document. No verdict then tells that such a document would be kept
+    verdict_is_whole: ClassVar[bool] = True
     #: columns of the side table this stage fills by `doc.side[name] = {column: value}`; None: no side table
     side: pa.Schema | None = None
     #: CPU milliseconds for 5 kB of input on one core, as benchmarks/step_costs.py measures them. Plans use the value

@@ -26,6 +26,7 @@ from pipeline.base.parquet import open_parquet, read_table
 from pipeline.engine.task import Inputs
 from pipeline.passes.chain import Batch, Chain, Failures, LoadedStage, Verdicts
 from pipeline.passes.partition import Items, Removed, Settled
+from pipeline.passes.verdicts import overwritten, stored_verdicts, with_thresholds
 from pipeline.store.errors import DamagedFile
 from pipeline.store.parts import read_documents
 from pipeline.store.records import Counters, PartRecord
@@ -103,11 +104,11 @@ class Replay:
         if missing or THRESHOLDS not in metadata:
             raise ValueError(f"the earlier parts lack {', '.join(missing) or 'their thresholds'}")
         self._steps, self._chain, self._barrier = steps, chain, barrier
-        self._before = [_under(step, thresholds)
+        self._before = [replace(step, stage=with_thresholds(step.stage, thresholds))
                         for step, thresholds in zip(steps, json.loads(metadata[THRESHOLDS]), strict=True)]
         self._changed = [i for i, (a, b) in enumerate(zip(self._before, steps)) if a.stage.config != b.stage.config]
         self._places = {step.name: i for i, step in enumerate(steps)}
-        self._sure = not (_ambiguous(steps, self._changed) or _ambiguous(self._before, self._changed))
+        self._sure = all(overwritten(at, i) is None for at in (steps, self._before) for i in self._changed)
         ids = read_table(files["kept.parquet"], columns=["id"])["id"].to_pylist()
         self._rows = {id: row for row, id in enumerate(ids)}
         self._kept = enumerate(read_documents(files["kept.parquet"]))
@@ -190,16 +191,11 @@ class Replay:
                 break
             if not self._sure:
                 return False
-            try:
-                before, now = (steps[place].stage.verdict(stored) for steps in (self._before, self._steps))
-            except MemoryError:
-                raise
-            except Exception:            # no `verdict` method, or a signal was not computed: `process` decides
-                return False
-            if before != now:
+            verdicts = stored_verdicts(stored, self._before[place].stage, self._steps[place].stage)
+            if verdicts is None or verdicts[0] != verdicts[1]:
                 return False
             # a user's stage is trusted only where it repeats the recorded verdict
-            if self._steps[place].foreign and (place > end or before != (reason if place == end else None)):
+            if self._steps[place].foreign and (place > end or verdicts[0] != (reason if place == end else None)):
                 return False
         return True
 
@@ -239,26 +235,6 @@ class _SideRows:
         if self._next is None or self._next["row"] != row:
             return None
         return {k: v for k, v in self._next.items() if k not in ("row", "id")}
-
-
-def _under(step: LoadedStage, thresholds: Mapping[str, Any]) -> LoadedStage:
-    """Returns a copy of a step with other thresholds. The two share the models that the stage has loaded."""
-    stage = copy.copy(step.stage)
-    stage.config = type(stage.config).model_validate({**stage.config.model_dump(), **thresholds})
-    return replace(step, stage=stage)
-
-
-def _ambiguous(steps: Sequence[LoadedStage], changed: Sequence[int]) -> bool:
-    """Whether a later stage may overwrite a signal on which the verdict of a changed stage depends. The stored value is
-    then not the one that the changed stage saw."""
-    for place in changed:
-        stage = steps[place].stage
-        used = {*stage.signals, *stage.reads()}
-        for later in steps[place + 1:]:
-            if (used & set(later.stage.signals) or later.foreign or later.name == steps[place].name
-                    or ("language" in used and later.stage.sets_language)):
-                return True
-    return False
 
 
 def _schema_metadata(path: str) -> dict[bytes, bytes]:

@@ -59,6 +59,7 @@ class Url(Stage):
     """
 
     name = "url"
+    verdict_is_whole = False
     reads_text = False
     version = 3
     cost_ms = 0.02

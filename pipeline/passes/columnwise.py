@@ -1,0 +1,263 @@
+"""Runs a function of one document over columns of many documents, with the result of every document as if the function
+had been called for each.
+
+The verdicts of stages are written for one document: `doc.signals["words"] < self.config.min_words`. A million calls
+take seconds. Here the function is called with a document that stands for many: a signal is a whole column, and each
+comparison is made for all documents at once. Where the documents differ in the answer, the function goes on with those
+of the first answer, and is called again for the others, with the answers up to there given. So the function runs once
+for each path through it, a dozen times instead of a million, and no rule is written twice.
+
+A function that does something with a number other than arithmetic and comparison (`math.log(value)`), or that reads
+anything but signals, language and source, raises `NotColumnwise`; the caller then calls it document by document. It
+must not ask for the type of a number. Stages from outside Tokenmill are not known to keep to this.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from stages.document import Document
+
+Result = TypeVar("Result", bound=Hashable)
+#: paths through a function that are tried; more would take longer than a call for each document
+MOST_PATHS = 4096
+#: documents at a time: their columns fit the cache of a core
+BLOCK = 1 << 16
+#: whole numbers beyond this are not all floats
+EXACT = 2 ** 53
+
+
+class NotColumnwise(BaseException):
+    """The function cannot run over columns. No `except Exception` of a stage may catch it, as it says nothing of the
+    document."""
+
+
+@dataclass
+class Columns:
+    """Documents as columns, all of one length. `signals`: name → float64. `present`: name → whether the signal was
+    computed; left out where it was for all. `language` and `source`: numbers of names. A signal that no document has is
+    in neither."""
+
+    rows: int
+    signals: dict[str, np.ndarray] = field(default_factory=dict)
+    present: dict[str, np.ndarray] = field(default_factory=dict)
+    language: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    languages: list[str] = field(default_factory=list)
+    source: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    sources: list[str] = field(default_factory=list)
+
+    def document(self, row: int) -> Document:
+        """One of the documents, without its text."""
+        signals = {name: float(column[row]) for name, column in self.signals.items()
+                   if name not in self.present or self.present[name][row]}
+        return Document("", language=self.languages[self.language[row]], source=self.sources[self.source[row]],
+                        signals=signals)
+
+
+def for_all(function: Callable[[Any], Result], columns: Columns, rows: np.ndarray,
+            one_by_one: bool = True) -> tuple[list[Result], np.ndarray]:
+    """Returns the different results of `function` on the documents `rows`, and for each of these rows the number of its
+    result. Without `one_by_one`, raises NotColumnwise where the function would have to be called for each document."""
+    numbers: dict[Result, int] = {}
+    codes = np.empty(len(rows), np.int32)
+    for start in range(0, len(rows), BLOCK):
+        block = rows[start:start + BLOCK]
+        into = codes[start:start + BLOCK]
+        try:
+            _paths(function, columns, block, into, numbers)
+        except NotColumnwise:
+            if not one_by_one:
+                raise
+            for place, row in enumerate(block):
+                into[place] = numbers.setdefault(function(columns.document(row)), len(numbers))
+    return list(numbers), codes
+
+
+def _paths(function: Callable[[Any], Result], columns: Columns, rows: np.ndarray, into: np.ndarray,
+           numbers: dict[Result, int]) -> None:
+    waiting: list[tuple[np.ndarray, list[Any]]] = [(np.arange(len(rows)), [])]
+    paths = 0
+    while waiting:
+        places, answers = waiting.pop()
+        path = _Path(rows, places, answers, waiting)
+        result = function(ManyDocuments(path, columns))
+        into[path.places] = numbers.setdefault(result, len(numbers))
+        paths += 1
+        if paths + len(waiting) > MOST_PATHS:
+            raise NotColumnwise
+
+
+class _Path:
+    """One call of the function: the documents that are still on this path, and the answers that led to it."""
+
+    def __init__(self, rows: np.ndarray, places: np.ndarray, answers: list[Any],
+                 waiting: list[tuple[np.ndarray, list[Any]]]) -> None:
+        self._all, self.places, self._answers, self._waiting = rows, places, answers, waiting
+        self._given = 0
+        self.rows = rows[places]
+
+    def ask(self, question: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """The answer to a question on this path. `question` gives the answer for each row; documents that answer
+        otherwise are left to another path."""
+        if self._given < len(self._answers):
+            self._given += 1
+            return self._answers[self._given - 1]
+        answers = question(self.rows)
+        answer = answers[0]
+        same = answers == answer
+        if not same.all():
+            for other in np.unique(answers[~same]):
+                self._waiting.append((self.places[answers == other], [*self._answers, other.item()]))
+            if len(self._waiting) > MOST_PATHS:
+                raise NotColumnwise
+            self.places = self.places[same]
+            self.rows = self._all[self.places]
+        self._answers.append(answer.item())
+        self._given += 1
+        return self._answers[-1]
+
+
+class ManyDocuments:
+    """Stands for all documents of a path, as far as a verdict may ask: `signals`, `language` and `source`."""
+
+    def __init__(self, path: _Path, columns: Columns) -> None:
+        self._path, self._columns = path, columns
+        self.signals = _Signals(path, columns)
+
+    @property
+    def language(self) -> str:
+        code: int = self._path.ask(lambda rows: self._columns.language[rows])
+        return self._columns.languages[code]
+
+    @property
+    def source(self) -> str:
+        code: int = self._path.ask(lambda rows: self._columns.source[rows])
+        return self._columns.sources[code]
+
+    def given(self, values: np.ndarray, compared: list[np.ndarray] | None = None) -> Given:
+        """A number of its own for each document, by its row. The numbers that it is compared with are added to
+        `compared`."""
+        return Given(self._path, lambda rows: values[rows], compared)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotColumnwise
+
+
+class _Signals(Mapping[str, Any]):
+    def __init__(self, path: _Path, columns: Columns) -> None:
+        self._path, self._columns = path, columns
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._columns.signals:
+            return False
+        present = self._columns.present.get(str(name))
+        return present is None or bool(self._path.ask(lambda rows: present[rows]))
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self:
+            raise KeyError(name)
+        values = self._columns.signals[name]
+        return Column(self._path, lambda rows: values[rows])
+
+    def __iter__(self) -> Iterator[str]:
+        raise NotColumnwise
+
+    def __len__(self) -> int:
+        raise NotColumnwise
+
+
+def _refuse(self: Column, *arguments: Any) -> NoReturn:
+    raise NotColumnwise
+
+
+def _arithmetic(operation: Callable[[Any, Any], Any], turned: bool = False) -> Callable[[Column, Any], Any]:
+    def result(self: Column, other: Any) -> Any:
+        if not isinstance(other, (int, float, Column)):
+            return NotImplemented
+        if turned:
+            return Column(self.path, lambda rows: operation(_values(other, rows), self.values(rows)))
+        return Column(self.path, lambda rows: operation(self.values(rows), _values(other, rows)))
+
+    return result
+
+
+def _comparison(operation: Callable[[Any, Any], Any]) -> Callable[[Column, Any], Any]:
+    def result(self: Column, other: Any) -> Any:
+        if not isinstance(other, (int, float, Column)):
+            return NotImplemented
+        for number, counterpart in ((self, other), (other, self)):
+            if isinstance(number, Given) and isinstance(counterpart, Column) and number.compared is not None:
+                number.compared.append(counterpart.values(counterpart.path.rows))
+        return self.path.ask(lambda rows: np.asarray(operation(self.values(rows), _values(other, rows)), bool))
+
+    return result
+
+
+def _values(number: Any, rows: np.ndarray) -> Any:
+    if isinstance(number, Column):
+        return number.values(rows)
+    if isinstance(number, int) and abs(number) > EXACT:      # no float: numpy then asks Python about each number
+        return np.array(number, object)
+    return number
+
+
+class Column:
+    """A number of each document of a path. It can be compared, and be reckoned with as far as Python's floats and
+    numpy's agree."""
+
+    def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.path, self.values = path, values
+
+    __lt__, __le__ = _comparison(operator.lt), _comparison(operator.le)
+    __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
+    __eq__, __ne__ = _comparison(operator.eq), _comparison(operator.ne)
+    __add__, __radd__ = _arithmetic(operator.add), _arithmetic(operator.add, True)
+    __sub__, __rsub__ = _arithmetic(operator.sub), _arithmetic(operator.sub, True)
+    __mul__, __rmul__ = _arithmetic(operator.mul), _arithmetic(operator.mul, True)
+
+    def __truediv__(self, other: Any) -> Any:
+        if not isinstance(other, (int, float, Column)):
+            return NotImplemented
+        if (other == 0) is True:                       # for a column, a question to each document
+            raise ZeroDivisionError("float division by zero")
+        return Column(self.path, lambda rows: self.values(rows) / _values(other, rows))
+
+    def __rtruediv__(self, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        if (self == 0) is True:
+            raise ZeroDivisionError("float division by zero")
+        return Column(self.path, lambda rows: other / self.values(rows))
+
+    def __bool__(self) -> bool:
+        return bool(self.path.ask(lambda rows: self.values(rows) != 0))
+
+    def __int__(self) -> int:
+        def whole(rows: np.ndarray) -> np.ndarray:
+            values = np.trunc(self.values(rows))
+            if not (np.abs(values) < EXACT).all():          # NaN, too
+                raise NotColumnwise
+            return values.astype(np.int64)
+
+        return int(self.path.ask(whole))
+
+    __hash__ = __float__ = __index__ = __round__ = __str__ = __repr__ = __format__ = _refuse
+    __neg__ = __abs__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = _refuse
+    __trunc__ = __floor__ = __ceil__ = __divmod__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotColumnwise
+
+
+class Given(Column):
+    """A number that the caller gives each document, such as a threshold of its own."""
+
+    def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray],
+                 compared: list[np.ndarray] | None) -> None:
+        super().__init__(path, values)
+        self.compared = compared

@@ -1,0 +1,205 @@
+"""Tells from stored signals what other thresholds, or a step left out, would make of a document of a finished run.
+
+The verdicts are those of the stages (`pipeline.passes.verdicts`, as in replay). This module adds which verdict counts,
+and where none can be known. A document that its step would now let pass has not been through the steps behind it: their
+signals are missing, unless the run had `signals: all`. What stands behind a step that edits the text, a pass, or a step
+over all documents at once (a barrier, such as deduplication) would see other documents than it saw. All this is
+`unknown`, with the reason, and never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pipeline.passes.verdicts import overwritten, stored_verdicts, with_thresholds
+from stages.barrier import Barrier
+from stages.document import Document
+from stages.stage import Stage
+
+#: why an outcome is unknown, and what one can do
+REASONS = {
+    "signals": "the steps behind have not seen this document; a run with `signals: all` computes what they need",
+    "pass": "the next pass has not seen this document, and `signals: all` reaches no further than a pass; run the "
+            "recipe with the change",
+    "edit": "a step that edits the text would do it otherwise, and the steps behind would see another text; run the "
+            "recipe with the change",
+    "barrier": "a step over all documents at once would see other documents; run the recipe with the change",
+    "verdict": "the step does not decide by stored signals alone; run the recipe with the change",
+    "overwritten": "a later step may have overwritten a signal that the verdict needs; run the recipe with the change",
+    "own": "the step is not one of Tokenmill's, or its files are not on this machine, so it is not loaded; run the "
+           "recipe with the change",
+}
+
+
+class Outcome(NamedTuple):
+    """`side`: kept, dropped or unknown. `stage`: the step that drops the document, or behind which it is unknown.
+    `reason`: why it is dropped, or a key of REASONS."""
+
+    side: str
+    stage: str = ""
+    reason: str = ""
+
+
+KEPT = Outcome("kept")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A step of a dataset. `number`: its place in the recipe's list. `part`: the number of the pass that runs it.
+    `foreign`: not one of Tokenmill's own; with `opaque`, its code is not loaded and `stage` is a blank Stage."""
+
+    name: str
+    number: int
+    part: int
+    stage: Stage
+    foreign: bool = False
+    opaque: bool = False
+
+    @property
+    def is_barrier(self) -> bool:
+        return isinstance(self.stage, Barrier)
+
+    def lets_pass(self) -> bool:
+        """Whether the step keeps every document, whatever its signals."""
+        stage = self.stage
+        return (not self.foreign and not stage.drops and type(stage).verdict is not Stage.verdict
+                and stored_verdicts(Document(""), stage) == (None,))
+
+
+class Moved:
+    """The steps of a dataset with some changed. `changes`: place of a step → its new thresholds, or None to leave the
+    step out. `until_drop`: the run's setting `signals`.
+
+    Documents are followed up to `end`, the place of the first barrier behind the first change (or the number of steps).
+    A document that gets there counts as kept. With `all_unknown`, the barrier itself or a step behind it is changed, so
+    that nothing is known of those that get there.
+    """
+
+    def __init__(self, links: Sequence[Link], changes: Mapping[int, Mapping[str, Any] | None],
+                 until_drop: bool) -> None:
+        self.links, self.until_drop = links, until_drop
+        self.now: dict[int, Stage | None] = {
+            place: None if new is None else with_thresholds(links[place].stage, new) for place, new in changes.items()}
+        self.first = min(self.now, default=len(links))
+        self.end = next((i for i in range(self.first, len(links)) if links[i].is_barrier), len(links))
+        self.all_unknown = any(place >= self.end for place in self.now)
+        self._pass_all = [link.lets_pass() for link in links]
+        self._spoiled = [overwritten(links, place) for place in range(len(links))]
+        #: place of the last step that a document has been through, by the place of the one that dropped it
+        self._last = [place if until_drop else max(i for i, other in enumerate(links) if other.part == link.part)
+                      for place, link in enumerate(links)] + [len(links)]
+
+    def barrier(self) -> str:
+        """The name of the barrier up to which documents are followed; "" where it is the end of the dataset."""
+        return self.links[self.end].name if self.end < len(self.links) else ""
+
+    def signals(self) -> set[str]:
+        """The signals that outcomes may depend on."""
+        places = self.now if self.until_drop else range(self.first, self.end)
+        return {name for place in places if place < self.end for stage in (self.links[place].stage, self.now.get(place))
+                if stage is not None for name in (*stage.signals, *stage.reads())} - {"language"}
+
+    def before(self, end: int, reason: str) -> Outcome:
+        """What the run made of a document that the step at `end` dropped for `reason`; `end` is the number of steps
+        where none did."""
+        return KEPT if end >= self.end else Outcome("dropped", self.links[end].name, reason)
+
+    def outcome(self, doc: Any, end: int, reason: str) -> Outcome:
+        """What becomes of such a document now. `doc`: its signals, language and source."""
+        last = self._last[end]
+        if end >= self.end and self.all_unknown:
+            return Outcome("unknown", self.barrier(), "barrier")
+        end, walk = min(end, self.end), _Walk()
+        if end < self.first:
+            return self.before(end, reason)
+        for place in range(self.first, min(end + 1, self.end)):
+            if (result := self._again(walk, doc, place, end, reason, last)) is not None:
+                return result
+        for place in range(end + 1, self.end):
+            if (result := self._behind(walk, doc, place, end, last)) is not None:
+                return result
+        return KEPT
+
+    def _again(self, walk: _Walk, doc: Any, place: int, end: int, reason: str, last: int) -> Outcome | None:
+        """The outcome at a step that the document has been through; None where it passes. The step at `end` dropped
+        it."""
+        link = self.links[place]
+        if walk.edited and not self._pass_all[place]:
+            return Outcome("unknown", link.name, "edit")
+        if walk.left_out and link.foreign:
+            return Outcome("unknown", link.name, "own")
+        unchanged = Outcome("dropped", link.name, reason) if place == end else None
+        if place not in self.now:
+            return unchanged
+        new = self.now[place]
+        if new is None:
+            walk.leave_out(link.stage)
+            return None
+        spoiled = self._spoiled[place]
+        if spoiled is not None and spoiled <= last:
+            return Outcome("unknown", link.name, "overwritten")
+        verdicts = stored_verdicts(doc, link.stage, new)
+        if verdicts is None:
+            return Outcome("unknown", link.name, "verdict")
+        before, after = verdicts
+        recorded = reason if place == end else None
+        if before == after and not (link.foreign and before != recorded):
+            return unchanged
+        if before != recorded:
+            return Outcome("unknown", link.name, "verdict")
+        if after is not None:
+            return Outcome("dropped", link.name, after)
+        walk.edited = walk.edited or link.stage.edits        # it dropped the document instead of editing it
+        return None
+
+    def _behind(self, walk: _Walk, doc: Any, place: int, end: int, last: int) -> Outcome | None:
+        """The outcome at a step behind the one that dropped the document and now lets it pass; None where it passes
+        here, too."""
+        link, new = self.links[place], self.now.get(place, self.links[place].stage)
+        if new is None:
+            walk.leave_out(link.stage)
+            return None
+        if self._pass_all[place] and place not in self.now:
+            return None
+        why = self._unseen(walk, place, end, last)
+        if not why:
+            missing = any(name not in doc.signals for name in link.stage.reads() if name != "language")
+            if missing or (link.stage.signals and not any(name in doc.signals for name in link.stage.signals)):
+                why = "signals"
+        verdicts = None if why else stored_verdicts(doc, link.stage, new)
+        if verdicts is None:
+            return Outcome("unknown", link.name, why or "signals")
+        before, after = verdicts
+        if after is not None:
+            return Outcome("dropped", link.name, after)
+        walk.edited = walk.edited or (before is not None and link.stage.edits)
+        return None
+
+    def _unseen(self, walk: _Walk, place: int, end: int, last: int) -> str:
+        """Why the stored signals of a step behind the one at `end` do not tell its verdict; "" where they may."""
+        link, spoiled = self.links[place], self._spoiled[place]
+        if link.foreign:
+            return "own"
+        if link.part != self.links[end].part:
+            return "pass"
+        if self.until_drop or link.stage.extracts:          # an extractor never runs on a dropped document
+            return "signals"
+        if walk.edited:
+            return "edit"
+        if spoiled is not None and spoiled <= last:
+            return "overwritten"
+        return "" if link.stage.verdict_is_whole else "verdict"
+
+
+@dataclass
+class _Walk:
+    """A document on its way through the changed steps. `edited`: the steps behind would see another text or language
+    than they saw. `left_out`: a step has been left out."""
+
+    edited: bool = False
+    left_out: bool = False
+
+    def leave_out(self, stage: Stage) -> None:
+        self.left_out, self.edited = True, self.edited or stage.edits or stage.sets_language
