@@ -16,6 +16,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
     ("many_files.py", ["--files", "300"], "1 to be indexed"),
     ("log_replay.py", ["--records", "3000", "--segments", "1000", "--delay", "0"], "most of them removed"),
     ("driver_memory.py", ["--partitions", "200"], "tasks: resume"),
+    ("playground.py", ["--documents", "4000", "--parts", "2", "--repeat", "1"], "a move of the cube"),
     ("loader.py", ["--tokens", "2000000", "--shards", "2"], "numpy.memmap"),
     ("dedup_driver_memory.py", ["--documents", "4000"], '"planted": 200,\n "removed": 200'),
     pytest.param("service.py", ["--documents", "2000", "--parts", "3", "--texts", "500", "--repeat", "1"],

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from pipeline.service import datasets, problems, runs, sign_in
+from pipeline.service import datasets, problems, runs, sign_in, tune
 from pipeline.service.access import Guard
 from pipeline.service.problems import SafeJSON
 from pipeline.service.session import Sessions
@@ -17,8 +17,8 @@ from pipeline.store.fs import Store
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service over the stores of `settings`. `app.state` has `settings`, `stores` (name → Store), `sessions` and
-    `watch`."""
+    """The service over the stores of `settings`. `app.state` has `settings`, `stores` (name → Store), `sessions`,
+    `watch` and `playgrounds`."""
     sessions = Sessions(settings)
     app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
                   redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False,
@@ -27,7 +27,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings, app.state.sessions = settings, sessions
     app.state.stores = {name: Store(root) for name, root in settings.stores.items()}
     app.state.watch, app.state.streams = Watch(settings.look_s), 0
+    app.state.playgrounds = tune.Playgrounds()
     problems.install(app)
-    for module in (sign_in, runs, datasets):
+    for module in (sign_in, runs, datasets, tune):
         app.include_router(module.router)
     return app

@@ -1,0 +1,181 @@
+"""Makes a small table of a threshold, so that each of its moves is a sum over cells.
+
+For every document, the bin is found in which its side changes while the threshold goes from the lowest edge to the
+highest and everything else stands. The steps themselves say so: each document is judged under an edge of its own, and
+the bin is halved until it is found. So nothing is assumed of the rule but that a document changes sides once; that is
+checked on a sample, and a threshold for which it does not hold has no cube.
+
+At an edge the figures are exact. Between two edges the true value lies between theirs; that is the error of the bins.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.passes.columnwise import NotColumnwise
+from pipeline.passes.outcomes import Moved
+from pipeline.service.finished import PlaygroundError
+from pipeline.service.playground import Changes, Playground
+from pipeline.service.replayed import SIDES, OwnThreshold
+
+#: bins of a threshold; documents on which it is checked that they change sides once
+BINS, CHECKED = 64, 500
+#: the sides that a cube counts; the rest of the documents are dropped
+WEIGHTS = ("documents", "bytes", "tokens")
+COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
+
+
+@dataclass
+class Cube:
+    """`start` and `deltas` hold (group, side of COUNTED, one of WEIGHTS) and (group, bin, side, …): what there is at
+    the lowest edge, and what is added in each bin. Tokens are there if the run made shards."""
+
+    step: int
+    key: str
+    edges: list[float]
+    groups: list[tuple[str, str]]
+    start: np.ndarray
+    deltas: np.ndarray
+    documents: int
+    up_to: str
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        return WEIGHTS[:self.start.shape[2]]
+
+    def at(self, value: float) -> dict[str, Any]:
+        """Kept and unknown documents, bytes and tokens at a threshold, each as {estimate, low, high}: a sum over the
+        bins below it. Outside the edges, PlaygroundError."""
+        if not self.edges[0] <= value <= self.edges[-1]:
+            raise PlaygroundError(f"{value} lies outside the cube, from {self.edges[0]:g} to {self.edges[-1]:g}",
+                                  self.key)
+        below = bisect_right(self.edges, value) - 1
+        ends = [below] if self.edges[below] == value else [below, below + 1]
+        sums = [self.start.sum(0) + self.deltas[:, :end].sum((0, 1)) for end in ends]
+        mean, low, high = np.mean(sums, 0), np.min(sums, 0), np.max(sums, 0)
+        return {SIDES[side]: {what: {"estimate": round(mean[i, j]), "low": int(low[i, j]), "high": int(high[i, j])}
+                              for j, what in enumerate(self.weights)} for i, side in enumerate(COUNTED)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The cube for a page. `cells` lists, for each group, the counts at the lowest edge and the bins in which
+        something changes: [bin, the numbers of `columns`]."""
+        cells = []
+        for number, (source, language) in enumerate(self.groups):
+            bins = np.flatnonzero(self.deltas[number].any((1, 2)))
+            cells.append({"source": source, "language": language, "start": self.start[number].reshape(-1).tolist(),
+                          "bins": [[int(b), *self.deltas[number, b].reshape(-1).tolist()] for b in bins]})
+        columns = [f"{SIDES[side]} {what}" for side in COUNTED for what in self.weights]
+        return {"columns": columns, "step": self.step, "key": self.key, "edges": self.edges,
+                "documents": self.documents, "up_to": self.up_to, "cells": cells}
+
+
+def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> Cube:
+    """Returns the cube of a threshold while the other changes stand. Raises PlaygroundError where there can be none."""
+    held = dict(changes.thresholds)
+    held[step] = {**held.get(step, {})}
+    moved = playground.moved(Changes(held, changes.off))
+    place = next(i for i, link in enumerate(playground.links) if link.number == step)
+    stage = moved.now[place]
+    if stage is None or place >= moved.end:
+        raise PlaygroundError("this step is left out, or is a step over all documents; it has no cube", "step")
+    playground.moved(Changes({step: {key: getattr(stage.config, key, None)}}))          # a decision key
+    value = getattr(stage.config, key)
+    if isinstance(value, bool) or not (value is None or isinstance(value, (int, float))):
+        raise PlaygroundError("this is no single number, so it has no cube; ask for each value", key)
+    try:
+        return _Builder(playground, moved, place, key).cube(step, value)
+    except NotColumnwise:
+        raise PlaygroundError("the step cannot judge by columns with this key moving; ask for each value",
+                              key) from None
+
+
+class _Builder:
+    def __init__(self, playground: Playground, moved: Moved, place: int, key: str) -> None:
+        self.playground, self.moved, self.place, self.key = playground, moved, place, key
+        self.table = playground.table
+
+    def cube(self, step: int, value: float | None) -> Cube:
+        edges = self._edges(value)
+        for some in (edges, edges[edges > 0]):                # to many rules, 0 means that there is no such rule
+            if len(some) < 2:
+                break
+            first, last, switch = self._switches(some)
+            if self._once(some, first, last, switch):
+                return self._sum(step, some, first, last, switch)
+        raise PlaygroundError("documents change sides more than once while this threshold moves, or no document is "
+                              "judged by it; ask for each value", self.key)
+
+    def _sides(self, values: np.ndarray, rows: np.ndarray, compared: list[np.ndarray] | None = None) -> np.ndarray:
+        own = OwnThreshold(self.place, self.key, values, compared)
+        return self.playground.outcomes(self.moved, rows, own).sides[1]
+
+    def _edges(self, value: float | None) -> np.ndarray:
+        """Quantiles of the numbers that the threshold is compared with, one edge below them, and its value now."""
+        compared: list[np.ndarray] = []
+        whole = np.full(len(self.table), 1.0 if value is None else float(value))
+        self._sides(whole, np.arange(len(self.table)), compared)
+        numbers = np.concatenate(compared) if compared else np.zeros(0)
+        numbers = numbers[np.isfinite(numbers)]
+        if not len(numbers):
+            return np.zeros(0)
+        edges = np.quantile(numbers, np.linspace(0, 1, BINS), method="inverted_cdf")
+        below, above = np.nextafter(edges[0], -np.inf), np.nextafter(edges[-1], np.inf)
+        if not (numbers % 1).any():
+            below, above = edges[0] - 1, edges[-1] + 1
+        return np.unique(np.concatenate([edges, [below, above], [] if value is None else [float(value)]]))
+
+    def _switches(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The side of each document at the lowest and the highest edge, and the number of the first edge at which it is
+        on the second side."""
+        rows = np.arange(len(self.table))
+        values = np.full(len(rows), edges[0])
+        first = self._sides(values, rows)
+        values[:] = edges[-1]
+        last = self._sides(values, rows)
+        low, high = np.zeros(len(rows), np.int32), np.full(len(rows), len(edges) - 1, np.int32)
+        while len(rows := np.flatnonzero((first != last) & (high - low > 1))):
+            middle = (low[rows] + high[rows]) // 2
+            values[rows] = edges[middle]
+            there = self._sides(values, rows) == first[rows]
+            low[rows[there]], high[rows[~there]] = middle[there], middle[~there]
+        return first, last, high
+
+    def _once(self, edges: np.ndarray, first: np.ndarray, last: np.ndarray, switch: np.ndarray) -> bool:
+        """Whether some documents, judged at every edge, are on the sides that the switches say. Half of them are of
+        those that switch."""
+        switching = np.flatnonzero(first != last)
+        some = np.unique(np.concatenate([rows[:: max(1, len(rows) // CHECKED)] for rows in (
+            np.arange(len(self.table)), switching)]))
+        values = np.empty(len(self.table))
+        for number, edge in enumerate(edges):
+            values[some] = edge
+            said = np.where(number >= switch[some], last[some], first[some])
+            if (self._sides(values, some) != said).any():
+                return False
+        return True
+
+    def _sum(self, step: int, edges: np.ndarray, first: np.ndarray, last: np.ndarray, switch: np.ndarray) -> Cube:
+        group, names = self.table.groups_shown
+        weights = [np.ones(len(first)), self.table.bytes]
+        if self.table.tokens is not None:
+            weights.append(np.nan_to_num(self.table.tokens))
+        start = np.zeros((len(names), len(COUNTED), len(weights)))
+        deltas = np.zeros((len(names), len(edges) - 1, len(COUNTED), len(weights)))
+        moves = first != last
+        bins = len(edges) - 1
+        for i, side in enumerate(COUNTED):
+            for j, weight in enumerate(weights):
+                there = first == side
+                start[:, i, j] = np.bincount(group[there], weight[there], len(names))
+                signed = weight * ((last == side).astype(float) - there)
+                cells = group[moves] * bins + switch[moves] - 1
+                deltas[:, :, i, j] = np.bincount(cells, signed[moves], len(names) * bins).reshape(len(names), bins)
+        if self.playground.documents > len(self.table):
+            factor = self.playground.documents / max(len(self.table), 1)
+            start, deltas = start * factor, deltas * factor
+        return Cube(step, self.key, edges.tolist(), names, start, deltas, self.playground.documents,
+                    self.moved.barrier())

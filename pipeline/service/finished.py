@@ -1,0 +1,117 @@
+"""Reads what the playground needs of a finished run: the steps of a dataset as stages that can judge stored signals,
+and the parts that its passes wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.base.errors import TokenmillError
+from pipeline.passes.outcomes import Link
+from pipeline.passes.replay import THRESHOLDS
+from pipeline.recipe.errors import RecipeError
+from pipeline.recipe.marks import parse_yaml
+from pipeline.service.signal_table import DocumentFile
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from pipeline.store.runs import RunTasks
+from stages.catalog import UnknownName, stage_class, step_target
+from stages.stage import Stage, role_of
+
+
+class PlaygroundError(TokenmillError):
+    """A question that cannot be answered. `key` names what is wrong in it."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(f"{key}: {message}" if key else message)
+        self.key, self.message = key, message
+
+
+def run_documents(store: Store, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """plan.json and recipe.yaml of a run."""
+    try:
+        plan = json.loads(store.read(f"runs/{run}/plan.json"))
+        recipe, _ = parse_yaml(store.read(f"runs/{run}/recipe.yaml").decode(), f"runs/{run}/recipe.yaml")
+    except FileNotFoundError:
+        raise PlaygroundError(f"'{run}' is no finished run of this store", "run") from None
+    except (ValueError, RecipeError) as e:
+        raise PlaygroundError(f"runs/{run}: plan.json or recipe.yaml is damaged ({e}); run the recipe again",
+                              "run") from None
+    if not (isinstance(recipe, dict) and isinstance(recipe.get("datasets"), dict) and isinstance(plan, dict)
+            and isinstance(plan.get("nodes"), list)):
+        raise PlaygroundError(f"runs/{run}: plan.json or recipe.yaml is damaged; run the recipe again", "run")
+    return plan, recipe
+
+
+def links_of(steps: list[Any], passes: list[dict[str, Any]]) -> list[Link]:
+    """The steps of a dataset in order. Which pass runs a step is read from the plan: its labels are the names of the
+    steps, `apply NAME` of a barrier, and stages that prepare a barrier."""
+    named = [(step, {}) if isinstance(step, str) else next(iter(step.items())) for step in steps]
+    labels = iter([(label.removeprefix("apply "), part) for part, node in enumerate(passes) for label in node["steps"]])
+    links = []
+    for number, (full, config) in enumerate(named):
+        name = full.rpartition(":")[2]
+        part = next((part for label, part in labels if label == name), None)
+        if part is None:
+            raise PlaygroundError(f"plan.json has no step '{name}' where recipe.yaml has it; run the recipe again",
+                                  "run")
+        stage, foreign = _stage(full, config or {})
+        links.append(Link(name, number, part, stage, foreign, opaque=type(stage) is Stage))
+    return links
+
+
+def _stage(full: str, config: Mapping[str, Any]) -> tuple[Stage, bool]:
+    """A step as a stage that can judge stored signals, and whether it is not one of Tokenmill's. A step from the user's
+    own file is not loaded, because the service runs no such code. Nor is one whose files are not on this machine."""
+    try:
+        target = "" if ":" in full else step_target(full)
+        cls = stage_class(full) if target else Stage
+    except (UnknownName, ImportError):
+        return Stage(), True
+    if cls is Stage:
+        return Stage(), True
+    try:
+        stage: Stage = cls(dict(config))
+    except (OSError, ValueError, ImportError):          # a model or a library that this machine does not have
+        return Stage(), True
+    return stage, not target.startswith("stages.") or full == "datatrove"
+
+
+def files_of(store: Store, run: str, passes: Sequence[Mapping[str, Any]]) -> list[DocumentFile]:
+    """The parts that the passes wrote: of the last what it kept, of all what they dropped."""
+    log, tasks = Log.read(store), RunTasks(store, run)
+    files: list[DocumentFile] = []
+    for part, node in enumerate(passes):
+        for key in tasks.keys(node["name"]):
+            record = log.get(key)
+            if record is None:
+                raise PlaygroundError(f"the log has no record of a task of '{node['name']}'; run the recipe again",
+                                      "run")
+            kept = record.files.get("kept.parquet") if node["publishes"] else None
+            files += [DocumentFile(info, part, dropped) for info, dropped in (
+                (kept, False), (record.files["dropped.parquet"], True)) if info is not None and info.rows]
+    return files
+
+
+def check_thresholds(store: Store, run: str, links: Sequence[Link], passes: Sequence[Mapping[str, Any]],
+                     files: Sequence[DocumentFile]) -> None:
+    """Check that the parts were written under the thresholds of the run's recipe. An edited recipe.yaml would otherwise
+    be taken for what the run did."""
+    first = next((file for file in files if not file.dropped), None)
+    if first is None:
+        return
+    with store.parquet(first.info.path, first.info.sha256) as parquet:
+        metadata = (parquet.schema_arrow.metadata or {}).get(THRESHOLDS)
+    chain = [name for name in passes[first.part]["steps"] if not name.startswith("apply ")]
+    written = json.loads(metadata) if metadata else []
+    for link in links:
+        if link.part != first.part or link.opaque or link.name not in chain or len(written) != len(chain):
+            continue
+        now = {name: value for name, value in link.stage.config.model_dump(mode="json").items()
+               if role_of(type(link.stage.config), name) == "decision"}
+        if written[chain.index(link.name)] != now:
+            raise PlaygroundError(f"runs/{run}/recipe.yaml has other thresholds of '{link.name}' than the parts; run "
+                                  f"the recipe again", "run")

@@ -1,0 +1,184 @@
+"""Answers what a dataset of a finished run would hold if a threshold moved or a filter were left out.
+
+Nothing is processed again. The verdicts on the stored signals are replayed by the stages themselves
+(`pipeline.passes.outcomes`), first on a fixed random sample, with intervals, then on all documents. Both look at the
+same table of columns (`pipeline.service.signal_table`), and `pipeline.service.cube` makes of it what a page needs while
+one threshold is dragged.
+
+Documents are followed up to the first barrier (a step over all documents at once, such as deduplication) behind the
+first change: what gets there counts as kept, and the answer names the barrier.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from pipeline.passes.columnwise import for_all
+from pipeline.passes.outcomes import Moved, Outcome
+from pipeline.service.examples import examples
+from pipeline.service.finished import PlaygroundError, check_thresholds, files_of, links_of, run_documents
+from pipeline.service.replayed import Asked, OwnThreshold, Replayed, summary
+from pipeline.service.signal_table import DocumentTable
+from pipeline.service.token_counts import token_counts
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from stages.stage import role_of
+
+#: documents of the sample (the share is chosen so that it has about as many), and of a table in memory. A bigger
+#: dataset is answered from the sample alone
+SAMPLE, MOST = 20_000, 2_000_000
+
+
+@dataclass(frozen=True)
+class Changes:
+    """`thresholds`: number of a step in the recipe's list → {decision key: new value}. `off`: steps left out."""
+
+    thresholds: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    off: frozenset[int] = frozenset()
+
+
+class Playground:
+    """The documents of one dataset of a finished run, and its steps. `sample` and `most`: as SAMPLE and MOST."""
+
+    def __init__(self, store: Store, run: str, dataset: str, sample: int = SAMPLE, most: int = MOST) -> None:
+        self.store, self.run, self.dataset = store, run, dataset
+        self._wanted, self._most = sample, most
+        plan, recipe = run_documents(store, run)
+        self._plan = plan
+        if dataset not in recipe.get("datasets", {}):
+            raise PlaygroundError(f"the run '{run}' has no dataset '{dataset}'; it has "
+                                  f"{', '.join(recipe.get('datasets', {}))}", "dataset")
+        passes = [node for node in plan["nodes"] if node["kind"] == "pass" and node["dataset"] == dataset]
+        self.until_drop = recipe.get("run", {}).get("signals", "until-drop") == "until-drop"
+        self.links = links_of(recipe["datasets"][dataset].get("steps") or [], passes)
+        self._places = {(link.name, link.part): place for place, link in enumerate(self.links)}
+        self.files = files_of(store, run, passes)
+        check_thresholds(store, run, self.links, passes, self.files)
+        self._lock = threading.RLock()
+
+    # -- documents -----------------------------------------------------------------------------------------------
+    @property
+    def documents(self) -> int:
+        return sum(file.info.rows for file in self.files)
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self._wanted / max(self.documents, 1))
+
+    @property
+    def in_memory(self) -> int:
+        """Documents that a table holds."""
+        return self.documents if self.documents <= self._most else self._wanted
+
+    @cached_property
+    def table(self) -> DocumentTable:
+        """All documents, or only the sample where they are too many."""
+        tokens = token_counts(self.store, self.run, self._plan, Log.read(self.store).get)
+        return DocumentTable(self.store, self.files, self._place, len(self.links), self.share,
+                             self.documents > self._most, tokens)
+
+    def _sample(self) -> np.ndarray:
+        with self._lock:
+            return self.table.sample
+
+    def _place(self, name: str, part: int) -> int:
+        place = self._places.get((name, part))
+        if place is None:
+            raise PlaygroundError(f"documents were dropped by '{name}', which is no step of '{self.dataset}'", "run")
+        return place
+
+    # -- questions -----------------------------------------------------------------------------------------------
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps, with the keys that may move: name, value, what it means, and whether a cube can be made of it."""
+        steps: list[dict[str, Any]] = []
+        for link in self.links:
+            config = type(link.stage.config)
+            values = link.stage.config.model_dump(mode="json")
+            keys = [{"key": name, "value": values[name], "help": config.model_fields[name].description or "",
+                     "number": isinstance(values[name], (int, float)) and not isinstance(values[name], bool)}
+                    for name in config.model_fields if role_of(config, name) == "decision"]
+            steps.append({"step": link.number, "name": link.name, "own": link.opaque, "barrier": link.is_barrier,
+                          "signals": list(link.stage.signals), "keys": keys,
+                          "off": not (link.is_barrier or link.opaque)})
+        return steps
+
+    def moved(self, changes: Changes) -> Moved:
+        """The steps with these changes. Raises PlaygroundError for a change that cannot be."""
+        by_number = {link.number: place for place, link in enumerate(self.links)}
+        wanted: dict[int, Mapping[str, Any] | None] = {}
+        for number in sorted({*changes.thresholds, *changes.off}):
+            if number not in by_number:
+                raise PlaygroundError(f"'{self.dataset}' has steps 0 to {len(self.links) - 1}, not {number}", "step")
+            place = by_number[number]
+            self._check(place, number in changes.off, changes.thresholds.get(number, {}))
+            wanted[place] = None if number in changes.off else changes.thresholds[number]
+        try:
+            moved = Moved(self.links, wanted, self.until_drop)
+        except ValidationError as e:
+            problem = e.errors()[0]
+            raise PlaygroundError(str(problem["msg"]), ".".join(map(str, problem["loc"])) or "thresholds") from None
+        except (ValueError, TypeError) as e:
+            raise PlaygroundError(str(e), "thresholds") from None
+        self._check_reads(moved)
+        return moved
+
+    def _check(self, place: int, off: bool, thresholds: Mapping[str, Any]) -> None:
+        link = self.links[place]
+        if sum(other.name == link.name and other.part == link.part for other in self.links) > 1:
+            raise PlaygroundError(f"'{link.name}' stands twice in '{self.dataset}', and dropped documents do not say "
+                                  f"which of the two it was; run the recipe with the change", "step")
+        if off and (link.is_barrier or link.opaque):
+            raise PlaygroundError(f"what '{self.dataset}' is without '{link.name}' is not known from stored signals; "
+                                  f"run the recipe with the change", "off")
+        config = type(link.stage.config)
+        for name in thresholds:
+            if name not in config.model_fields or role_of(config, name) != "decision":
+                keys = [n for n in config.model_fields if role_of(config, n) == "decision"]
+                raise PlaygroundError(f"'{link.name}' has no threshold '{name}'; it has {', '.join(keys) or 'none'}",
+                                      name)
+
+    def _check_reads(self, moved: Moved) -> None:
+        """Refuse to leave out a step whose signals another needs: such a recipe is refused, too."""
+        gone = [place for place, stage in moved.now.items() if stage is None]
+        for place in gone:
+            signals = set(self.links[place].stage.signals)
+            for later in range(place + 1, len(self.links)):
+                if later not in gone and (used := signals & self.links[later].stage.reads().keys()):
+                    raise PlaygroundError(f"'{self.links[later].name}' needs the signal '{sorted(used)[0]}' of "
+                                          f"'{self.links[place].name}'; leave out both", "off")
+
+    def outcomes(self, moved: Moved, rows: np.ndarray | None = None, own: OwnThreshold | None = None) -> Replayed:
+        """What becomes of all documents, or of some rows of the table, in the order of the rows. With `own`, each has a
+        threshold of its own; raises NotColumnwise where the step cannot judge so."""
+        with self._lock:
+            table = self.table
+            table.need(moved.signals())
+            every = np.arange(len(table)) if rows is None else rows
+            labels: dict[Outcome, int] = {}
+            before, after = np.zeros(len(every), np.int32), np.zeros(len(every), np.int32)
+            for end, reason, places in table.alike(rows):
+                before[places] = labels.setdefault(moved.before(end, reason), len(labels))
+                results, codes = for_all(Asked(moved, end, reason, own), table.columns, every[places], own is None)
+                numbers = np.array([labels.setdefault(result, len(labels)) for result in results], np.int32)
+                after[places] = numbers[codes]
+            return Replayed(table, every, list(labels), before, after)
+
+    def answer(self, changes: Changes, exact: bool) -> dict[str, Any]:
+        """The answer to a page, from the sample or from all documents."""
+        if exact and self.documents > self._most:
+            raise PlaygroundError(f"'{self.dataset}' has {self.documents:,} documents, and at most {self._most:,} are "
+                                  f"counted exactly; take the sample, or run the recipe", "exact")
+        moved = self.moved(changes)
+        replayed = self.outcomes(moved, None if exact else self._sample())
+        answer = summary(replayed, self.documents)
+        answer["up_to"] = moved.barrier()
+        answer["signals_all"] = not self.until_drop
+        answer["examples"] = examples(self.store, moved, replayed, self.outcomes)
+        return answer

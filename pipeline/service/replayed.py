@@ -1,0 +1,161 @@
+"""What became of documents whose verdicts were replayed, and the counts that an answer gives of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pipeline.base.prf import prf
+from pipeline.passes.outcomes import REASONS, Moved, Outcome
+from pipeline.service.intervals import count_interval, sum_interval
+from pipeline.service.signal_table import PURPOSE, SEED, DocumentTable
+
+SIDES = ("kept", "dropped", "unknown")
+
+
+@dataclass(frozen=True)
+class OwnThreshold:
+    """A threshold for each row of the table: the key `key` of the step at `place`. What it is compared with is added to
+    `compared`."""
+
+    place: int
+    key: str
+    values: np.ndarray
+    compared: list[np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The question to each document that ended at `end`."""
+
+    moved: Moved
+    end: int
+    reason: str
+    own: OwnThreshold | None
+
+    def __call__(self, doc: Any) -> Outcome:
+        moved = self.moved
+        if self.own is not None:
+            stage = copy.copy(moved.now[self.own.place])
+            assert stage is not None
+            number = doc.given(self.own.values, self.own.compared)
+            stage.config = stage.config.model_copy(update={self.own.key: number})
+            moved = copy.copy(moved)
+            moved.now = {**moved.now, self.own.place: stage}
+        return moved.outcome(doc, self.end, self.reason)
+
+
+@dataclass
+class Replayed:
+    """What became of documents: for each of `rows` of the table, the number of its outcome in the run (`before`) and
+    under the changes (`after`)."""
+
+    table: DocumentTable
+    rows: np.ndarray
+    outcomes: list[Outcome]
+    before: np.ndarray
+    after: np.ndarray
+
+    @cached_property
+    def sides(self) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers in SIDES of what was and what is."""
+        numbers = np.array([SIDES.index(outcome.side) for outcome in self.outcomes] or [0], np.int8)
+        return numbers[self.before], numbers[self.after]
+
+    def changed(self) -> np.ndarray:
+        """The places in `rows` of the documents that change sides, or of which it is not known."""
+        was, now = self.sides
+        return np.flatnonzero(was != now)
+
+    def documents(self) -> Iterator[tuple[str, Outcome, Outcome]]:
+        """(id, outcome in the run, outcome now) of each document that changes sides or may do so, in a random order
+        that is always the same."""
+        places = self.changed()
+        ids = self.table.ids(self.rows[places])
+        for id, place in sorted(zip(ids, places.tolist()), key=lambda pair: (prf(SEED, PURPOSE, pair[0]), pair[0])):
+            yield id, self.outcomes[self.before[place]], self.outcomes[self.after[place]]
+
+
+def summary(replayed: Replayed, total: int) -> dict[str, Any]:
+    """Counts of documents and bytes, as {documents, bytes}, and of a run that made shards {…, tokens, tokens_of}: the
+    tokens of those documents, `tokens_of` in number, that are in shards. Each is a number, or in a sample {estimate,
+    low, high}."""
+    table, rows = replayed.table, replayed.rows
+    was, now = replayed.sides
+    counts = _Counts(table.bytes[rows], None if table.tokens is None else table.tokens[rows], total)
+    moves: list[dict[str, Any]] = []
+    changed = np.flatnonzero(replayed.before != replayed.after)
+    pairs = replayed.before[changed].astype(np.int64) * len(replayed.outcomes) + replayed.after[changed]
+    different, which = np.unique(pairs, return_inverse=True)
+    for pair, count in zip(different.tolist(), counts.by(which, len(different), changed)):
+        old, new = (replayed.outcomes[i] for i in divmod(pair, len(replayed.outcomes)))
+        moves.append({"from": old._asdict(), "to": new._asdict(), **count})
+        if new.side == "unknown":
+            moves[-1]["remedy"] = REASONS[new.reason]
+    moves.sort(key=lambda move: -_number(move["documents"]))
+    between = counts.by(was.astype(np.int64) * len(SIDES) + now, len(SIDES) ** 2)
+    zeros = np.zeros(len(rows), np.int64)
+    return {"exact": len(rows) >= total, "documents": total, "counted": len(rows),
+            "totals": _both(counts, zeros, 1, was, now)[0], "enters": between[SIDES.index("dropped") * len(SIDES)],
+            "leaves": between[SIDES.index("dropped")], "unknown": counts.by(now, len(SIDES))[SIDES.index("unknown")],
+            "moves": moves, "groups": _groups(replayed, counts)}
+
+
+class _Counts:
+    """Counts documents, their bytes and tokens by number. `total`: documents of which these are a sample."""
+
+    def __init__(self, sizes: np.ndarray, tokens: np.ndarray | None, total: int) -> None:
+        self._sampled, self._total = len(sizes), total
+        self._sums = {"bytes": sizes}
+        self._of = {"documents": np.ones(len(sizes), bool)}
+        if tokens is not None:
+            self._sums["tokens"], self._of["tokens_of"] = np.nan_to_num(tokens), ~np.isnan(tokens)
+
+    def by(self, numbers: np.ndarray, different: int, places: np.ndarray | None = None) -> list[dict[str, Any]]:
+        """The counts of the documents at `places` (None: all), by their numbers from 0."""
+        result: list[dict[str, Any]] = [{} for _ in range(different)]
+        for name, mask in self._of.items():
+            for count, hits in zip(result, np.bincount(numbers, _at(mask, places), different).tolist()):
+                count[name] = int(hits) if self._sampled >= self._total else _rounded(
+                    count_interval(int(hits), self._sampled, self._total))
+        for name, values in self._sums.items():
+            values = _at(values, places)
+            squares = np.bincount(numbers, values * values, different).tolist()
+            for count, found, square in zip(result, np.bincount(numbers, values, different).tolist(), squares):
+                count[name] = int(found) if self._sampled >= self._total else _rounded(
+                    sum_interval(found, square, self._sampled, self._total))
+        return result
+
+
+def _at(values: np.ndarray, places: np.ndarray | None) -> np.ndarray:
+    return values if places is None else values[places]
+
+
+def _both(counts: _Counts, group: np.ndarray, groups: int, was: np.ndarray, now: np.ndarray) -> list[dict[str, Any]]:
+    """Of each group, the counts of each side in the run and now."""
+    before, after = (counts.by(group * len(SIDES) + side, groups * len(SIDES)) for side in (was, now))
+    result = []
+    for first in range(0, groups * len(SIDES), len(SIDES)):
+        result.append({"before": dict(zip(SIDES[:2], before[first:])), "after": dict(zip(SIDES, after[first:]))})
+    return result
+
+
+def _groups(replayed: Replayed, counts: _Counts) -> list[dict[str, Any]]:
+    """The counts of each source and language."""
+    group, names = replayed.table.groups_shown
+    both = _both(counts, group[replayed.rows], len(names), *replayed.sides)
+    return [{"source": source, "language": language, **figures} for (source, language), figures in zip(names, both)]
+
+
+def _rounded(interval: tuple[float, float, float]) -> dict[str, int]:
+    estimate, low, high = interval
+    return {"estimate": round(estimate), "low": int(np.floor(low)), "high": int(np.ceil(high))}
+
+
+def _number(count: Any) -> int:
+    return int(count["estimate"] if isinstance(count, dict) else count)

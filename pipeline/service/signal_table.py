@@ -1,0 +1,238 @@
+"""Reads the documents of a dataset as columns: where each ended, its source, language and bytes, and stored signals.
+
+A finished run has written every document of a dataset once: the last pass those it kept, each pass those it dropped.
+Texts are not read. A column of a signal is read when a verdict asks for it; the most recently used columns stay in
+memory. Memory: about 40 bytes a document, and 8 more for each signal in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.base.parquet import open_parquet
+from pipeline.base.prf import all_below
+from pipeline.passes.columnwise import Columns
+from pipeline.passes.storable import language_label
+from pipeline.service.token_counts import TokenCounts
+from pipeline.store.fs import Store
+from pipeline.store.records import FileInfo
+
+#: bytes of signals kept in memory
+SIGNAL_BYTES = 256 << 20
+#: groups (source, language) that an answer lists; the rest is summed up in one
+MOST_GROUPS = 200
+#: seed of the choice of the sample. It is part of no recipe: every playground shows the same documents
+SEED = 0
+PURPOSE = "playground"
+
+
+@dataclass(frozen=True)
+class DocumentFile:
+    """A part. `part` is the number of the pass that wrote it; `dropped`: its rows have a stage and a reason."""
+
+    info: FileInfo
+    part: int
+    dropped: bool
+
+
+class DocumentTable:
+    """The documents of some files, and which of them are the sample: a random `share`, chosen by id. With
+    `only_sample`, no others are in the table.
+
+    `end` is the place of the step that dropped a document, as `place(stage, part)` gives it for the name of the stage;
+    `kept_end` for a document that was kept. `rows` is the number of a document's row in its file.
+    """
+
+    def __init__(self, store: Store, files: Sequence[DocumentFile], place: Callable[[str, int], int], kept_end: int,
+                 share: float, only_sample: bool = False, tokens: TokenCounts | None = None) -> None:
+        self._store, self.files = store, list(files)
+        sources, languages, reasons = _Names(), _Names(), _Names()
+        columns: dict[str, list[np.ndarray]] = {name: [] for name in (
+            "end", "reason", "source", "language", "bytes", "file", "row", *(["tokens"] if tokens else []))}
+        self._picked: list[np.ndarray | None] = []
+        sampled = []
+        for number, file in enumerate(self.files):
+            table = self._read(file, ["id", "source", "language", "signals.bytes",
+                                      *(("stage", "reason") if file.dropped else ())])
+            of_sample = np.array(all_below(SEED, PURPOSE, table["id"].to_pylist(), share), bool)
+            picked = np.flatnonzero(of_sample) if only_sample else None
+            self._picked.append(picked)
+            sampled.append(of_sample if picked is None else np.ones(len(picked), bool))
+            rows = np.arange(table.num_rows, dtype=np.int32) if picked is None else picked.astype(np.int32)
+            if picked is not None:
+                table = table.take(pa.array(picked))
+            if tokens is not None:
+                columns["tokens"].append(tokens.of(table["id"].to_pylist()))
+            columns["row"].append(rows)
+            columns["file"].append(np.full(len(rows), number, np.int32))
+            columns["source"].append(sources.codes(table["source"]))
+            columns["language"].append(languages.codes(table["language"]))
+            columns["bytes"].append(_numbers(pc.struct_field(table["signals"].combine_chunks(), "bytes")))
+            if file.dropped:
+                stages = _Names()
+                codes = stages.codes(table["stage"])
+                ends = np.array([place(name, file.part) for name in stages.names] or [0], np.int16)
+                columns["end"].append(ends[codes])
+                columns["reason"].append(reasons.codes(table["reason"]))
+            else:
+                columns["end"].append(np.full(len(rows), kept_end, np.int16))
+                columns["reason"].append(np.full(len(rows), reasons.number(""), np.int32))
+        joined = {name: np.concatenate(parts) if parts else np.zeros(0, np.int32) for name, parts in columns.items()}
+        self.end, self.reason, self.bytes = joined["end"], joined["reason"], joined["bytes"]
+        #: of documents in shards; NaN of others. None: the run has made none
+        self.tokens: np.ndarray | None = joined.get("tokens")
+        self.file, self.row, self.reasons = joined["file"], joined["row"], reasons.names
+        #: the rows of the sample
+        self.sample = np.flatnonzero(np.concatenate(sampled)) if sampled else np.zeros(0, np.int64)
+        self._signals = _Signals(self)
+        self.columns = Columns(len(self.end), self._signals, self._signals.present, joined["language"],
+                               languages.names, joined["source"], sources.names)
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+    def _read(self, file: DocumentFile, columns: list[str]) -> pa.Table:
+        with self._open(file) as parquet:
+            return parquet.read(columns=columns, use_threads=False)
+
+    @contextlib.contextmanager
+    def _open(self, file: DocumentFile) -> Iterator[pq.ParquetFile]:
+        """A part, after its hash was checked. On a disk this needs no folder for a copy, which `Store.parquet` makes
+        for every file."""
+        if self._store.local is None:
+            with self._store.parquet(file.info.path, file.info.sha256) as parquet:
+                yield parquet
+        else:
+            with open_parquet(self._store.checked(file.info.path, file.info.sha256, "")) as parquet:
+                yield parquet
+
+    def need(self, names: set[str]) -> None:
+        """Read the signals that are not in memory, of each file all at once."""
+        missing = sorted(name for name in names if name not in self._signals.loaded)
+        if not missing:
+            return
+        values: dict[str, list[np.ndarray]] = {name: [] for name in missing}
+        present: dict[str, list[np.ndarray]] = {name: [] for name in missing}
+        for file, picked in zip(self.files, self._picked):
+            with self._open(file) as parquet:
+                there = {field.name for field in parquet.schema_arrow.field("signals").type}
+                wanted = [f"signals.{name}" for name in missing if name in there]
+                table = parquet.read(columns=wanted, use_threads=False) if wanted else None
+                rows = parquet.metadata.num_rows
+            signals = None if table is None else table["signals"].combine_chunks()
+            for name in missing:
+                column = pa.nulls(rows, pa.float64()) if name not in there else pc.struct_field(signals, name)
+                if picked is not None:
+                    column = column.take(pa.array(picked))
+                values[name].append(_numbers(column))
+                present[name].append(pc.is_valid(column).to_numpy(zero_copy_only=False))
+        for name in missing:
+            self._signals.put(name, np.concatenate(values[name]) if values[name] else np.zeros(0),
+                              np.concatenate(present[name]) if present[name] else np.zeros(0, bool), names)
+
+    def alike(self, rows: np.ndarray | None) -> list[tuple[int, str, np.ndarray]]:
+        """(place of the step that dropped them, reason, places in `rows`) of the documents that ended alike; None: of
+        all."""
+        if rows is None:
+            return self._all_alike
+        kinds = self.end[rows].astype(np.int64) * max(len(self.reasons), 1) + self.reason[rows]
+        order = np.argsort(kinds, kind="stable")
+        values, starts = np.unique(kinds[order], return_index=True)
+        return [(value // len(self.reasons), self.reasons[value % len(self.reasons)], places)
+                for value, places in zip(values.tolist(), np.split(order, starts[1:]))]
+
+    @cached_property
+    def _all_alike(self) -> list[tuple[int, str, np.ndarray]]:
+        return self.alike(np.arange(len(self)))
+
+    @cached_property
+    def groups_shown(self) -> tuple[np.ndarray, list[tuple[str, str]]]:
+        """The group of each document, and (source, language) of the groups, the biggest first. Those beyond MOST_GROUPS
+        are one, ("…", "…"). A language is shown as in a report: a column of the input may hold strings of any
+        length."""
+        labels = _Names()
+        label = np.array([labels.number(language_label(name)) for name in self.columns.languages] or [0], np.int32)
+        count = max(len(labels.names), 1)
+        kinds = self.columns.source.astype(np.int64) * count + label[self.columns.language]
+        values, group, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+        order = np.argsort(-counts, kind="stable")
+        number = np.full(len(order), MOST_GROUPS)
+        number[order[:MOST_GROUPS]] = np.arange(min(len(order), MOST_GROUPS))
+        names = [(self.columns.sources[value // count], labels.names[value % count])
+                 for value in values[order[:MOST_GROUPS]].tolist()]
+        return number[group], names + ([("…", "…")] if len(order) > MOST_GROUPS else [])
+
+    def ids(self, rows: np.ndarray) -> list[str]:
+        """The ids of documents."""
+        ids = [""] * len(rows)
+        for number in np.unique(self.file[rows]):
+            places = np.flatnonzero(self.file[rows] == number)
+            column = self._read(self.files[number], ["id"])["id"]
+            for place, id in zip(places.tolist(), column.take(pa.array(self.row[rows[places]])).to_pylist()):
+                ids[place] = id
+        return ids
+
+
+class _Names:
+    """Numbers the different strings of several columns."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        number = self._numbers.setdefault(name, len(self.names))
+        if number == len(self.names):
+            self.names.append(name)
+        return number
+
+    def codes(self, column: pa.ChunkedArray) -> np.ndarray:
+        encoded = pc.fill_null(column.combine_chunks(), "").dictionary_encode()
+        numbers = np.array([self.number(name) for name in encoded.dictionary.to_pylist()] or [0], np.int32)
+        codes: np.ndarray = numbers[encoded.indices.to_numpy(zero_copy_only=False)]
+        return codes
+
+
+class _Signals(dict[str, np.ndarray]):
+    """Signals by name, read when they are asked for. A name that no file has reads as computed for no document."""
+
+    def __init__(self, table: DocumentTable) -> None:
+        super().__init__()
+        self._table = table
+        self.loaded: OrderedDict[str, None] = OrderedDict()
+        self.present: dict[str, np.ndarray] = {}
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self.loaded:
+            self._table.need({str(name)})
+        self.loaded.move_to_end(str(name))
+        return True
+
+    def put(self, name: str, values: np.ndarray, present: np.ndarray, needed: set[str]) -> None:
+        self[name] = values
+        if not present.all():
+            self.present[name] = present
+        self.loaded[name] = None
+        for old in list(self.loaded):
+            if sum(column.nbytes for column in self.values()) <= SIGNAL_BYTES:
+                break
+            if old not in needed:
+                del self[old], self.loaded[old]
+                self.present.pop(old, None)
+
+
+def _numbers(column: Any) -> np.ndarray:
+    """float64; NaN where the signal was not computed."""
+    result: np.ndarray = pc.fill_null(column, float("nan")).to_numpy(zero_copy_only=False)
+    return result
+

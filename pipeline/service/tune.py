@@ -1,0 +1,200 @@
+"""Router: the playground of a dataset of a finished run: what it would hold under other thresholds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import Response
+
+from pipeline.base.visible import visible
+from pipeline.recipe.edit import edit_recipe
+from pipeline.recipe.errors import RecipeError
+from pipeline.service.access import operator, viewer
+from pipeline.service.cube import Cube, make_cube
+from pipeline.service.finished import PlaygroundError
+from pipeline.service.playground import MOST, Changes, Playground
+from pipeline.service.problems import Problem
+from pipeline.service.stores import RunOf, StoreOf, read_file
+from pipeline.store.fs import Store
+
+router = APIRouter(prefix="/api/v1/stores/{store}/runs/{run}/datasets/{dataset}/tune", tags=["playground"],
+                   dependencies=[Depends(viewer)])
+
+#: cubes that stay in memory
+MOST_CUBES = 32
+#: documents of a list of changed ones; bytes of a recipe, and of a plan
+MOST_LISTED, RECIPE, PLAN = 1000, 1 << 20, 256 << 20
+
+
+class Asked(BaseModel):
+    """`thresholds`: number of a step → {decision key: new value}. `off`: numbers of steps that are left out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    thresholds: dict[int, dict[str, Any]] = Field(default={}, max_length=200)
+    off: list[int] = Field(default=[], max_length=200)
+
+    def changes(self) -> Changes:
+        return Changes({step: keys for step, keys in self.thresholds.items() if keys}, frozenset(self.off))
+
+
+class Text(BaseModel):
+    """A recipe as somebody wrote it, and the changes that go into it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    recipe: str = Field(max_length=RECIPE)
+    changes: Asked
+
+
+class Playgrounds:
+    """The playgrounds that are in memory, the most recently used ones, with at most `most` documents in all. A run that
+    was made again is read anew."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._games: OrderedDict[tuple[str, str, str, bytes], Playground] = OrderedDict()
+        self._cubes: OrderedDict[tuple[Any, ...], Cube] = OrderedDict()
+
+    def get(self, store: Store, run: str, dataset: str) -> Playground:
+        digest = hashlib.sha256()
+        try:
+            for name in ("plan.json", "tasks.parquet", "recipe.yaml"):
+                digest.update(read_file(store, f"runs/{run}/{name}", PLAN))
+        except FileNotFoundError:
+            raise Problem(409, "Not finished", f"the run '{run}' has not finished", "run",
+                          "wait for its end; the playground needs all documents") from None
+        key = (store.root, run, dataset, digest.digest())
+        with self._lock:
+            if key not in self._games:
+                self._games[key] = Playground(store, run, dataset)
+                while len(self._games) > 1 and sum(game.in_memory for game in self._games.values()) > self._most:
+                    self._games.popitem(last=False)
+                    self._cubes.clear()
+            self._games.move_to_end(key)
+            return self._games[key]
+
+    def cube(self, game: Playground, changes: Changes, step: int, name: str) -> Cube:
+        held = {number: {key: value for key, value in keys.items() if (number, key) != (step, name)}
+                for number, keys in changes.thresholds.items()}
+        key = (id(game), step, name, json.dumps([held, sorted(changes.off)], sort_keys=True, default=str))
+        with self._lock:
+            cube = self._cubes.get(key)
+        if cube is None:
+            cube = make_cube(game, Changes(held, changes.off), step, name)
+            with self._lock:
+                self._cubes[key] = cube
+                while len(self._cubes) > MOST_CUBES:
+                    self._cubes.popitem(last=False)
+        return cube
+
+
+
+def _asked(changes: Annotated[str, Query(
+        max_length=4000, description='JSON: {"thresholds": {"STEP": {"KEY": value}}, "off": [STEP]}')] = "{}",
+           ) -> Changes:
+    try:
+        return Asked.model_validate_json(changes).changes()
+    except ValidationError as e:
+        raise Problem(422, "Not valid", visible(str(e.errors()[0]["msg"])), "changes",
+                      'write {"thresholds": {"1": {"min_doc_words": 60}}, "off": [2]}, with numbers of steps') from None
+
+
+def _game(request: Request, at: StoreOf, run: RunOf, dataset: str) -> Playground:
+    games: Playgrounds = request.app.state.playgrounds
+    try:
+        return games.get(at, run, dataset)
+    except PlaygroundError as e:
+        raise _problem(e, 404) from None
+
+
+GameOf = Annotated[Playground, Depends(_game)]
+ChangesOf = Annotated[Changes, Depends(_asked)]
+
+
+def _problem(error: PlaygroundError, status: int = 422) -> Problem:
+    detail, _, remedy = visible(error.message).partition("; ")
+    return Problem(status, "Not possible", detail, error.key, remedy)
+
+
+@router.get("", summary="Show what may be tuned")
+def show_steps(game: GameOf) -> dict[str, Any]:
+    """The steps of the dataset with their thresholds. `off` says whether a step may be left out; `own`, that it is not
+    one of Tokenmill's, so that nothing is known of it."""
+    return {"run": game.run, "dataset": game.dataset, "documents": game.documents, "sample": round(game.share, 6),
+            "signals_all": not game.until_drop, "steps": game.steps()}
+
+
+@router.get("/answer", summary="Ask for other thresholds")
+def answer(game: GameOf, changes: ChangesOf,
+           exact: Annotated[bool, Query(description="from all documents, not from a sample")] = False,
+           ) -> dict[str, Any]:
+    """Documents and bytes kept, dropped and unknown, by source and language; what moves, why, and examples. In a sample
+    each count has an interval, which holds the true one in 95 of 100 samples."""
+    try:
+        return game.answer(changes, exact)
+    except PlaygroundError as e:
+        raise _problem(e) from None
+
+
+@router.get("/documents", summary="List the documents that change sides")
+def documents(game: GameOf, changes: ChangesOf,
+              after: Annotated[int, Query(ge=0, description="documents to leave out")] = 0,
+              limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> dict[str, Any]:
+    """Ids of the documents that change sides, or of which it is not known, with both outcomes, in a fixed random order.
+    Of a dataset that is too big to be counted exactly, those in the sample."""
+    try:
+        listed = list(game.outcomes(game.moved(changes)).documents())
+    except PlaygroundError as e:
+        raise _problem(e) from None
+    page = [{"id": id, "from": was._asdict(), "to": now._asdict()} for id, was, now in listed[after:after + limit]]
+    end = after + len(page)
+    return {"documents": page, "of": len(listed), "after": end if end < len(listed) else None}
+
+
+@router.get("/cube", summary="Get all moves of a threshold")
+def cube(request: Request, game: GameOf, changes: ChangesOf,
+         step: Annotated[int, Query(ge=0, description="number of the step")],
+         key: Annotated[str, Query(max_length=100)]) -> dict[str, Any]:
+    """A table by source, language and bins of the threshold, while the other changes stand: each of its moves is a sum
+    over cells. Between two edges the true value lies between theirs."""
+    try:
+        games: Playgrounds = request.app.state.playgrounds
+        return games.cube(game, changes, step, key).to_json()
+    except PlaygroundError as e:
+        raise _problem(e) from None
+
+
+@router.get("/recipe.yaml", summary="Save as a recipe", response_class=Response)
+def save(game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
+    """The recipe that the run keeps, with the changes."""
+    text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode()
+    return _edited(game, text, "recipe.yaml", changes)
+
+
+@router.post("/recipe.yaml", summary="Put the changes into your recipe", response_class=Response,
+             dependencies=[Depends(operator)])
+def save_own(game: GameOf, body: Text) -> Response:
+    """A recipe as you wrote it, with the changes; its comments and order stay."""
+    return _edited(game, body.recipe, "recipe", body.changes.changes())
+
+
+def _edited(game: Playground, text: str, file: str, changes: Changes) -> Response:
+    try:
+        game.moved(changes)
+        new = edit_recipe(text, file, game.dataset, changes.thresholds, changes.off)
+    except PlaygroundError as e:
+        raise _problem(e) from None
+    except RecipeError as e:
+        first = e.problems[0]
+        detail, _, remedy = visible(first.message).partition("; ")
+        raise Problem(422, "Not changed", detail, ".".join(map(str, first.path)), remedy) from None
+    return Response(new, media_type="application/yaml",
+                    headers={"Content-Disposition": 'attachment; filename="recipe.yaml"'})

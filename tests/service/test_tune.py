@@ -1,0 +1,134 @@
+"""The playground over HTTP."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from pipeline.recipe.marks import parse_yaml
+from pipeline.service.app import create_app
+from pipeline.service.playground import Changes, Playground
+from pipeline.service.settings import Settings
+from pipeline.store.fs import Store
+from tests.service.tuned_site import make_site
+
+PLACE = "/api/v1/stores/s/runs/r/datasets/clean/tune"
+VIEWER, OPERATOR = "v" * 24, "o" * 24
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    return make_site(tmp_path_factory.mktemp("tune"), "english", "until-drop")
+
+
+@pytest.fixture(scope="module")
+def app(site):
+    return create_app(Settings({"s": str(site / "store")}, viewer_token=VIEWER, operator_token=OPERATOR))
+
+
+def client(app: Any, token: str = VIEWER) -> TestClient:
+    return TestClient(app, base_url="http://127.0.0.1:8700", headers={"Authorization": f"Bearer {token}"},
+                      raise_server_exceptions=False)
+
+
+def asked(thresholds: dict[int, Any], off: tuple[int, ...] = ()) -> dict[str, str]:
+    return {"changes": json.dumps({"thresholds": thresholds, "off": list(off)})}
+
+
+def test_a_page_learns_what_may_move(app):
+    document = client(app).get(PLACE).json()
+    assert [step["name"] for step in document["steps"]] == [
+        "gopher_repetition", "gopher_quality", "c4", "fineweb", "pii"]
+    keys = {key["key"]: key for key in document["steps"][1]["keys"]}
+    assert keys["min_doc_words"]["value"] == 60 and keys["min_doc_words"]["number"]
+    assert "stop_words" not in keys and document["documents"] == 122
+
+
+def test_answers_are_those_of_the_playground(app, site):
+    response = client(app).get(f"{PLACE}/answer", params={**asked({1: {"min_doc_words": 120}}), "exact": "true"})
+    game = Playground(Store(str(site / "store")), "r", "clean")
+    wanted = game.answer(Changes({1: {"min_doc_words": 120}}), exact=True)
+    assert response.json() == json.loads(json.dumps(wanted)) and wanted["leaves"]["documents"] > 0
+
+
+def test_changed_documents_come_in_pages(app):
+    seen, after = [], 0
+    while after is not None:
+        page = client(app).get(f"{PLACE}/documents", params={**asked({1: {"min_doc_words": 200}}), "limit": 4,
+                                                             "after": after}).json()
+        seen += [d["id"] for d in page["documents"]]
+        after = page["after"]
+    assert len(set(seen)) == len(seen) == page["of"] > 4
+    assert all(d["from"]["side"] == "kept" for d in page["documents"])
+
+
+def test_a_cube_comes_as_json(app):
+    cube = client(app).get(f"{PLACE}/cube", params={"step": 1, "key": "min_doc_words"}).json()
+    assert cube["edges"] == sorted(cube["edges"]) and cube["cells"]
+
+
+def test_a_recipe_is_saved_with_the_changes(app, site):
+    changes = asked({1: {"min_doc_words": 77}}, (3,))
+    text = client(app).get(f"{PLACE}/recipe.yaml", params=changes).text
+    steps = parse_yaml(text, "")[0]["datasets"]["clean"]["steps"]
+    assert [next(iter(s)) for s in steps] == ["gopher_repetition", "gopher_quality", "c4", "pii"]
+    assert steps[1]["gopher_quality"]["min_doc_words"] == 77
+    own = "# mine\n" + (site / "r.yaml").read_text() + "# end\n"
+    body = {"recipe": own, "changes": json.loads(changes["changes"])}
+    refused = client(app).post(f"{PLACE}/recipe.yaml", json=body)
+    assert refused.status_code == 403
+    text = client(app, OPERATOR).post(f"{PLACE}/recipe.yaml", json=body).text
+    assert text.startswith("# mine\n") and text.endswith("# end\n") and '"min_doc_words": 77' in text
+
+
+@pytest.mark.parametrize(("path", "params", "status", "key"), [
+    ("/answer", {"changes": "{"}, 422, "changes"), ("/answer", {"changes": '{"what": 1}'}, 422, "changes"),
+    ("/answer", {"changes": '{"thresholds": {"x": {}}}'}, 422, "changes"),
+    ("/answer", asked({9: {"a": 1}}), 422, "step"), ("/answer", asked({1: {"stop_words": []}}), 422, "stop_words"),
+    ("/answer", asked({1: {"min_doc_words": "<b>"}}), 422, "min_doc_words"), ("/answer", asked({}, (99,)), 422, "step"),
+    ("/cube", {"step": 77, "key": "a"}, 422, "step"), ("/cube", {"step": 1, "key": "nope"}, 422, "nope"),
+    ("/cube", {"step": 0, "key": ""}, 422, ""), ("/cube", {"step": 4, "key": "drop"}, 422, "drop"),
+    ("/documents", {**asked({}), "limit": "0"}, 422, "limit"), ("/recipe.yaml", asked({8: {"a": 1}}), 422, "step")])
+def test_bad_questions_are_problems_with_their_key(app, path, params, status, key):
+    response = client(app).get(PLACE + path, params=params)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    document = response.json()
+    assert document.get("key", "") == key and "Traceback" not in response.text
+
+
+@pytest.mark.parametrize(("place", "status"), [
+    (PLACE.replace("runs/r", "runs/gone"), 404), (PLACE.replace("clean", "gone"), 404),
+    (PLACE.replace("clean", "..%2f.."), 404), (PLACE.replace("stores/s", "stores/x"), 404)])
+def test_what_is_not_there_is_a_problem(app, place, status):
+    assert client(app).get(place).status_code == status
+
+
+def test_an_unfinished_run_says_so(app, site):
+    folder = site / "store/runs/unfinished"
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    (folder / "recipe.yaml").write_text("version: 1\n")
+    response = client(app).get(PLACE.replace("runs/r/", "runs/unfinished/"))
+    assert response.status_code in (404, 409) and response.json()["key"] == "run"
+
+
+def test_nobody_asks_without_a_token(app):
+    assert client(app, "x" * 24).get(PLACE).status_code == 401
+
+
+def test_datasets_leave_the_memory_when_others_need_it(site):
+    from pipeline.service.tune import Playgrounds
+
+    games, store = Playgrounds(most=200), Store(str(site / "store"))
+    first = games.get(store, "r", "clean")
+    assert games.get(store, "r", "clean") is first
+    (site / "store/runs/r2").mkdir(exist_ok=True)
+    for name in ("plan.json", "tasks.parquet", "recipe.yaml"):
+        (site / "store/runs/r2" / name).write_bytes((site / "store/runs/r" / name).read_bytes())
+    games.get(store, "r2", "clean")                                # 122 documents each
+    assert games.get(store, "r", "clean") is not first
