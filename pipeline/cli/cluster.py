@@ -71,7 +71,8 @@ def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
            allow_custom_stages: opt.CodeOpt = False, ship_code: opt.ShipOpt = False, python: opt.PythonOpt = "python",
            insecure_local: opt.InsecureOpt = False, quiet: opt.QuietOpt = False, json_lines: opt.JsonOpt = False,
            job: Annotated[int | None, typer.Option("--job", hidden=True, help="We are this attempt's job.")] = None,
-           ) -> None:
+           queued: Annotated[str | None, typer.Option("--queued", hidden=True, help="We are the driver of this entry "
+                                                                                    "of the queue.")] = None) -> None:
     """Continue a run that was stopped, has failed, or whose cluster is gone.
 
     Uses the same recipe and the same store, and does not repeat tasks whose results were committed. Runs on this
@@ -82,6 +83,11 @@ def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
       tokenmill resume fineweb-3f2a91c0 --store s3://bucket/store --address http://127.0.0.1:8265
       tokenmill resume fineweb-3f2a91c0 --store store --workers 8
     """
+    if queued is not None:
+        from pipeline.cli.queued import work
+        from pipeline.store.fs import Store
+
+        raise typer.Exit(work(Store(store), queued, backend, workers, address, insecure_local, allow_custom_stages))
     at, name = opt.resolve_run(run, store) if job is None else seen_by_the_head(run, store)
     options = job_options(workers, takeover, verify_inputs, allow_custom_stages)
     if job is not None:

@@ -107,8 +107,7 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     suspended or hangs. On another machine the driver counts as alive if its heartbeat is recent, or advances while this
     function watches it for up to `WATCH_S` seconds.
     """
-    names = sorted(store.list("log/heartbeat"))
-    beat = (_json(store, names[-1]) if names else None) or {}
+    name, beat = latest_heartbeat(store)
     holder = beat.get("holder")
     if not isinstance(holder, dict) or beat.get("closed") or holder.get("run") != run:
         return None
@@ -123,7 +122,7 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     deadline = clock.now() + WATCH_S
     while clock.now() < deadline:
         clock.sleep(min(1.0, WATCH_S / 10))
-        now = _json(store, names[-1]) or {}
+        now = _json(store, name) or {}
         if now.get("counter") != beat.get("counter"):
             return None if now.get("closed") else 0.0
     return None
@@ -131,9 +130,20 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
 
 def driver_of(store: Store) -> dict[str, Any]:
     """{host, pid, run, …} of the latest driver of the store; {} when the store has had no driver."""
-    names = sorted(store.list("log/heartbeat"))
-    holder = ((_json(store, names[-1]) if names else None) or {}).get("holder")
+    holder = latest_heartbeat(store)[1].get("holder")
     return holder if isinstance(holder, dict) else {}
+
+
+def latest_heartbeat(store: Store) -> tuple[str, dict[str, Any]]:
+    """The path and the content {counter, closed, holder, at} of the latest driver's heartbeat; {} when it cannot be
+    read, and ("", {}) when the store has had no driver."""
+    names = sorted(store.list("log/heartbeat"))
+    return (names[-1], _json(store, names[-1]) or {}) if names else ("", {})
+
+
+def progress_of(store: Store, run: str) -> dict[str, Any]:
+    """The contents of progress.json; {} when there is none, or it cannot be read."""
+    return _json(store, f"runs/{run}/progress.json", _PROGRESS) or {}
 
 
 def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:

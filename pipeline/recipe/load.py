@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,23 +41,35 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
         raise _error(str(file), f"cannot read the recipe: {e.strerror}") from None
     except UnicodeDecodeError as e:
         raise _error(str(file), f"not UTF-8 text (byte {e.start}); save the recipe as UTF-8") from None
-    data, marks = parse_yaml(text, str(file))
+    base = os.getcwd() if file.parent == READY else str(file.resolve().parent)
+    return load_text(text, str(file), name=file.stem, base=base, overrides=overrides, inputs=inputs,
+                     inputs_from=os.getcwd(), allow_custom=allow_custom)
+
+
+def load_text(text: str, file: str, *, name: str, base: str, overrides: Sequence[str] = (), inputs: Sequence[str] = (),
+              inputs_from: str, allow_custom: bool = False,
+              confine: Callable[[dict[str, Any], Marks], Iterable[Problem]] | None = None) -> Recipe:
+    """Load the recipe in a YAML text. `file` is what messages call it, `name` and `base` are its name and the folder
+    that its relative paths start at; those of `inputs` start at `inputs_from`. `confine` returns problems of the data
+    before anything that it names is opened or imported (`pipeline.recipe.confine`)."""
+    data, marks = parse_yaml(text, file)
     if not isinstance(data, dict):
-        raise _error(str(file), "a recipe is a mapping that begins with `version: 1`")
+        raise _error(file, "a recipe is a mapping that begins with `version: 1`")
     for override in overrides:
         _set(data, marks, override)
     _prune(data, marks, bool(inputs))
-    if missing := [*_feed(data, marks, list(inputs)), *_wanted(data, marks)]:
+    if missing := [*_feed(data, marks, list(inputs), inputs_from), *_wanted(data, marks)]:
         raise RecipeError(missing)
     _split_sources(data)
+    if confine is not None and (refused := list(confine(data, marks))):
+        raise RecipeError(refused)
 
-    base = os.getcwd() if file.parent == READY else str(file.resolve().parent)
     checker = Checker(marks, base, allow_custom)
     recipe = checker.validate(Recipe, data, ())
     _no_secrets(data, checker, ())
     checker.stop_if_failed()
     assert isinstance(recipe, Recipe)
-    recipe._name, recipe._base, recipe._marks = file.stem, base, marks
+    recipe._name, recipe._base, recipe._marks = name, base, marks
     if allow_custom:
         recipe.code[:] = [os.path.normpath(os.path.join(base, path)) for path in recipe.code]
         try:
@@ -148,9 +160,9 @@ def _item(items: list[Any], step: str, label: str, path: KeyPath) -> int:
     raise _error(label, f"there is no '{step}' here: {nearest(step, [str(n) for n in names if n])}", path)
 
 
-def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> Iterator[Problem]:
-    """Put the paths of `--input` into the source that the recipe names under `input:` (or into its only source). Yields
-    a problem when the recipe requires `--input` and it was not given."""
+def _feed(data: dict[str, Any], marks: Marks, inputs: list[str], base: str) -> Iterator[Problem]:
+    """Put the paths of `--input`, which start at `base`, into the source that the recipe names under `input:` (or into
+    its only source). Yields a problem when the recipe requires `--input` and it was not given."""
     sources, name = data.get("sources"), data.get("input")
     if not isinstance(sources, dict) or not isinstance(name, str | None):
         return                                                      # wrong types: pydantic reports them
@@ -161,7 +173,8 @@ def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> Iterator[Pro
             raise _error("--input", f"which of the sources {', '.join(map(str, sources))} is meant? Put `input: NAME` "
                                     "into the recipe, or use --set sources.NAME.path=…")
         if isinstance(sources.get(name), dict):
-            sources[name]["path"] = [p if "://" in p else os.path.abspath(os.path.expanduser(p)) for p in inputs]
+            sources[name]["path"] = [p if "://" in p else os.path.abspath(os.path.join(base, os.path.expanduser(p)))
+                                     for p in inputs]
             marks.put(("sources", name, "path"), Mark("--input"))
     elif name is not None and isinstance(sources.get(name), dict) and "path" not in sources[name]:
         yield Problem(marks.at(("sources", name)), ("sources", name),

@@ -338,6 +338,10 @@ def connect(root: str) -> Remote:
         return S3(root)
     if root.startswith("memory://"):
         return InMemory(root)
+    if root.startswith(("http://", "https://")):
+        from pipeline.store.web import Direct, direct
+
+        return Direct(root) if direct() else Remote(root)
     return Gcs(root) if root.startswith(("gs://", "gcs://")) else Remote(root)
 
 

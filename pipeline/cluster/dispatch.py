@@ -1,0 +1,190 @@
+"""Starts the runs of a store's queue, one after the other. Every server of a store does this; the queue decides which
+of them starts an entry (`pipeline.cluster.queue`).
+
+A driver is a child process in a session of its own, so it goes on when the server ends. The server that comes next sees
+from the store that it runs. An entry whose driver has died, or was never started because its server died, is started
+again; what its run has committed is not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.cluster.attempts import ask_to_stop, asked_to_stop, facts_of, latest_heartbeat, progress_of
+from pipeline.cluster.queue import Entry, Queue, QueueError
+from pipeline.store.fs import Store
+from pipeline.store.lease import Holder, alive, identity
+from pipeline.store.log import PATIENCE_S
+from pipeline.store.web import DIRECT
+
+#: seconds after which a claim that no driver has followed is taken over, even if its server lives
+START_S = 120.0
+#: seconds without a heartbeat after which a driver on another machine is taken for dead
+UNSEEN_S = 3 * PATIENCE_S
+#: starts in a row that may end without a message before the run counts as failed
+MOST_DEATHS = 5
+#: the environment variable by which a driver gets the roots (JSON) that its recipe is confined to
+ROOTS = "TOKENMILL_ROOTS"
+
+
+class Child(Protocol):
+    """A driver that this process has started."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+
+@dataclass(frozen=True)
+class DriverOptions:
+    """How drivers are started: the options of `tokenmill run` that belong to the machine and not to the recipe. `roots`
+    are the folders and URLs that recipes may read; None: any. `secrets` names environment variables that a driver must
+    not see."""
+
+    backend: str = "process"
+    workers: int | None = None
+    address: str | None = None
+    insecure_local: bool = False
+    allow_code: bool = False
+    roots: tuple[str, ...] | None = None
+    secrets: tuple[str, ...] = ()
+
+    def arguments(self) -> list[str]:
+        return ["--backend", self.backend, *(("--workers", str(self.workers)) if self.workers else ()),
+                *(("--address", self.address) if self.address else ()),
+                *(("--insecure-local",) if self.insecure_local else ()),
+                *(("--allow-custom-stages",) if self.allow_code else ())]
+
+
+def start_driver(store: Store, entry: Entry, options: DriverOptions) -> subprocess.Popen[bytes]:
+    """Start the driver of an entry that this process has claimed (its last event is our `start`)."""
+    environment = {k: v for k, v in os.environ.items() if k not in options.secrets}
+    if options.roots is not None:
+        environment |= {ROOTS: json.dumps(options.roots), DIRECT: "1"}
+    # -P: Python must not import other packages from the folder the server was started in
+    command = [sys.executable, "-P", "-m", "pipeline.cli", "resume", "--queued",
+               f"{entry.number}/{len(entry.events)}", "--store", store.root, *options.arguments(), "--", entry.run]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+class Dispatcher:
+    """Starts what waits in the queue of a store, and sees that what was started ends. `tick` does one round; a server
+    calls it every few seconds."""
+
+    def __init__(self, queue: Queue, start: Callable[[Entry], Child], clock: Clock = SYSTEM,
+                 me: Holder | None = None, is_alive: Callable[[Mapping[str, object]], bool | None] = alive) -> None:
+        self.queue, self.store, self._clock = queue, queue.store, clock
+        self._start, self._me, self._alive = start, me or identity(""), is_alive
+        self._children: dict[tuple[int, int], Child] = {}    # by number and event of the claim
+        self._seen: dict[str, tuple[Any, float]] = {}        # what was last seen of a thing, and since when
+
+    def tick(self) -> None:
+        """Start the next entry if nothing runs; start again what has died."""
+        self._children = {claim: child for claim, child in self._children.items() if child.poll() is None}
+        head = next((entry for entry in self.queue.entries() if not entry.ended), None)
+        if head is None:
+            return
+        if head.state == "waiting":
+            if not self._store_is_held():
+                self._claim(head)
+        elif self._lost(head):
+            if head.stopping:
+                self.queue.append(head, "cancelled", by=head.last.by)
+            elif head.deaths() >= MOST_DEATHS:
+                self.queue.append(head, "failed", error=f"its driver has ended {MOST_DEATHS} times without a message "
+                                  f"and without having finished a task; look at its log, or run `tokenmill resume "
+                                  f"{head.run}` on the server's machine to see why")
+            else:
+                self._claim(head)
+        elif head.stopping and not asked_to_stop(self.store, head.run, head.attempt):
+            ask_to_stop(self.store, head.run, head.attempt)    # who cancelled it was killed in between
+
+    def _claim(self, entry: Entry) -> None:
+        claimed = self.queue.append(entry, "start", holder=self._me,
+                                    tasks=int(progress_of(self.store, entry.run).get("done") or 0))
+        if claimed is not None and claimed.last.kind == "start" and claimed.last.holder == self._me:
+            self._children[claimed.number, len(claimed.events)] = self._start(claimed)
+
+    def _lost(self, entry: Entry) -> bool:
+        """Whether nobody works on an entry that has been started. If this cannot be seen, it is assumed after a while.
+        A mistake does no harm: a server that comes too late finds its claim taken over, and so does the driver that it
+        starts; a driver that lives holds the lease of the log."""
+        event, claim = entry.last, (entry.number, len(entry.events))
+        if event.kind == "start":
+            if event.holder == self._me:
+                return claim not in self._children
+            return self._alive(event.holder) is False or self._unchanged("start", claim) > START_S
+        holder = next(e.holder for e in reversed(entry.events) if e.kind == "running")
+        living = self._alive(holder)
+        if living is not None:
+            return not living
+        _, beat = latest_heartbeat(self.store)
+        return self._unchanged("driver", (claim, beat.get("counter"), beat.get("closed"))) > UNSEEN_S
+
+    def _store_is_held(self) -> bool:
+        """Whether a driver that is not in the queue seems to hold the store. The lease of the log decides; this only
+        spares starting a driver in vain."""
+        _, beat = latest_heartbeat(self.store)
+        holder = beat.get("holder")
+        if not isinstance(holder, dict) or beat.get("closed"):
+            return False
+        living = self._alive(holder)
+        if living is not None:
+            return living
+        return self._unchanged("lease", (holder, beat.get("counter"))) <= PATIENCE_S
+
+    def _unchanged(self, what: str, value: Any) -> float:
+        """Seconds for which this process has seen the same value, on its own clock."""
+        before, since = self._seen.get(what, (None, 0.0))
+        if before != value:
+            self._seen[what] = (value, self._clock.now())
+            return 0.0
+        return self._clock.now() - since
+
+
+# -- the driver's side -----------------------------------------------------------------------------------------------
+class ClaimLost(QueueError):
+    """Another server has claimed the entry meanwhile, or it was cancelled: the driver must not run it."""
+
+
+def begin(queue: Queue, number: int, event: int, me: Holder) -> Entry:
+    """Note that a driver has begun an entry that was claimed by the event before `event`, and return the entry. Raises
+    ClaimLost. The number of the event lets one driver succeed: a later claim would have taken it."""
+    entry = queue.entry(number)
+    attempt = facts_of(queue.store, entry.run).get("attempt", 0) + 1
+    while asked_to_stop(queue.store, entry.run, attempt):     # run.json was lost, the request is for an earlier attempt
+        attempt += 1
+    begun = None
+    if len(entry.events) == event and entry.last.kind == "start":
+        begun = queue.append(entry, "running", holder=me, attempt=attempt)
+    if begun is None:
+        raise ClaimLost(f"entry {number} of the queue, run '{entry.run}', was cancelled or started by another server "
+                        f"before this driver began; nothing was run")
+    return begun
+
+
+def end(queue: Queue, number: int, event: int, kind: str, error: str = "") -> None:
+    """Note how the run of the driver that put `event` has ended: done, failed, cancelled, or `returned`, which makes
+    the entry wait again. Does nothing when another driver has been started since."""
+    while True:
+        entry = queue.entry(number)
+        since = entry.events[event + 1:]
+        if entry.ended or any(e.kind != "cancelling" for e in since):
+            return
+        if kind == "returned" and entry.stopping:
+            kind = "cancelled"
+        if queue.append(entry, kind, **({"error": error} if error else {})) is not None:
+            return
+
+
+def confined_to() -> Sequence[str] | None:
+    """The roots that the recipe of this driver is confined to; None: any."""
+    given = os.environ.get(ROOTS)
+    return None if given is None else tuple(json.loads(given))

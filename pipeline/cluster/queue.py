@@ -1,0 +1,323 @@
+"""The queue of a store: the recipes that were submitted to it, and which of them runs next.
+
+    queue/00000007/0000.json    the submission: a recipe with its overrides, its run, who submitted it, and when
+                   0001.json …  what became of it since, one event per file
+
+A store has one driver at a time, so its runs wait for each other in the order of their numbers. Every file is created
+by put-if-absent and never changed. An event is put at the first free number of its entry: of two processes that decide
+about the same entry at the same time, one creates the file, and the other reads it and decides anew. Two servers can
+therefore not start an entry twice, and a cancel and a start cannot both succeed. Nothing about the queue is in the
+commit log, which still decides alone who may commit.
+
+An entry is `waiting` until a server claims it (event `start`), `starting` until its driver has begun (`running`), and
+ends as `done`, `failed` or `cancelled`. An entry is claimed only when all entries before it have ended, and an entry
+that has ended never changes, so at most one entry is starting or running. `returned` makes an entry wait again, because
+a driver that is not in the queue held the store. `pipeline.cluster.dispatch` claims entries and starts their drivers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.base.redact import redact
+from pipeline.cluster.attempts import ask_to_stop, utc_now
+from pipeline.store.errors import StoreError
+from pipeline.store.fs import Store
+
+FORMAT = 1
+#: states of an entry that do not change any more
+ENDED = ("done", "failed", "cancelled")
+#: the state of an entry after an event, by the kind of the event
+STATES = {"submitted": "waiting", "returned": "waiting", "start": "starting", "running": "running",
+          "cancelling": "running", **{state: state for state in ENDED}}
+#: most entries that wait at a time
+MOST_WAITING = 1000
+#: most characters of an error that an event keeps
+LONGEST_ERROR = 2000
+#: entries at the end of the queue that are looked for even when a listing lacks them
+RECENT = 64
+_NAME = re.compile(r"queue/(\d{8})/(\d{4})\.json")
+
+
+class QueueError(StoreError):
+    """A request to the queue that cannot be granted. The message says why and what to do."""
+
+
+class DamagedQueue(StoreError):
+    """A file of the queue is not as it was written."""
+
+
+class RequestReused(QueueError):
+    """Two different submissions have the same request id."""
+
+
+class QueueFull(QueueError):
+    """Too many recipes wait already."""
+
+
+class UnknownEntry(QueueError):
+    """The queue has no entry of this number."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What a submitter gives. `request` identifies the request: when it is sent again, because the answer was lost, it
+    gets the entry of the first time. `by` is the role of the submitter, never a token. `name` and `base` are those of
+    the recipe (`Recipe.name`, `Recipe.base`), `text` is its YAML, to which `overrides` and `inputs` are applied as
+    `--set` and `--input` would be."""
+
+    request: str
+    run: str
+    by: str
+    name: str
+    base: str
+    text: str
+    overrides: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    verify_inputs: bool = False
+    resumes: bool = False
+
+    def digest(self) -> str:
+        """A hash of what would run, 32 hex characters."""
+        what = {k: v for k, v in asdict(self).items() if k not in ("request", "by")}
+        return hashlib.blake2b(_dumps(what), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to an entry. `holder` is the process that did it (`pipeline.store.lease.Holder`), `attempt` the
+    number of the attempt that a driver begins, and `tasks` the number of tasks that were done before a start."""
+
+    kind: str
+    at: str
+    nonce: str
+    by: str = ""
+    holder: Mapping[str, Any] = field(default_factory=dict)
+    attempt: int = 0
+    tasks: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A submission in the queue, without its text, with everything that has happened to it. `events[0]` is the
+    submission itself."""
+
+    number: int
+    run: str
+    name: str
+    by: str
+    request: str
+    digest: str
+    resumes: bool
+    events: tuple[Event, ...]
+
+    @property
+    def last(self) -> Event:
+        return self.events[-1]
+
+    @property
+    def state(self) -> str:
+        """waiting, starting, running, done, failed or cancelled."""
+        return STATES[self.last.kind]
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a running entry was asked to stop."""
+        return self.last.kind == "cancelling"
+
+    @property
+    def attempt(self) -> int:
+        """The attempt of its latest driver; 0 when none has begun."""
+        return next((e.attempt for e in reversed(self.events) if e.kind == "running"), 0)
+
+    def deaths(self) -> int:
+        """How many starts in a row have ended without a message and without having finished a task. A start that gave
+        the entry back does not count."""
+        count, tasks, returned = 0, None, False
+        for event in reversed(self.events):
+            if event.kind == "returned":
+                returned = True
+            elif event.kind == "start" and returned:
+                returned = False
+            elif event.kind == "start":
+                if tasks is not None and event.tasks < tasks:
+                    break
+                count, tasks = count + 1, event.tasks
+        return count
+
+
+def event_name(number: int, event: int) -> str:
+    return f"queue/{number:08d}/{event:04d}.json"
+
+
+class Queue:
+    """The queue of a store, as seen by one process. Thread-safe. It keeps what it has read, since no file changes: a
+    second look reads only what is new."""
+
+    def __init__(self, store: Store, clock: Clock = SYSTEM) -> None:
+        self.store, self.clock = store, clock
+        self._entries: dict[int, Entry] = {}
+        self._next = 0                                        # the first free number; 0 until the store was listed
+        self._lock = threading.RLock()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+    def entries(self) -> list[Entry]:
+        """All entries in the order of their numbers, as they are now."""
+        with self._lock:
+            if self._next == 0:
+                listed = {int(m[1]) for path in self.store.list("queue") if (m := _NAME.fullmatch(path))}
+                last = max(listed, default=0)
+                numbers = sorted(listed.union(range(max(1, last - RECENT), last)))
+                for entry in self.store.map(self._load, numbers):
+                    if entry is not None:
+                        self._entries[entry.number] = entry
+                self._next = last + 1
+            for entry in [e for e in self._entries.values() if not e.ended]:
+                self._entries[entry.number] = self._follow(entry)
+            while (new := self._load(self._next)) is not None:
+                self._entries[new.number] = new
+                self._next += 1
+            return [self._entries[number] for number in sorted(self._entries)]
+
+    def entry(self, number: int) -> Entry:
+        """An entry as it is now. Raises UnknownEntry."""
+        with self._lock:
+            known = self._entries.get(number)
+            entry = self._load(number) if known is None else known if known.ended else self._follow(known)
+            if entry is None:
+                raise UnknownEntry(f"the queue of {self.store.root} has no entry {number}; list the queue to see which "
+                                   f"it has")
+            if known is not None:
+                self._entries[number] = entry
+            return entry
+
+    def submission(self, number: int) -> Submission:
+        """What was submitted, with the text of the recipe."""
+        body = self._read(event_name(number, 0))
+        if body is None:
+            raise UnknownEntry(f"the queue of {self.store.root} has no entry {number}")
+        given = dict(body["submission"])
+        return Submission(**{**given, "overrides": tuple(given["overrides"]), "inputs": tuple(given["inputs"])})
+
+    def _load(self, number: int) -> Entry | None:
+        body = self._read(event_name(number, 0))
+        if body is None:
+            return None
+        try:
+            given, event = body["submission"], Event(**body["event"])
+            entry = Entry(number, given["run"], given["name"], given["by"], given["request"], body["digest"],
+                          given["resumes"], (event,))
+        except (KeyError, TypeError) as e:
+            raise _newer(event_name(number, 0)) from e
+        return self._follow(entry)
+
+    def _follow(self, entry: Entry) -> Entry:
+        """The entry with the events that were added since it was read."""
+        while not entry.ended:
+            name = event_name(entry.number, len(entry.events))
+            body = self._read(name)
+            if body is None:
+                break
+            try:
+                event = Event(**body["event"])
+                entry = replace(entry, events=(*entry.events, event))
+                STATES[event.kind]
+            except (KeyError, TypeError) as e:
+                raise _newer(name) from e
+        return entry
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """The body of a file of the queue; None when there is none. Raises DamagedQueue."""
+        try:
+            data = self.store.read(name)
+        except FileNotFoundError:
+            return None
+        head, _, body = data.partition(b"\n")
+        if head != hashlib.sha256(body).hexdigest().encode():
+            folder = self.store.at(name.rpartition("/")[0])
+            raise DamagedQueue(f"{self.store.at(name)} is damaged: its checksum does not match; move the folder "
+                               f"{folder} away and submit its recipe again")
+        document: dict[str, Any] = json.loads(body)
+        if document.get("format") != FORMAT:
+            raise _newer(name)
+        return document
+
+    # -- writing -------------------------------------------------------------------------------------------------
+    def submit(self, submission: Submission) -> Entry:
+        """Put a recipe at the end of the queue, or return the entry that this request has made before. Raises QueueFull
+        and RequestReused.
+
+        A request that is sent twice at the same time makes one entry: all earlier entries are read before a number is
+        found free, and whoever finds it taken reads who took it.
+        """
+        digest = submission.digest()
+        with self._lock:
+            while True:
+                entries = self.entries()
+                for entry in entries:
+                    if entry.request == submission.request:
+                        if entry.digest != digest:
+                            raise RequestReused(f"the request id {submission.request!r} was used before, for run "
+                                                f"'{entry.run}'; send another id with another recipe")
+                        return entry
+                if sum(e.state == "waiting" for e in entries) >= MOST_WAITING:
+                    raise QueueFull(f"{MOST_WAITING} recipes wait in {self.store.root} already; wait for some, or "
+                                    f"cancel them")
+                number = self._next
+                event = Event("submitted", utc_now(self.clock), self.clock.new_id(), submission.by)
+                self._put(event_name(number, 0), {"submission": asdict(submission), "digest": digest}, event)
+
+    def append(self, entry: Entry, kind: str, **facts: Any) -> Entry | None:
+        """Add an event to an entry, as this process knows it. Returns the entry with the event, or None when the entry
+        has changed since it was read: then nothing was added."""
+        if "error" in facts:
+            facts["error"] = redact(facts["error"])[:LONGEST_ERROR]
+        event = Event(kind, utc_now(self.clock), self.clock.new_id(), **facts)
+        if entry.ended or not self._put(event_name(entry.number, len(entry.events)), {}, event):
+            return None
+        return self.entry(entry.number)
+
+    def cancel(self, number: int, by: str) -> Entry:
+        """Cancel an entry. One that waits or starts has ended on return. The driver of one that runs stops within
+        seconds: it lets its tasks end for a minute, and keeps what was committed."""
+        while True:
+            entry = self.entry(number)
+            if entry.state == "running":
+                if not entry.stopping:
+                    self.append(entry, "cancelling", by=by)
+                    continue
+                ask_to_stop(self.store, entry.run, entry.attempt)
+                return entry
+            if entry.ended:
+                return entry
+            self.append(entry, "cancelled", by=by)
+
+    def _put(self, name: str, body: dict[str, Any], event: Event) -> bool:
+        """Create a file of the queue. False when there is one."""
+        document = _dumps({"format": FORMAT, "event": asdict(event), **body})
+        return self.store.put_absent(name, hashlib.sha256(document).hexdigest().encode() + b"\n" + document)
+
+
+def places(entries: list[Entry]) -> dict[int, int]:
+    """The places of the entries that wait, by number: 1 is the next to start."""
+    return {entry.number: i for i, entry in enumerate((e for e in entries if e.state == "waiting"), 1)}
+
+
+def _newer(name: str) -> DamagedQueue:
+    return DamagedQueue(f"{name} was written by another version of Tokenmill; use that version")
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,53 @@
+"""Files of a web server that must not lead this machine elsewhere: for recipes that others have submitted.
+
+A server may answer with a redirect to an address that only this machine reaches, and a name may get another address
+after it was checked. With the environment variable `DIRECT`, redirects are errors and every address is checked when the
+connection is made. Brokers inherit the variable from their driver.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from pipeline.base.addresses import outside
+from pipeline.store.errors import StoreError
+from pipeline.store.remote import Remote
+
+DIRECT = "TOKENMILL_NO_REDIRECTS"
+
+
+def direct() -> bool:
+    """Whether web servers are read without redirects in this process."""
+    return os.environ.get(DIRECT) == "1"
+
+
+async def _client(**options: Any) -> Any:
+    """An aiohttp session that raises StoreError instead of following a redirect, and connects to no address of this
+    machine or of its network's services."""
+    import aiohttp
+    from aiohttp.resolver import ThreadedResolver
+
+    class Resolver(ThreadedResolver):
+        async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[Any]:
+            found = await super().resolve(host, port, family)
+            if not all(outside(info["host"]) for info in found):
+                raise StoreError(f"{host} is this machine, or a service of its network; a submitted recipe must not "
+                                 f"read there")
+            return found
+
+    async def refuse(session: Any, context: Any, parameters: Any) -> None:
+        raise StoreError(f"{parameters.url} redirects elsewhere, which is refused for submitted recipes; name the file "
+                         f"where it lies")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(refuse)
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=Resolver()), trace_configs=[trace],
+                                 **{k: v for k, v in options.items() if k != "loop"})
+
+
+class Direct(Remote):
+    """A web server that is read without redirects."""
+
+    options = {"get_client": _client}  # noqa: RUF012
