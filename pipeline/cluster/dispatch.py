@@ -62,7 +62,7 @@ class DriverOptions:
                 *(("--allow-custom-stages",) if self.allow_code else ())]
 
 
-def start_driver(store: Store, entry: Entry, options: DriverOptions) -> subprocess.Popen[bytes]:
+def start_driver(store: Store, options: DriverOptions, entry: Entry) -> subprocess.Popen[bytes]:
     """Start the driver of an entry that this process has claimed (its last event is our `start`)."""
     environment = {k: v for k, v in os.environ.items() if k not in options.secrets}
     if options.roots is not None:

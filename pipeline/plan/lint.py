@@ -31,14 +31,20 @@ Finding = tuple[KeyPath, str]
 
 
 def lint(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[str]:
-    """Warnings about a checked recipe, in the order of the file: 'FILE:LINE:COLUMN: KEY: MESSAGE'.
+    """Warnings about a checked recipe, in the order of the file: 'FILE:LINE:COLUMN: KEY: MESSAGE'. `speeds` as in
+    `findings`."""
+    return list(map(str, findings(recipe, speeds)))
+
+
+def findings(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[Problem]:
+    """Warnings about a checked recipe with their places, in the order of the file.
 
     `speeds`: bytes of text per CPU-second of steps, as measured in a store (`estimate.Speeds.stages`).
     """
     rules = (_order(recipe, speeds or {}), _extraction(recipe), _language(recipe), _lineage(recipe), _crawls(recipe),
              _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe), _code(recipe))
     problems = [Problem(recipe.mark(path), path, message) for rule in rules for path, message in rule]
-    return [str(p) for p in sorted(problems, key=lambda p: (p.mark.line, p.mark.column))]
+    return sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
 
 
 def _is_barrier(step: Step) -> bool:

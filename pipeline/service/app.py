@@ -7,8 +7,11 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from pipeline.service import datasets, problems, runs, sign_in, tune
+from pipeline.cluster.queue import Queue
+from pipeline.service import datasets, problems, runs, sign_in, submit, tune
 from pipeline.service.access import Guard
+from pipeline.service.checks import CheckRoom
+from pipeline.service.dispatching import dispatching
 from pipeline.service.problems import SafeJSON
 from pipeline.service.session import Sessions
 from pipeline.service.settings import Settings
@@ -17,18 +20,20 @@ from pipeline.store.fs import Store
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service over the stores of `settings`. `app.state` has `settings`, `stores` (name → Store), `sessions`,
-    `watch` and `playgrounds`."""
+    """The service over the stores of `settings`. `app.state` has `settings`, `stores` (name → Store), `queues` (name →
+    Queue), `sessions`, `watch` and `playgrounds`. While the application runs, it starts what waits in the queues."""
     sessions = Sessions(settings)
     app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
-                  redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False,
+                  redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False, lifespan=dispatching,
                   responses=problems.RESPONSES,
                   middleware=[Middleware(Guard, settings=settings, sessions=sessions)])
     app.state.settings, app.state.sessions = settings, sessions
     app.state.stores = {name: Store(root) for name, root in settings.stores.items()}
+    app.state.queues = {name: Queue(store) for name, store in app.state.stores.items()}
+    app.state.checks = CheckRoom(settings)
     app.state.watch, app.state.streams = Watch(settings.look_s), 0
     app.state.playgrounds = tune.Playgrounds()
     problems.install(app)
-    for module in (sign_in, runs, datasets, tune):
+    for module in (sign_in, runs, datasets, tune, submit):
         app.include_router(module.router)
     return app

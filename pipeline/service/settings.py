@@ -26,7 +26,8 @@ class Settings:
     """`stores` maps names to roots. Without tokens whoever reaches the port is an operator, so it must be loopback.
 
     `names`: host names, beside loopback and `host`, under which browsers may reach the service. `allowed_roots`:
-    folders and URLs in which the inputs of submitted recipes must lie.
+    folders and URLs in which the inputs of submitted recipes must lie. `backend`, `workers`, `address` and
+    `insecure_local` are how submitted runs run, as for `tokenmill run`; `allow_code`: their recipes may name code.
     """
 
     stores: Mapping[str, str]
@@ -40,6 +41,11 @@ class Settings:
     proxy: str = "127.0.0.1"
     names: tuple[str, ...] = ()
     allowed_roots: tuple[str, ...] = ()
+    backend: str = "process"
+    workers: int | None = None
+    address: str | None = field(default=None, repr=False)
+    insecure_local: bool = False
+    allow_code: bool = False
     max_body_bytes: int = 1 << 20
     max_url_bytes: int = 8 << 10
     #: requests that one address may send per second on average, and at once

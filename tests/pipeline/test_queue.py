@@ -363,7 +363,7 @@ class RealServer:
         options = DriverOptions(backend="inline", roots=roots)
 
         def start(entry: Entry) -> subprocess.Popen[bytes]:
-            self.drivers.append(start_driver(store, entry, options))
+            self.drivers.append(start_driver(store, options, entry))
             return self.drivers[-1]
 
         self.dispatcher = Dispatcher(self.queue, start)

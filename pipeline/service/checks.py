@@ -1,0 +1,141 @@
+"""Checks and plans submitted recipes, each in a process of its own.
+
+A recipe that somebody else has written may take long to check (a glob over millions of files, a large model), may need
+much memory, and may name code. The process has limits for all of these, and is killed when the client has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pipeline.base.errors import TokenmillError
+from pipeline.base.process import die_with_parent, limit_data, no_core
+from pipeline.base.redact import redact_json
+from pipeline.cluster.attempts import bad_name
+from pipeline.recipe.errors import Problem as RecipeProblem
+from pipeline.recipe.errors import RecipeError, key_path
+from pipeline.service.problems import Problem
+from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, Settings
+from pipeline.store.web import DIRECT
+
+#: checks that run at a time; each takes a core and some hundred MB
+AT_ONCE = 2
+#: seconds and bytes that one may take
+CHECK_S, CHECK_BYTES = 50.0, 4 << 30
+ELSEWHERE = "or plan it with tokenmill plan on the server's machine"
+_PLACED = re.compile(r"(?P<file>[^:\n]*):(?P<line>\d+):(?P<column>\d+): (?:(?P<key>[\w.\[\]-]+): )?(?P<message>.*)",
+                     re.DOTALL)
+_KEYED = re.compile(r"(?P<key>[\w-]+[.\[][\w.\[\]-]+): (?P<message>.*)", re.DOTALL)
+
+
+class CheckRoom:
+    """Runs checks, a few at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {
+            DIRECT: "1"}
+
+    async def check(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of `check` for this request. Raises Problem when it takes too long or cannot be planned."""
+        async with self._room:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "pipeline.service.checks", env=self._environment,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+            try:
+                data, _ = await asyncio.wait_for(process.communicate(json.dumps(request).encode()), CHECK_S)
+            except TimeoutError:
+                raise Problem(422, "Takes too long", f"the recipe could not be checked within {CHECK_S:.0f} s",
+                              "recipe", f"name fewer files, {ELSEWHERE}") from None
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+        if process.returncode != 0 or not data.strip():
+            raise Problem(422, "Cannot be checked", "the process that checks the recipe died, probably for want of "
+                          "memory", "recipe", f"name smaller models or fewer files, {ELSEWHERE}")
+        result: dict[str, Any] = json.loads(data.splitlines()[-1])
+        if "failed" in result:
+            message, _, remedy = result["failed"].partition("; ")
+            raise Problem(400, "Cannot be planned", message, "recipe", remedy)
+        return result
+
+
+# -- in the process of its own ---------------------------------------------------------------------------------------
+def check(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Load a recipe within its roots, and with `store` plan it as well.
+
+    Returns {"problems", "run", "digest", "plan"}. Each problem has severity (error, warning), file, line, column, key,
+    message and remedy. `run` is None when the recipe cannot be run.
+    """
+    from pipeline.plan.lint import findings
+    from pipeline.recipe.confine import refusals
+    from pipeline.recipe.load import load_text
+    from pipeline.run import run_name
+
+    name, base = request["name"], request["base"]
+    try:
+        recipe = load_text(request["text"], f"{name}.yaml", name=name, base=base, overrides=request["overrides"],
+                           inputs=request["inputs"], inputs_from=base, allow_custom=request["allow_code"],
+                           confine=partial(refusals, base=base, roots=request["roots"]))
+    except RecipeError as e:
+        return {"problems": [_document(p) for p in e.problems], "run": None, "digest": None, "plan": None}
+    plan, warnings = None, [_document(p, "warning") for p in findings(recipe)]
+    texts = list(recipe.warnings)
+    if request["store"] is not None:
+        from pipeline.plan.estimate import survey_recipe
+
+        plan = survey_recipe(recipe, request["store"], verify_inputs=request["verify_inputs"])
+        warnings, texts = [], plan["warnings"]
+    run = request["run"] or run_name(recipe)
+    if (why := bad_name(run)) is not None:
+        return {"problems": [_parts("error", "", 0, 0, "run", why)], "run": None, "digest": None, "plan": None}
+    return {"problems": [*warnings, *map(_warning, texts)], "run": run, "digest": recipe.digest(), "plan": plan}
+
+
+def _document(problem: RecipeProblem, severity: str = "error") -> dict[str, Any]:
+    return _parts(severity, problem.mark.file, problem.mark.line, problem.mark.column, key_path(problem.path),
+                  problem.message)
+
+
+def _warning(text: str) -> dict[str, Any]:
+    """A warning as `lint` and the planner write it: with its place, with its key, or with neither."""
+    if (placed := _PLACED.fullmatch(text)) is not None:
+        return _parts("warning", placed["file"], int(placed["line"]), int(placed["column"]), placed["key"] or "",
+                      placed["message"])
+    keyed = _KEYED.fullmatch(text)
+    return _parts("warning", "", 0, 0, keyed["key"] if keyed else "", keyed["message"] if keyed else text)
+
+
+def _parts(severity: str, file: str, line: int, column: int, key: str, message: str) -> dict[str, Any]:
+    """A problem as JSON. Our messages are written `what is wrong; what to do`."""
+    what, _, remedy = message.partition("; ")
+    return {"severity": severity, "file": file, "line": line, "column": column, "key": key, "message": what,
+            "remedy": remedy}
+
+
+def main() -> None:
+    die_with_parent(os.getppid())
+    no_core()
+    limit_data(CHECK_BYTES)
+    request = json.loads(sys.stdin.buffer.read())
+    answer = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)                                                 # what the recipe's code prints is no answer
+    try:
+        result = check(request)
+    except TokenmillError as e:
+        result = {"failed": str(e)}
+    answer.write(json.dumps(redact_json(result)))
+    answer.flush()
+    os._exit(0)                                                   # threads of the recipe's code may go on
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Starts what waits in the queues of the stores, for as long as the service runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+
+from fastapi import FastAPI
+
+from pipeline.base.redact import redact
+from pipeline.base.visible import visible
+from pipeline.cluster.dispatch import Dispatcher, DriverOptions, start_driver
+from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, Settings
+
+#: seconds between two looks at a queue
+TICK_S = 2.0
+logger = logging.getLogger("tokenmill.service")
+
+
+def driver_options(settings: Settings) -> DriverOptions:
+    """How the drivers of submitted runs are started. They do not see the service's tokens. The nodes of a cluster read
+    web addresses by themselves and would follow redirects, so those roots do not hold there."""
+    roots = tuple(root if "://" in root else os.path.abspath(root) for root in settings.allowed_roots)
+    if settings.address is not None:
+        roots = tuple(root for root in roots if not root.startswith(("http://", "https://")))
+    backend = settings.backend if settings.address is None else "ray"
+    return DriverOptions(backend, settings.workers, settings.address, settings.insecure_local, settings.allow_code,
+                         roots, (OPERATOR_TOKEN, VIEWER_TOKEN))
+
+
+@contextlib.asynccontextmanager
+async def dispatching(app: FastAPI) -> AsyncIterator[None]:
+    """Look after the queue of every store in a thread of its own. The drivers that were started go on when the service
+    ends; the next one sees them in the store."""
+    stopping = threading.Event()
+    options = driver_options(app.state.settings)
+    for name, queue in app.state.queues.items():
+        dispatcher = Dispatcher(queue, partial(start_driver, queue.store, options))
+        threading.Thread(target=_look_after, args=(name, dispatcher, stopping), name=f"queue {name}",
+                         daemon=True).start()
+    try:
+        yield
+    finally:
+        stopping.set()
+
+
+def _look_after(name: str, dispatcher: Dispatcher, stopping: threading.Event) -> None:
+    said = ""
+    while not stopping.wait(TICK_S):
+        try:
+            dispatcher.tick()
+            said = ""
+        except Exception as e:                                    # a damaged queue, a store that does not answer
+            message = visible(redact(f"{type(e).__name__}: {e}"))
+            if message != said:
+                logger.error("the queue of store %s: %s", visible(name), message)
+            said = message

@@ -1,0 +1,244 @@
+"""Router: check, plan and submit recipes; the queue of a store; cancel and resume runs. Operators only, except for
+looking at the queue."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+
+from pipeline.cluster.attempts import ask_to_stop, facts_of, standing
+from pipeline.cluster.queue import Entry, Queue, Submission, places
+from pipeline.recipe.load import READY, ready_recipes
+from pipeline.service import audit
+from pipeline.service.access import Operator, operator, viewer
+from pipeline.service.dispatching import driver_options
+from pipeline.service.outward import cluster_addresses, outward_text
+from pipeline.service.problems import Problem
+from pipeline.service.stores import RunOf, StoreOf, named_store, read_file
+from pipeline.store.fs import Store
+
+router = APIRouter(prefix="/api/v1/stores/{store}", tags=["queue"], dependencies=[Depends(viewer)])
+
+#: most bytes of a recipe, as in `recipe.marks`
+RECIPE = 1 << 20
+Line = Annotated[str, Field(max_length=4000)]
+RequestId = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200,
+                                         description="the same for all tries of one request: it makes one run")]
+Number = Annotated[int, Path(ge=1, le=99_999_999, description="number of an entry of the queue")]
+
+
+class Given(BaseModel):
+    """A recipe: its YAML in `recipe`, or the name of a ready one in `ready`. `overrides` and `inputs` are those of
+    `--set` and `--input`; relative paths start at the first folder that the server allows."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    recipe: str | None = Field(None, max_length=RECIPE)
+    ready: str | None = Field(None, max_length=100)
+    name: str = Field("recipe", min_length=1, max_length=100, description="name of the recipe, from which the run gets "
+                                                                          "its name")
+    run: str | None = Field(None, max_length=200, description="name of the run (default: from the recipe)")
+    overrides: list[Line] = Field([], max_length=200)
+    inputs: list[Line] = Field([], max_length=1000)
+    verify_inputs: bool = False
+
+
+# -- recipes ---------------------------------------------------------------------------------------------------------
+@router.post("/recipes/validate", summary="Check a recipe", dependencies=[Depends(operator), Depends(named_store)])
+async def validate(request: Request, given: Given) -> dict[str, Any]:
+    """All errors and warnings, each with file, line, key and remedy. `valid` tells whether it can run; `run` is the
+    name that its run would get."""
+    result = await _check(request, _submission(request, given), None)
+    return {"valid": result["run"] is not None, **{k: result[k] for k in ("run", "digest", "problems")}}
+
+
+@router.post("/recipes/plan", summary="Plan a recipe", dependencies=[Depends(operator)])
+async def plan(request: Request, at: StoreOf, given: Given) -> dict[str, Any]:
+    """What a run would do and cost: the document of `tokenmill plan --json`. Nothing is run and nothing is written."""
+    result = await _check(request, _submission(request, given), at)
+    _refuse_errors(result)
+    return {"run": result["run"], **result["plan"], "problems": result["problems"]}
+
+
+# -- the queue -------------------------------------------------------------------------------------------------------
+@router.get("/queue", summary="List the queue")
+async def list_queue(request: Request, store: str, at: StoreOf, ended: bool = False) -> dict[str, Any]:
+    """What waits, starts and runs, in order; with `ended` also what has ended, newest last, at most 500 of those.
+    `place` 1 starts next."""
+    entries = await run_in_threadpool(_queue(request, store).entries)
+    waiting = places(entries)
+    past = [entry for entry in entries if entry.ended][-500:] if ended else []
+    return {"entries": [_document(request, entry, waiting) for entry in (*past, *(e for e in entries if not e.ended))]}
+
+
+@router.get("/queue/{number}", summary="Show an entry of the queue")
+async def show_entry(request: Request, store: str, at: StoreOf, number: Number) -> dict[str, Any]:
+    """One entry, and what has happened to it."""
+    queue = _queue(request, store)
+    entry = await run_in_threadpool(_entry, queue, number)
+    waiting = places(await run_in_threadpool(queue.entries))
+    return {**_document(request, entry, waiting), "events": [
+        {"kind": e.kind, "at": e.at, **({"by": e.by} if e.by else {}), **({"attempt": e.attempt} if e.attempt else {})}
+        for e in entry.events]}
+
+
+@router.post("/queue", summary="Submit a recipe", status_code=202)
+async def submit(request: Request, store: str, at: StoreOf, role: Operator, given: Given,
+                 key: RequestId = None) -> dict[str, Any]:
+    """Put a recipe into the queue, after it was checked. Send an `Idempotency-Key`: when the answer is lost, the same
+    request again gets the same entry, and nothing runs twice."""
+    submission = _submission(request, given, key, str(role))
+    entries = await run_in_threadpool(_queue(request, store).entries)
+    known = next((e for e in entries if e.request == submission.request), None)
+    if known is not None:                                         # its inputs may be gone by now, so it is not checked
+        return {**await _put(request, store, at, submission, submission.run or known.run), "problems": []}
+    result = await _check(request, submission, None)
+    _refuse_errors(result)
+    entry = await _put(request, store, at, submission, result["run"])
+    return {**entry, "problems": result["problems"]}
+
+
+@router.post("/queue/{number}/cancel", summary="Cancel an entry of the queue", status_code=202)
+async def cancel_entry(request: Request, store: str, at: StoreOf, number: Number, role: Operator) -> dict[str, Any]:
+    """Cancel a run that waits, or stop one that runs: it lets its tasks end for a minute and keeps what is committed.
+    An entry that has ended stays as it is."""
+    queue = _queue(request, store)
+    entry = await run_in_threadpool(_entry, queue, number)
+    await _note(request, at, what="cancel", run=entry.run, entry=number)
+    entry = await run_in_threadpool(queue.cancel, number, str(role))
+    return _document(request, entry, places(await run_in_threadpool(queue.entries)))
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+@router.post("/runs/{run}/cancel", summary="Cancel a run", status_code=202)
+async def cancel_run(request: Request, store: str, at: StoreOf, run: RunOf, role: Operator) -> dict[str, Any]:
+    """Stop a run, whether it came by the queue or by a command."""
+    queue = _queue(request, store)
+    entries = [e for e in await run_in_threadpool(queue.entries) if e.run == run and not e.ended]
+    await _note(request, at, what="cancel", run=run)
+    for entry in entries:
+        await run_in_threadpool(queue.cancel, entry.number, str(role))
+    if not entries:
+        current = await run_in_threadpool(standing, at, run)
+        if current.ended:
+            raise Problem(409, "Has ended", f"the run {run!r} is {current.state}", "run", "there is nothing to cancel")
+        await run_in_threadpool(ask_to_stop, at, run, current.attempt)
+    return {"run": run, "entries": [entry.number for entry in entries]}
+
+
+@router.post("/runs/{run}/resume", summary="Resume a run", status_code=202)
+async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role: Operator,
+                     key: RequestId = None) -> dict[str, Any]:
+    """Put a run that has failed, was stopped or has died into the queue again, with the recipe that the store keeps.
+    What it has committed is not repeated. A run that is in the queue stays where it is."""
+    queue = _queue(request, store)
+    entries = await run_in_threadpool(queue.entries)
+    known = next((e for e in entries if e.run == run and not e.ended), None)
+    if known is not None:
+        return _document(request, known, places(entries))
+    current = await run_in_threadpool(standing, at, run)
+    if current.state in ("running", "stopping"):
+        raise Problem(409, "Is running", f"the run {run!r} is {current.state} outside the queue", "run",
+                      "wait for it, or cancel it")
+    submission = await run_in_threadpool(_kept, request, at, run, key, str(role), entries)
+    _refuse_errors(await _check(request, submission, None))
+    return await _put(request, store, at, submission, run)
+
+
+# -- shared ----------------------------------------------------------------------------------------------------------
+def _submission(request: Request, given: Given, key: str | None = None, by: str = "") -> Submission:
+    """What a client gives, as the queue keeps it."""
+    if (given.recipe is None) == (given.ready is None):
+        raise Problem(422, "Not valid", "give the text of a recipe, or the name of a ready one", "recipe",
+                      "send either `recipe` or `ready`")
+    text, name = given.recipe or "", given.name
+    if given.ready is not None:
+        if given.ready not in ready_recipes():
+            raise Problem(404, "No such recipe", f"there is no ready recipe {given.ready!r}", "ready",
+                          f"there are: {', '.join(ready_recipes())}")
+        text, name = (READY / f"{given.ready}.yaml").read_text(encoding="utf-8"), given.ready
+    if not name.isprintable() or "/" in name:
+        raise Problem(422, "Not valid", "the name of a recipe is one word without '/'", "name", "choose another")
+    return Submission(key or secrets.token_hex(16), given.run or "", by, name, _base(request), text,
+                      tuple(given.overrides), tuple(given.inputs), given.verify_inputs)
+
+
+def _base(request: Request) -> str:
+    """The folder at which relative paths of submitted recipes start."""
+    roots = driver_options(request.app.state.settings).roots or ()
+    return next((root for root in roots if "://" not in root), os.sep)
+
+
+def _kept(request: Request, at: Store, run: str, key: str | None, by: str, entries: list[Entry]) -> Submission:
+    """The submission that resumes a run: with the recipe that it was submitted with, or that its folder keeps."""
+    earlier = next((e for e in reversed(entries) if e.run == run), None)
+    key = key or secrets.token_hex(16)
+    if earlier is not None:
+        before = _queue(request, request.path_params["store"]).submission(earlier.number)
+        return Submission(key, run, by, before.name, before.base, before.text, before.overrides, before.inputs,
+                          before.verify_inputs, resumes=True)
+    facts = facts_of(at, run)
+    try:
+        text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode("utf-8", "replace")
+    except FileNotFoundError:
+        raise Problem(404, "No recipe", f"the run {run!r} keeps no recipe", "run", "submit its recipe again") from None
+    return Submission(key, run, by, facts.get("recipe") or "recipe", facts.get("base") or _base(request), text,
+                      resumes=True)
+
+
+async def _check(request: Request, submission: Submission, plan_in: Store | None) -> dict[str, Any]:
+    """Check a submission in a process of its own, and with `plan_in` plan it in that store."""
+    options = driver_options(request.app.state.settings)
+    result: dict[str, Any] = await request.app.state.checks.check({
+        "text": submission.text, "name": submission.name, "base": submission.base, "run": submission.run,
+        "overrides": submission.overrides, "inputs": submission.inputs, "verify_inputs": submission.verify_inputs,
+        "roots": options.roots, "allow_code": options.allow_code, "store": plan_in.root if plan_in else None})
+    return result
+
+
+def _refuse_errors(result: dict[str, Any]) -> None:
+    errors = [p for p in result["problems"] if p["severity"] == "error"]
+    if errors:
+        first = errors[0]
+        more = f" (and {len(errors) - 1} more; recipes/validate lists all)" if len(errors) > 1 else ""
+        raise Problem(422, "The recipe has an error", f"{first['file']}:{first['line']}: {first['message']}{more}",
+                      first["key"], first["remedy"])
+
+
+async def _put(request: Request, store: str, at: Store, submission: Submission, run: str) -> dict[str, Any]:
+    """Put a submission into the queue, after a line in the audit log."""
+    submission = Submission(**{**submission.__dict__, "run": run})
+    await _note(request, at, what="resume" if submission.resumes else "submit", run=run)
+    queue = _queue(request, store)
+    entry = await run_in_threadpool(queue.submit, submission)
+    return _document(request, entry, places(await run_in_threadpool(queue.entries)))
+
+
+async def _note(request: Request, at: Store, **what: Any) -> None:
+    await run_in_threadpool(audit.note_write, at, {**await audit.request_entry(request), **what})
+
+
+def _queue(request: Request, store: str) -> Queue:
+    queue: Queue = request.app.state.queues[store]
+    return queue
+
+
+def _entry(queue: Queue, number: int) -> Entry:
+    entry = next((e for e in queue.entries() if e.number == number), None)
+    if entry is None:
+        raise Problem(404, "No such entry", f"the queue has no entry {number}", "number", "list the queue")
+    return entry
+
+
+def _document(request: Request, entry: Entry, waiting: dict[int, int]) -> dict[str, Any]:
+    """An entry as JSON. No process, host or address is in it."""
+    addresses = cluster_addresses({"address": request.app.state.settings.address})
+    return {"number": entry.number, "run": entry.run, "recipe": entry.name, "state": entry.state,
+            "place": waiting.get(entry.number), "stopping": entry.stopping, "by": entry.by, "resumes": entry.resumes,
+            "submitted": entry.events[0].at, "changed": entry.last.at, "attempt": entry.attempt or None,
+            "error": outward_text(entry.last.error, addresses) if entry.last.error else None}

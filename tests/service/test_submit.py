@@ -1,0 +1,196 @@
+"""Recipes that come over the network: checked, planned, queued, cancelled, resumed; and what they must not read."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from pipeline.cluster.queue import Queue
+from pipeline.service import audit
+from pipeline.service.app import create_app
+from pipeline.service.settings import Settings
+from pipeline.store.fs import Store
+from tests.corpus import sentences
+
+VIEWER, OPERATOR = "viewer-token-of-the-tests", "operator-token-of-the-tests"
+RECIPE = """
+version: 1
+sources: {docs: {read: text, path: docs}}
+datasets:
+  clean: {from: docs, steps: [{gopher_quality: {min_doc_words: 5}}]}
+run: {partition: 2KB}
+"""
+SITE = "/api/v1/stores/store"
+
+
+class Site:
+    """A server over one store, with a folder of inputs that it allows."""
+
+    def __init__(self, top: Path, **settings: Any) -> None:
+        self.data, self.store = top / "data", Store(top / "store")
+        (top / "store").mkdir(exist_ok=True)
+        (self.data / "docs").mkdir(parents=True, exist_ok=True)
+        for i in range(6):
+            (self.data / "docs" / f"d{i}.txt").write_text("\n".join(sentences()[i:i + 8]))
+        self.settings = Settings({"store": self.store.root}, viewer_token=VIEWER, operator_token=OPERATOR,
+                                 allowed_roots=(str(self.data),), backend="inline", **settings)
+        self.app = create_app(self.settings)
+        self.client = TestClient(self.app, base_url="http://127.0.0.1:8700", raise_server_exceptions=False)
+
+    def post(self, path: str, body: Any = None, token: str = OPERATOR, **headers: str) -> Any:
+        return self.client.post(SITE + path, json=body, headers={"Authorization": f"Bearer {token}", **headers})
+
+    def get(self, path: str) -> Any:
+        return self.client.get(SITE + path, headers={"Authorization": f"Bearer {VIEWER}"}).json()
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+def test_validate_lists_every_error_with_place_key_and_remedy(site):
+    bad = RECIPE.replace("read: text", "read: txet").replace("min_doc_words: 5", "min_dok_words: 5")
+    answer = site.post("/recipes/validate", {"recipe": bad})
+    document = answer.json()
+    assert answer.status_code == 200 and document["valid"] is False and document["run"] is None
+    keys = {p["key"]: p for p in document["problems"]}
+    assert set(keys) == {"sources.docs.read", "datasets.clean.steps[0].gopher_quality.min_dok_words"}
+    assert keys["sources.docs.read"]["line"] == 3 and "text" in keys["sources.docs.read"]["message"]
+    assert all(p["severity"] == "error" and p["file"] == "recipe.yaml" for p in document["problems"])
+
+
+def test_validate_lists_warnings_of_lint(site):
+    two = RECIPE.replace("steps: [", "steps: [minhash, ")
+    document = site.post("/recipes/validate", {"recipe": two, "name": "two"}).json()
+    assert document["valid"] and document["run"].startswith("two-")
+    assert [p["severity"] for p in document["problems"]].count("warning") >= 1
+    assert any(p["key"].startswith("datasets.clean") and p["line"] == 5 for p in document["problems"])
+
+
+def test_a_plan_is_what_the_command_says(site, capsys):
+    from pipeline.cli.app import run_command
+
+    (site.data / "recipe.yaml").write_text(RECIPE)
+    assert run_command(["plan", str(site.data / "recipe.yaml"), "--store", site.store.root, "--json"]) == 0
+    command = json.loads(capsys.readouterr().out.replace(f"{site.data}/recipe.yaml", "recipe.yaml"))
+    document = site.post("/recipes/plan", {"recipe": RECIPE}).json()
+    assert {k: document[k] for k in command} == command
+    assert command["total"]["tasks_stale"] > 0 and command["total"]["cpu_s"] >= 0
+    assert not list(site.store.list("runs")) and not list(site.store.list("queue"))
+
+
+def test_a_plan_without_files_is_a_problem(site):
+    answer = site.post("/recipes/plan", {"recipe": RECIPE.replace("path: docs", "path: 'docs/*.nothing'")})
+    assert answer.status_code == 400 and answer.headers["content-type"] == "application/problem+json"
+    assert "docs" in answer.json()["detail"]
+
+
+def test_only_operators_write(site):
+    for path in ("/recipes/validate", "/recipes/plan", "/queue"):
+        assert site.post(path, {"recipe": RECIPE}, token=VIEWER).status_code == 403
+    assert not list(site.store.list("queue"))
+    assert site.client.get(SITE + "/queue").status_code == 401
+
+
+def test_one_request_sent_twice_is_one_run(site):
+    first = site.post("/queue", {"recipe": RECIPE}, **{"Idempotency-Key": "k1"})
+    assert first.status_code == 202 and first.json()["place"] == 1 and first.json()["by"] == "operator"
+    again = Site(site.data.parent).post("/queue", {"recipe": RECIPE}, **{"Idempotency-Key": "k1"})   # another server
+    assert again.json()["number"] == first.json()["number"]
+    other = site.post("/queue", {"recipe": RECIPE, "overrides": ["run.partition=4KB"]}, **{"Idempotency-Key": "k1"})
+    assert other.status_code == 409
+    assert site.post("/queue", {"recipe": RECIPE}).json()["place"] == 2
+    assert [(e["number"], e["place"], e["state"]) for e in site.get("/queue")["entries"]] == [
+        (1, 1, "waiting"), (2, 2, "waiting")]
+    assert OPERATOR not in json.dumps(site.get("/queue/1")) and "host" not in json.dumps(site.get("/queue/1"))
+
+
+def test_writes_are_in_the_audit_log(site):
+    site.post("/queue", {"recipe": RECIPE})
+    site.post("/queue/1/cancel")
+    entries = audit.entries(site.store, "", 10)
+    assert sorted(e["what"] for e in entries) == ["cancel", "submit"]
+    assert {e["role"] for e in entries} == {"operator"} and OPERATOR not in json.dumps(entries)
+
+
+def test_cancel_what_waits(site):
+    site.post("/queue", {"recipe": RECIPE})
+    assert site.post("/queue/1/cancel", token=VIEWER).status_code == 403
+    assert site.post("/queue/1/cancel").json()["state"] == "cancelled"
+    assert site.get("/queue")["entries"] == [] and site.get("/queue?ended=true")["entries"][0]["state"] == "cancelled"
+    assert site.post("/queue/7/cancel").status_code == 404
+
+
+def test_bad_bodies_are_problems(site):
+    for body in ({}, {"recipe": RECIPE, "ready": "fineweb"}, {"ready": "none"}, {"recipe": "[1"}, {"recipe": "\x00"},
+                 {"recipe": RECIPE, "overrides": ["x"]}, {"recipe": RECIPE, "run": "../x"}, {"recipe": RECIPE, "no": 1},
+                 {"recipe": RECIPE, "inputs": ["/etc/passwd"]}, {"recipe": "a: &a [*a]"},
+                 {"recipe": RECIPE, "name": "../x"}):
+        answer = site.post("/queue", body)
+        assert 400 <= answer.status_code < 500, body
+        assert answer.headers["content-type"] == "application/problem+json" and answer.json()["detail"], body
+    assert not list(site.store.list("queue"))
+
+
+def test_a_server_that_allows_no_place_takes_no_recipe(site):
+    app = create_app(Settings({"store": site.store.root}))
+    answer = TestClient(app, base_url="http://127.0.0.1:8700").post(
+        SITE + "/queue", json={"recipe": RECIPE}, headers={"X-Tokenmill": "1"})
+    assert answer.status_code == 422 and answer.json()["key"] == "sources.docs.path"
+
+
+def test_errors_do_not_tell_the_address_of_the_cluster(tmp_path):
+    site = Site(tmp_path, address="10.1.2.3:6379")
+    queue = Queue(site.store)
+    site.post("/queue", {"recipe": RECIPE})
+    queue.append(queue.entries()[0], "failed", error="--address 10.1.2.3:6379: nothing answers there")
+    document = site.get("/queue?ended=true")["entries"][0]
+    assert document["state"] == "failed" and "10.1.2.3" not in json.dumps(document)
+    assert "6379" not in json.dumps(site.get("/queue/1"))
+
+
+def test_a_submitted_run_runs_and_is_resumed(site):
+    """With the real dispatcher and real drivers, through a restart of the server."""
+    (site.data / "docs" / "d0.txt").write_text("short")
+    with site.client:
+        site.post("/queue", {"recipe": RECIPE, "name": "mine"})
+        _until(lambda: site.get("/queue/1")["state"] == "done")
+    run = site.get("/queue/1")["run"]
+    assert run.startswith("mine-") and list(site.store.list("datasets/clean"))
+    assert [e["kind"] for e in site.get("/queue/1")["events"]] == ["submitted", "start", "running", "done"]
+    resumed = site.post(f"/runs/{run}/resume").json()
+    assert (resumed["number"], resumed["resumes"], resumed["run"]) == (2, True, run)
+    assert site.post(f"/runs/{run}/resume").json()["number"] == 2           # it is in the queue already
+    restarted = Site(site.data.parent)
+    with restarted.client:
+        _until(lambda: restarted.get("/queue/2")["state"] == "done")
+    assert site.get(f"/runs/{run}")["state"] == "done"
+
+
+def _until(holds: Any, seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_drivers_and_checks_do_not_see_the_tokens(monkeypatch, site):
+    from pipeline.service.dispatching import driver_options
+    from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN
+
+    assert set(driver_options(site.settings).secrets) == {OPERATOR_TOKEN, VIEWER_TOKEN}
+    code = site.data / "spy.py"
+    code.write_text("import os\nraise ImportError(','.join(sorted(os.environ)))\n")
+    for name in (OPERATOR_TOKEN, VIEWER_TOKEN):
+        monkeypatch.setenv(name, "a-secret-of-the-service")
+    spied = Site(site.data.parent, allow_code=True)
+    [problem] = spied.post("/recipes/validate", {"recipe": RECIPE + "code: spy.py\n"}).json()["problems"]
+    assert problem["key"] == "code" and "PATH" in problem["message"] and "OPERATOR" not in problem["message"]
+    assert os.environ[OPERATOR_TOKEN]
