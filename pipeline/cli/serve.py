@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.errors import BadUsage, UserError
-from pipeline.cli.options import open_store
+from pipeline.cli.options import AddressOpt, BackendName, CodeOpt, InsecureOpt, WorkersOpt, open_store
 
 StoresOpt = Annotated[list[str] | None, typer.Option(
     "--store", metavar="[NAME=]STORE", help="Folder or URL of a store, and the name it is shown under (default: its "
@@ -35,7 +35,11 @@ def serve(store: StoresOpt = None,
           name: Annotated[list[str] | None, typer.Option(metavar="HOST", help=
               "Host name under which browsers open the server; repeatable.")] = None,
           allow_root: Annotated[list[str] | None, typer.Option(metavar="PLACE", help=
-              "Folder or URL that submitted recipes may read; repeatable.")] = None) -> None:
+              "Folder or URL that submitted recipes may read; repeatable.")] = None,
+          backend: Annotated[BackendName, typer.Option(help="Where submitted runs run, as for `tokenmill run`.")] =
+          BackendName.process,
+          workers: WorkersOpt = None, address: AddressOpt = None, allow_custom_stages: CodeOpt = False,
+          insecure_local: InsecureOpt = False) -> None:
     """Serve stores to browsers and programs.
 
     Listens on this machine alone, unless --host says otherwise: then it needs a token, and TLS or a proxy that speaks
@@ -58,7 +62,8 @@ def serve(store: StoresOpt = None,
                         viewer_token=read_token(VIEWER_TOKEN, viewer_token_file),
                         operator_token=read_token(OPERATOR_TOKEN, token_file), certificate=certificate, key=key,
                         behind_proxy=behind_proxy, proxy=proxy, names=tuple(name or ()),
-                        allowed_roots=tuple(allow_root or ()))
+                        allowed_roots=tuple(allow_root or ()), backend=backend.value, workers=workers, address=address,
+                        insecure_local=insecure_local, allow_code=allow_custom_stages)
     run_server(settings, lambda url: typer.echo(f"serving {', '.join(settings.stores)} at {url} (Ctrl-C ends it)"))
 
 

@@ -44,8 +44,8 @@ class Child(Protocol):
 @dataclass(frozen=True)
 class DriverOptions:
     """How drivers are started: the options of `tokenmill run` that belong to the machine and not to the recipe. `roots`
-    are the folders and URLs that recipes may read; None: any. `secrets` names environment variables that a driver must
-    not see."""
+    are the folders and URLs that recipes may read; None: any. `folder` is where drivers run: code of others takes its
+    relative paths from there. `secrets` names environment variables that a driver must not see."""
 
     backend: str = "process"
     workers: int | None = None
@@ -53,6 +53,7 @@ class DriverOptions:
     insecure_local: bool = False
     allow_code: bool = False
     roots: tuple[str, ...] | None = None
+    folder: str | None = None
     secrets: tuple[str, ...] = ()
 
     def arguments(self) -> list[str]:
@@ -70,8 +71,8 @@ def start_driver(store: Store, options: DriverOptions, entry: Entry) -> subproce
     # -P: Python must not import other packages from the folder the server was started in
     command = [sys.executable, "-P", "-m", "pipeline.cli", "resume", "--queued",
                f"{entry.number}/{len(entry.events)}", "--store", store.root, *options.arguments(), "--", entry.run]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                            stderr=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(command, env=environment, cwd=options.folder, stdin=subprocess.DEVNULL,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 class Dispatcher:

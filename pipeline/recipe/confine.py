@@ -34,7 +34,7 @@ def refusals(data: dict[str, Any], marks: Marks, base: str, roots: Sequence[str]
     wrong types are skipped, because validation reports them."""
     code = [value for _, value in _strings(data.get("code"), ("code",))]
     modules = {PurePosixPath(path).stem for path in code}
-    for path, value in _named(data):
+    for path, value in _named(data, base):
         if (message := refusal(value, base, roots)) is not None:
             yield Problem(marks.at(path), path, message)
     for path, value in _own_classes(data):
@@ -101,7 +101,7 @@ def _below(place: str, root: str) -> bool:
 
 
 # -- what names a place ----------------------------------------------------------------------------------------------
-def _named(data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+def _named(data: dict[str, Any], base: str) -> Iterator[tuple[KeyPath, str]]:
     """All values of a recipe that name files or URLs, except a tokenizer's."""
     at: KeyPath
     yield from _strings(data.get("code"), ("code",))
@@ -109,20 +109,21 @@ def _named(data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         source, at = _mapping(source), ("sources", name)
         yield from _strings(source.get("path"), (*at, "path"))
         yield from _strings(source.get("root"), (*at, "root"))
-        yield from _settings(source.get("read"), _mapping(source.get("config")), at, READERS, reader_class)
+        yield from _settings(source.get("read"), _mapping(source.get("config")), at, base, READERS, reader_class)
     for name, dataset in _mapping(data.get("datasets")).items():
         steps = _mapping(dataset).get("steps")
         for i, step in enumerate(steps if isinstance(steps, list) else ()):
             for stage, config in _mapping(step).items():
                 at = ("datasets", name, "steps", i, stage)
-                yield from _settings(stage, _mapping(config), at, STAGES, stage_class)
+                yield from _settings(stage, _mapping(config), at, base, STAGES, stage_class)
     yield from _strings(_mapping(_mapping(data.get("train")).get("model")).get("from"), ("train", "model", "from"))
 
 
-def _settings(name: Any, config: dict[str, Any], at: KeyPath, ours: dict[str, str],
+def _settings(name: Any, config: dict[str, Any], at: KeyPath, base: str, ours: dict[str, str],
               load: Callable[[str], Any]) -> Iterator[tuple[KeyPath, str]]:
     """Settings of a step or reader that name files. One that comes with Tokenmill declares them. Those of others, and
-    what is handed to another library, count as files when they look like a path."""
+    what is handed to another library, count as files when they look like a path or are one. Such a library takes
+    relative paths from the folder that the driver runs in, which is `base`."""
     if name in ours and name != "datatrove":
         fields = load(name).Config
         for field, value in config.items():
@@ -131,7 +132,7 @@ def _settings(name: Any, config: dict[str, Any], at: KeyPath, ours: dict[str, st
         return
     for path, value in _strings(config, at):
         if value.startswith(("/", "~", ".")) or "://" in value or "::" in value or ".." in value.split("/") or \
-                os.path.exists(value):
+                os.path.exists(os.path.join(base, value)):
             yield path, value
 
 

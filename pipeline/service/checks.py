@@ -21,6 +21,7 @@ from pipeline.base.redact import redact_json
 from pipeline.cluster.attempts import bad_name
 from pipeline.recipe.errors import Problem as RecipeProblem
 from pipeline.recipe.errors import RecipeError, key_path
+from pipeline.service.dispatching import driver_options
 from pipeline.service.problems import Problem
 from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, Settings
 from pipeline.store.web import DIRECT
@@ -39,7 +40,7 @@ class CheckRoom:
     """Runs checks, a few at a time."""
 
     def __init__(self, settings: Settings) -> None:
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._room, self._folder = asyncio.Semaphore(AT_ONCE), driver_options(settings).folder
         self._environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {
             DIRECT: "1"}
 
@@ -47,7 +48,7 @@ class CheckRoom:
         """The result of `check` for this request. Raises Problem when it takes too long or cannot be planned."""
         async with self._room:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "pipeline.service.checks", env=self._environment,
+                sys.executable, "-P", "-m", "pipeline.service.checks", env=self._environment, cwd=self._folder,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
             try:
                 data, _ = await asyncio.wait_for(process.communicate(json.dumps(request).encode()), CHECK_S)

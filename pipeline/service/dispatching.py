@@ -28,8 +28,9 @@ def driver_options(settings: Settings) -> DriverOptions:
     if settings.address is not None:
         roots = tuple(root for root in roots if not root.startswith(("http://", "https://")))
     backend = settings.backend if settings.address is None else "ray"
+    folder = next((root for root in roots if "://" not in root), os.sep)
     return DriverOptions(backend, settings.workers, settings.address, settings.insecure_local, settings.allow_code,
-                         roots, (OPERATOR_TOKEN, VIEWER_TOKEN))
+                         roots, folder, (OPERATOR_TOKEN, VIEWER_TOKEN))
 
 
 @contextlib.asynccontextmanager

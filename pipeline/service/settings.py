@@ -78,6 +78,10 @@ class Settings:
             raise BadSettings("browsers must be told from a page that only pretends to be this server; give --name "
                               "with the host name under which people open it")
 
+        for root in self.allowed_roots:
+            if "://" not in root and not os.path.isdir(root):
+                raise BadSettings(f"--allow-root {root}: no such folder; name one that is there, or a URL")
+
     @property
     def local(self) -> bool:
         """Whether only this machine reaches the port."""

@@ -170,8 +170,7 @@ def _submission(request: Request, given: Given, key: str | None = None, by: str 
 
 def _base(request: Request) -> str:
     """The folder at which relative paths of submitted recipes start."""
-    roots = driver_options(request.app.state.settings).roots or ()
-    return next((root for root in roots if "://" not in root), os.sep)
+    return driver_options(request.app.state.settings).folder or os.sep
 
 
 def _kept(request: Request, at: Store, run: str, key: str | None, by: str, entries: list[Entry]) -> Submission:

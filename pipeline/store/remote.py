@@ -142,8 +142,9 @@ class Remote:
                 info: dict[str, Any] = self.fs.info(self.at(path))
                 return info
             except FileNotFoundError as e:
-                if isinstance(e.__cause__, Exception) and comes_back(e.__cause__):
-                    raise e.__cause__ from None         # fsspec reports a failing web server as a missing file
+                cause = e.__cause__
+                if isinstance(cause, StoreError) or (isinstance(cause, Exception) and comes_back(cause)):
+                    raise cause from None         # fsspec reports a failing web server as a missing file
                 raise
         try:
             info = self._ask("read", path, ask)

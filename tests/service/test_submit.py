@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from pipeline.cluster.queue import Queue
 from pipeline.service import audit
 from pipeline.service.app import create_app
-from pipeline.service.settings import Settings
+from pipeline.service.settings import BadSettings, Settings
 from pipeline.store.fs import Store
 from tests.corpus import sentences
 
@@ -194,3 +194,8 @@ def test_drivers_and_checks_do_not_see_the_tokens(monkeypatch, site):
     [problem] = spied.post("/recipes/validate", {"recipe": RECIPE + "code: spy.py\n"}).json()["problems"]
     assert problem["key"] == "code" and "PATH" in problem["message"] and "OPERATOR" not in problem["message"]
     assert os.environ[OPERATOR_TOKEN]
+
+
+def test_a_root_that_is_not_there_is_refused_at_the_start(site):
+    with pytest.raises(BadSettings, match="--allow-root"):
+        Settings({"store": site.store.root}, allowed_roots=(str(site.data / "nothing"),))
