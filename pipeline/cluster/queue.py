@@ -27,7 +27,7 @@ from typing import Any
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
-from pipeline.cluster.attempts import ask_to_stop, utc_now
+from pipeline.cluster.attempts import ask_to_stop, bad_name, utc_now
 from pipeline.store.errors import StoreError
 from pipeline.store.fs import Store
 
@@ -170,6 +170,7 @@ class Queue:
         self.store, self.clock = store, clock
         self._entries: dict[int, Entry] = {}
         self._next = 0                                        # the first free number; 0 until the store was listed
+        self._looked = 0.0                                    # when all entries were last read
         self._lock = threading.RLock()
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -189,6 +190,15 @@ class Queue:
             while (new := self._load(self._next)) is not None:
                 self._entries[new.number] = new
                 self._next += 1
+            self._looked = self.clock.now()
+            return [self._entries[number] for number in sorted(self._entries)]
+
+    def recent(self, seconds: float = 1.0) -> list[Entry]:
+        """All entries as they were at most `seconds` ago, for the many who only look. What this process itself has
+        changed is there."""
+        with self._lock:
+            if self._next == 0 or self.clock.now() - self._looked > seconds:
+                return self.entries()
             return [self._entries[number] for number in sorted(self._entries)]
 
     def entry(self, number: int) -> Entry:
@@ -221,6 +231,8 @@ class Queue:
                           given["resumes"], (event,))
         except (KeyError, TypeError) as e:
             raise _newer(event_name(number, 0)) from e
+        if bad_name(entry.run) is not None:                   # it becomes a path of the store
+            raise self._damaged(event_name(number, 0), "names no run")
         return self._follow(entry)
 
     def _follow(self, entry: Entry) -> Entry:
@@ -246,13 +258,18 @@ class Queue:
             return None
         head, _, body = data.partition(b"\n")
         if head != hashlib.sha256(body).hexdigest().encode():
-            folder = self.store.at(name.rpartition("/")[0])
-            raise DamagedQueue(f"{self.store.at(name)} is damaged: its checksum does not match; move the folder "
-                               f"{folder} away and submit its recipe again")
-        document: dict[str, Any] = json.loads(body)
-        if document.get("format") != FORMAT:
+            raise self._damaged(name, "is damaged: its checksum does not match")
+        try:
+            document = json.loads(body)
+        except ValueError:
+            raise self._damaged(name, "is not JSON") from None
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise _newer(name)
         return document
+
+    def _damaged(self, name: str, why: str) -> DamagedQueue:
+        return DamagedQueue(f"{self.store.at(name)} {why}; move the folder {self.store.at(name.rpartition('/')[0])} "
+                            f"away and submit its recipe again")
 
     # -- writing -------------------------------------------------------------------------------------------------
     def submit(self, submission: Submission) -> Entry:
@@ -262,6 +279,8 @@ class Queue:
         A request that is sent twice at the same time makes one entry: all earlier entries are read before a number is
         found free, and whoever finds it taken reads who took it.
         """
+        if (why := bad_name(submission.run)) is not None:
+            raise QueueError(f"run {submission.run!r}: {why}")
         digest = submission.digest()
         with self._lock:
             while True:

@@ -70,7 +70,7 @@ async def plan(request: Request, at: StoreOf, given: Given) -> dict[str, Any]:
 async def list_queue(request: Request, store: str, at: StoreOf, ended: bool = False) -> dict[str, Any]:
     """What waits, starts and runs, in order; with `ended` also what has ended, newest last, at most 500 of those.
     `place` 1 starts next."""
-    entries = await run_in_threadpool(_queue(request, store).entries)
+    entries = await run_in_threadpool(_queue(request, store).recent)
     waiting = places(entries)
     past = [entry for entry in entries if entry.ended][-500:] if ended else []
     return {"entries": [_document(request, entry, waiting) for entry in (*past, *(e for e in entries if not e.ended))]}
@@ -81,7 +81,7 @@ async def show_entry(request: Request, store: str, at: StoreOf, number: Number) 
     """One entry, and what has happened to it."""
     queue = _queue(request, store)
     entry = await run_in_threadpool(_entry, queue, number)
-    waiting = places(await run_in_threadpool(queue.entries))
+    waiting = places(await run_in_threadpool(queue.recent))
     return {**_document(request, entry, waiting), "events": [
         {"kind": e.kind, "at": e.at, **({"by": e.by} if e.by else {}), **({"attempt": e.attempt} if e.attempt else {})}
         for e in entry.events]}
@@ -228,7 +228,7 @@ def _queue(request: Request, store: str) -> Queue:
 
 
 def _entry(queue: Queue, number: int) -> Entry:
-    entry = next((e for e in queue.entries() if e.number == number), None)
+    entry = next((e for e in queue.recent() if e.number == number), None)
     if entry is None:
         raise Problem(404, "No such entry", f"the queue has no entry {number}", "number", "list the queue")
     return entry

@@ -3,6 +3,7 @@ time: tests/simulate/test_queue.py."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ from pipeline.cluster.queue import (
     DamagedQueue,
     Entry,
     Queue,
+    QueueError,
     RequestReused,
     Submission,
     UnknownEntry,
@@ -146,6 +148,30 @@ def test_a_damaged_file_is_named(store):
     path.write_bytes(path.read_bytes().replace(b"run-1", b"run-2"))
     with pytest.raises(DamagedQueue, match="00000001"):
         Queue(store).entries()
+
+
+def test_an_entry_whose_run_would_be_a_path_elsewhere_is_refused(store):
+    """Whoever may write to a store must not have the server's drivers write elsewhere."""
+    with pytest.raises(QueueError):
+        Queue(store).submit(submission(1, run="../../elsewhere"))
+    Queue(store).submit(submission(1))
+    body = store.read(event_name(1, 0)).partition(b"\n")[2].replace(b'"run-1"', b'"../../x"')
+    store.write(event_name(1, 0), hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    with pytest.raises(DamagedQueue, match="names no run"):
+        Queue(store).entries()
+
+
+def test_who_only_looks_sees_what_was_a_second_ago(store):
+    clock = VirtualClock()
+    mine, other = Queue(store, clock), Queue(store, clock)
+    assert mine.recent() == []
+    other.submit(submission(1))
+    assert mine.recent() == []
+    clock.time += 1.5
+    assert len(mine.recent()) == 1
+    mine.submit(submission(2))
+    mine.cancel(2, "operator")
+    assert [e.state for e in mine.recent()] == ["waiting", "cancelled"]
 
 
 def test_an_entry_that_was_moved_away_leaves_the_others(store):
@@ -380,14 +406,14 @@ def test_a_killed_server_and_a_killed_driver_lose_nothing(store, data):
     for number in (1, 2):
         first.queue.submit(submission(number, base=str(data), text=RECIPE.replace("5}", f"{number + 4}}}")))
     first.dispatcher.tick()
-    until(lambda: first.queue.entry(1).state == "running" and len(list(store.list("objects"))) > 4, 60)
+    until(lambda: first.queue.entry(1).state == "running" and len(list(store.list("objects"))) > 4, 180)
     second = RealServer(store, (str(data),))                 # the first one is gone, its driver is not
     second.dispatcher.tick()
     assert not second.drivers
     first.drivers[0].send_signal(signal.SIGKILL)
     first.drivers[0].wait()
     assert second.queue.entry(1).state == "running"
-    until(second.ended, 120)
+    until(second.ended, 180)
     assert [e.state for e in second.queue.entries()] == ["done", "done"]
     kinds = [[e.kind for e in entry.events] for entry in second.queue.entries()]
     assert kinds == [["submitted", "start", "running", "start", "running", "done"],
@@ -407,7 +433,7 @@ def test_a_driver_reports_why_it_failed_and_when_it_was_told_to_end(store, data)
     server = RealServer(store, (str(data / "docs"),))
     server.queue.submit(submission(1, base=str(data), text=RECIPE.replace("path: docs", "path: /etc/passwd")))
     server.queue.submit(submission(2, base=str(data), text=RECIPE))
-    until(lambda: server.dispatcher.tick() or server.queue.entry(2).state == "running", 60)
+    until(lambda: server.dispatcher.tick() or server.queue.entry(2).state == "running", 180)
     failed = server.queue.entry(1)
     assert failed.state == "failed" and "sources.docs.path" in failed.last.error
     assert "/etc/passwd" not in server.queue.entry(2).last.error
@@ -415,5 +441,5 @@ def test_a_driver_reports_why_it_failed_and_when_it_was_told_to_end(store, data)
     server.drivers[-1].wait()
     returned = server.queue.entry(2)
     assert returned.state in ("waiting", "done")
-    until(server.ended, 60)
+    until(server.ended, 180)
     assert server.queue.entry(2).state == "done"

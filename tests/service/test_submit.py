@@ -174,7 +174,7 @@ def test_a_submitted_run_runs_and_is_resumed(site):
     assert site.get(f"/runs/{run}")["state"] == "done"
 
 
-def _until(holds: Any, seconds: float = 90.0) -> None:
+def _until(holds: Any, seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
