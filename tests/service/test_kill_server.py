@@ -1,0 +1,84 @@
+"""Real servers and drivers that are killed in mid-run: no run is lost, none is doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pipeline.cluster.queue import Queue
+from pipeline.store.fs import Store
+from tests.corpus import sentences
+from tests.pipeline.test_engine_processes import until
+from tests.service.test_submit import RECIPE
+
+RUNS = 2
+
+
+def serve(store: Path, data: Path) -> tuple[subprocess.Popen[bytes], httpx.Client]:
+    """A server in a process of its own, once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "pipeline.cli", "serve", "--store", f"s={store}", "--port", str(port),
+               "--allow-root", str(data), "--backend", "inline"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1/stores/s", headers={"X-Tokenmill": "1"},
+                          timeout=120)
+
+    def answers() -> bool:
+        try:
+            return client.get("/queue").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    until(answers, 120)
+    return server, client
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_killed_server_and_its_killed_driver_lose_no_run(tmp_path, seed):
+    rng = random.Random(seed)
+    (tmp_path / "data" / "docs").mkdir(parents=True)
+    (tmp_path / "store").mkdir()
+    for i in range(30):
+        (tmp_path / "data" / "docs" / f"d{i:02d}.txt").write_text("\n".join(sentences()[i:i + 8]))
+    queue = Queue(Store(tmp_path / "store"))
+    server, client = serve(tmp_path / "store", tmp_path / "data")
+    try:
+        for i in range(RUNS):
+            body = {"recipe": RECIPE, "overrides": [f"datasets.clean.steps.gopher_quality.min_doc_words={5 + i}"]}
+            client.post("/queue", json=body, headers={"Idempotency-Key": f"k{i}"}).raise_for_status()
+        until(lambda: queue.entry(1).state == "running", 120)
+        time.sleep(rng.uniform(0.0, 2.0))
+        server.kill()
+        server.wait()
+        driver = queue.entry(1)
+        both = seed % 2 == 1 and driver.state == "running"
+        if both:
+            os.kill(driver.last.holder["pid"], signal.SIGKILL)
+        server, client = serve(tmp_path / "store", tmp_path / "data")
+        for i in range(RUNS):                                      # whoever got no answer asks again
+            body = {"recipe": RECIPE, "overrides": [f"datasets.clean.steps.gopher_quality.min_doc_words={5 + i}"]}
+            client.post("/queue", json=body, headers={"Idempotency-Key": f"k{i}"}).raise_for_status()
+        until(lambda: all(entry.ended for entry in queue.entries()), 300)
+    finally:
+        server.kill()
+        server.wait()
+    entries = queue.entries()
+    assert [e.state for e in entries] == ["done"] * RUNS
+    kinds = [[e.kind for e in entry.events] for entry in entries]
+    assert kinds[1] == ["submitted", "start", "running", "done"]
+    assert kinds[0] == ["submitted", *["start", "running"] * (2 if both else 1), "done"]
+    keys = [record["key"] for path in sorted((tmp_path / "store" / "log").glob("*.json"))
+            for record in json.loads(path.read_bytes())["body"].get("records", ())]
+    assert len(keys) == len(set(keys)) > 10                        # no task was committed twice
