@@ -19,7 +19,7 @@ from pipeline.service.access import Operator, operator, viewer
 from pipeline.service.dispatching import driver_options
 from pipeline.service.outward import cluster_addresses, outward_text
 from pipeline.service.problems import Problem
-from pipeline.service.stores import RunOf, StoreOf, named_store, read_file
+from pipeline.service.stores import RunOf, StoreOf, check_run, named_store, read_file
 from pipeline.store.fs import Store
 
 router = APIRouter(prefix="/api/v1/stores/{store}", tags=["queue"], dependencies=[Depends(viewer)])
@@ -116,10 +116,12 @@ async def cancel_entry(request: Request, store: str, at: StoreOf, number: Number
 
 # -- runs ------------------------------------------------------------------------------------------------------------
 @router.post("/runs/{run}/cancel", summary="Cancel a run", status_code=202)
-async def cancel_run(request: Request, store: str, at: StoreOf, run: RunOf, role: Operator) -> dict[str, Any]:
+async def cancel_run(request: Request, store: str, at: StoreOf, run: str, role: Operator) -> dict[str, Any]:
     """Stop a run, whether it came by the queue or by a command."""
     queue = _queue(request, store)
     entries = [e for e in await run_in_threadpool(queue.entries) if e.run == run and not e.ended]
+    if not entries:                                               # one that waits has no folder yet
+        await run_in_threadpool(check_run, at, run)
     await _note(request, at, what="cancel", run=run)
     for entry in entries:
         await run_in_threadpool(queue.cancel, entry.number, str(role))

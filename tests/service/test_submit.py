@@ -199,3 +199,19 @@ def test_drivers_and_checks_do_not_see_the_tokens(monkeypatch, site):
 def test_a_root_that_is_not_there_is_refused_at_the_start(site):
     with pytest.raises(BadSettings, match="--allow-root"):
         Settings({"store": site.store.root}, allowed_roots=(str(site.data / "nothing"),))
+
+
+def test_a_running_run_is_cancelled_and_the_next_one_starts(site):
+    for i in range(300):
+        (site.data / "docs" / f"more{i}.txt").write_text("\n".join(sentences()[:8]))
+    with site.client:
+        site.post("/queue", {"recipe": RECIPE.replace("2KB", "1KB")})
+        site.post("/queue", {"recipe": RECIPE, "inputs": ["docs/d0.txt"]})
+        _until(lambda: site.get("/queue/1")["state"] == "running")
+        assert site.post(f"/runs/{site.get('/queue/1')['run']}/cancel").json()["entries"] == [1]
+        assert site.get("/queue/1")["stopping"]
+        _until(lambda: site.get("/queue/2")["state"] == "done")
+    document = site.get("/queue/1")
+    assert document["state"] == "cancelled"
+    assert [e["kind"] for e in document["events"]] == ["submitted", "start", "running", "cancelling", "cancelled"]
+    assert site.get(f"/runs/{document['run']}")["state"] in ("stopped", "cancelled")
