@@ -14,7 +14,6 @@ from starlette.concurrency import run_in_threadpool
 from pipeline.cluster.attempts import ask_to_stop, facts_of, standing
 from pipeline.cluster.queue import Entry, Queue, Submission, places
 from pipeline.recipe.load import READY, ready_recipes
-from pipeline.service import audit
 from pipeline.service.access import Operator, operator, viewer
 from pipeline.service.dispatching import driver_options
 from pipeline.service.outward import cluster_addresses, outward_text
@@ -96,10 +95,10 @@ async def submit(request: Request, store: str, at: StoreOf, role: Operator, give
     entries = await run_in_threadpool(_queue(request, store).entries)
     known = next((e for e in entries if e.request == submission.request), None)
     if known is not None:                                         # its inputs may be gone by now, so it is not checked
-        return {**await _put(request, store, at, submission, submission.run or known.run), "problems": []}
+        return {**await _put(request, store, submission, submission.run or known.run), "problems": []}
     result = await _check(request, submission, None)
     _refuse_errors(result)
-    entry = await _put(request, store, at, submission, result["run"])
+    entry = await _put(request, store, submission, result["run"])
     return {**entry, "problems": result["problems"]}
 
 
@@ -109,7 +108,6 @@ async def cancel_entry(request: Request, store: str, at: StoreOf, number: Number
     An entry that has ended stays as it is."""
     queue = _queue(request, store)
     entry = await run_in_threadpool(_entry, queue, number)
-    await _note(request, at, what="cancel", run=entry.run, entry=number)
     entry = await run_in_threadpool(queue.cancel, number, str(role))
     return _document(request, entry, places(await run_in_threadpool(queue.entries)))
 
@@ -122,7 +120,6 @@ async def cancel_run(request: Request, store: str, at: StoreOf, run: str, role: 
     entries = [e for e in await run_in_threadpool(queue.entries) if e.run == run and not e.ended]
     if not entries:                                               # one that waits has no folder yet
         await run_in_threadpool(check_run, at, run)
-    await _note(request, at, what="cancel", run=run)
     for entry in entries:
         await run_in_threadpool(queue.cancel, entry.number, str(role))
     if not entries:
@@ -149,7 +146,7 @@ async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role
                       "wait for it, or cancel it")
     submission = await run_in_threadpool(_kept, request, at, run, key, str(role), entries)
     _refuse_errors(await _check(request, submission, None))
-    return await _put(request, store, at, submission, run)
+    return await _put(request, store, submission, run)
 
 
 # -- shared ----------------------------------------------------------------------------------------------------------
@@ -211,17 +208,12 @@ def _refuse_errors(result: dict[str, Any]) -> None:
                       first["key"], first["remedy"])
 
 
-async def _put(request: Request, store: str, at: Store, submission: Submission, run: str) -> dict[str, Any]:
-    """Put a submission into the queue, after a line in the audit log."""
+async def _put(request: Request, store: str, submission: Submission, run: str) -> dict[str, Any]:
+    """Put a submission into the queue."""
     submission = Submission(**{**submission.__dict__, "run": run})
-    await _note(request, at, what="resume" if submission.resumes else "submit", run=run)
     queue = _queue(request, store)
     entry = await run_in_threadpool(queue.submit, submission)
     return _document(request, entry, places(await run_in_threadpool(queue.entries)))
-
-
-async def _note(request: Request, at: Store, **what: Any) -> None:
-    await run_in_threadpool(audit.note_write, at, {**await audit.request_entry(request), **what})
 
 
 def _queue(request: Request, store: str) -> Queue:
