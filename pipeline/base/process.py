@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
+import sysconfig
 
 from pipeline.base import kernel
 
@@ -18,6 +20,15 @@ class ProcessDied(Exception):
     def __init__(self, message: str, returncode: int) -> None:
         super().__init__(message)
         self.returncode = returncode
+
+
+def import_path() -> str:
+    """PYTHONPATH for a process that is to import what this one imports: the folders of its import path beside those of
+    Python itself."""
+    standard = {sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")}
+    ours = [os.path.abspath(p) for p in sys.path]
+    return os.pathsep.join(p for p in ours if p not in standard and not p.endswith((".zip", "lib-dynload"))
+                           and os.path.isdir(p))
 
 
 def die_with_parent(parent: int) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.base.clock import SYSTEM, Clock
+from pipeline.base.process import import_path
 from pipeline.cluster.attempts import ask_to_stop, asked_to_stop, facts_of, latest_heartbeat, progress_of
 from pipeline.cluster.queue import Entry, Queue, QueueError
 from pipeline.store.fs import Store
@@ -65,7 +66,7 @@ class DriverOptions:
 
 def start_driver(store: Store, options: DriverOptions, entry: Entry) -> subprocess.Popen[bytes]:
     """Start the driver of an entry that this process has claimed (its last event is our `start`)."""
-    environment = {k: v for k, v in os.environ.items() if k not in options.secrets}
+    environment = {k: v for k, v in os.environ.items() if k not in options.secrets} | {"PYTHONPATH": import_path()}
     if options.roots is not None:
         environment |= {ROOTS: json.dumps(options.roots), DIRECT: "1"}
     # -P: Python must not import other packages from the folder the server was started in

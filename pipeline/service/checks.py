@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.base.errors import TokenmillError
-from pipeline.base.process import die_with_parent, limit_data, no_core
+from pipeline.base.process import die_with_parent, import_path, limit_data, no_core
 from pipeline.base.redact import redact_json
 from pipeline.cluster.attempts import bad_name
 from pipeline.recipe.errors import Problem as RecipeProblem
@@ -42,7 +42,7 @@ class CheckRoom:
     def __init__(self, settings: Settings) -> None:
         self._room, self._folder = asyncio.Semaphore(AT_ONCE), driver_options(settings).folder
         self._environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {
-            DIRECT: "1"}
+            DIRECT: "1", "PYTHONPATH": import_path()}
 
     async def check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The result of `check` for this request. Raises Problem when it takes too long or cannot be planned."""

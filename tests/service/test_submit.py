@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from pipeline.cluster.queue import Queue
 from pipeline.service import audit
 from pipeline.service.app import create_app
 from pipeline.service.settings import BadSettings, Settings
@@ -148,7 +147,7 @@ def test_a_server_that_allows_no_place_takes_no_recipe(site):
 
 def test_errors_do_not_tell_the_address_of_the_cluster(tmp_path):
     site = Site(tmp_path, address="10.1.2.3:6379")
-    queue = Queue(site.store)
+    queue = site.app.state.queues["store"]
     site.post("/queue", {"recipe": RECIPE})
     queue.append(queue.entries()[0], "failed", error="--address 10.1.2.3:6379: nothing answers there")
     document = site.get("/queue?ended=true")["entries"][0]

@@ -33,7 +33,7 @@ its message holds the command that runs it again at the same commit. `mutants` a
 the simulator; each has to be found.
 
 `preemption` is a world of its own, in which only nodes die: large runs on preempted nodes, and tasks that take their
-nodes down.
+nodes down. So is `test_queue`: servers, drivers and submitters on the queue of one store.
 
 Not simulated: processes and their supervisors, crash triage inside a partition, publication of datasets, several
 threads, a local disk with its hard links, tasks that make other content than before, stale reports of damage, a

@@ -13,13 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 from collections import deque
 from collections.abc import Mapping
 
 from pipeline.base import confinement
 from pipeline.base.auth import TOKEN
 from pipeline.base.clock import Clock
+from pipeline.base.process import import_path
 from pipeline.engine.messages import ANSWERS, Answer, ProtocolError, Work, pack
 from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits as measure
@@ -229,9 +229,6 @@ def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
     own = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
           # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and does not return freed memory
           "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
-    standard = {sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")}
-    ours = [os.path.abspath(p) for p in sys.path]
-    extra = [p for p in ours if p not in standard and not p.endswith((".zip", "lib-dynload")) and os.path.isdir(p)]
-    own["PYTHONPATH"] = os.pathsep.join(extra)
+    own["PYTHONPATH"] = import_path()
     own.pop(TOKEN, None)                    # a child that parses hostile documents must not reach the cluster
     return own
