@@ -10,7 +10,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from starlette.concurrency import run_in_threadpool
 
@@ -24,6 +24,7 @@ from pipeline.store.fs import Store
 
 T = TypeVar("T")
 KEPT = 512               # runs whose last look is kept; a page of a list looks at up to 500
+PATIENCE_S = 0.3         # seconds to wait for a new look where there is an older one
 #: what changes with every look even if nothing has happened
 RESTLESS = ("silent_s", "age_s")
 
@@ -40,14 +41,18 @@ class Look:
 
 @dataclass
 class _Reading:
-    lock: asyncio.Lock
     result: Any = None
-    at: float | None = None
+    at: float | None = None                       # when it was read; None before
+    task: asyncio.Task[Any] | None = None         # that reads it anew
 
 
 class Watch:
     """The latest look at each run and list of runs, at most `fresh_s` seconds old. Several who ask at once wait for one
-    reading."""
+    reading.
+
+    The driver of another machine that is silent is watched for some 12 seconds before it counts as dead. Whoever asks
+    meanwhile gets the older look.
+    """
 
     def __init__(self, fresh_s: float, clock: Clock = SYSTEM) -> None:
         self._fresh_s, self._clock = fresh_s, clock
@@ -62,16 +67,26 @@ class Watch:
         return await self._fresh((name, None), lambda: (run_names(store), latest_run(store)))
 
     async def _fresh(self, key: tuple[str, str | None], read: Callable[[], T]) -> T:
-        entry = self._readings.setdefault(key, _Reading(asyncio.Lock()))
+        entry = self._readings.setdefault(key, _Reading())
         self._readings.move_to_end(key)
         if len(self._readings) > KEPT:
             self._readings.popitem(last=False)
-        async with entry.lock:
-            if entry.at is None or self._clock.now() - entry.at >= self._fresh_s:
-                entry.result = await run_in_threadpool(read)
-                entry.at = self._clock.now()
-            result: T = entry.result
-            return result
+        if entry.task is None and (entry.at is None or self._clock.now() - entry.at >= self._fresh_s):
+            entry.task = asyncio.create_task(self._read(entry, read))
+            entry.task.add_done_callback(lambda task: task.cancelled() or task.exception())    # if nobody waits for it
+        if (task := entry.task) is not None:
+            await asyncio.wait((task,), timeout=None if entry.at is None else PATIENCE_S)
+            if task.done():
+                return cast(T, task.result())
+        return cast(T, entry.result)
+
+    async def _read(self, entry: _Reading, read: Callable[[], T]) -> T:
+        try:
+            entry.result = await run_in_threadpool(read)
+            entry.at = self._clock.now()
+            return cast(T, entry.result)
+        finally:
+            entry.task = None
 
 
 def look_at(store: Store, run: str) -> Look:

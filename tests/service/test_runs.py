@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -208,6 +209,25 @@ def test_many_who_ask_at_once_share_one_look(store, monkeypatch):
         for thread in threads:
             thread.join()
     assert len(looks) == 1
+
+
+def test_a_slow_look_holds_up_nobody_who_has_an_older_one(store, monkeypatch):
+    from pipeline.service import watch
+
+    gate, look_at = threading.Event(), watch.look_at
+
+    async def main() -> None:
+        seen = watch.Watch(0.0)
+        first = await seen.look("s", store, "first")
+        monkeypatch.setattr(watch, "PATIENCE_S", 0.01)
+        monkeypatch.setattr(watch, "look_at", lambda *args: gate.wait() and look_at(*args))
+        write_run(store, "first", docs=77)
+        assert await seen.look("s", store, "first") is first
+        gate.set()
+        while (await seen.look("s", store, "first")).document["docs"] != 77:
+            pass
+
+    asyncio.run(main())
 
 
 # -- the driver's log ------------------------------------------------------------------------------------------------
