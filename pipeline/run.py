@@ -301,7 +301,12 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
 
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
     """The content of plan.json: the nodes of the plan, in the order in which they ran. Reports are made from it and
-    from tasks.parquet, which lists the tasks."""
+    from tasks.parquet, which lists the tasks. `measures` are the signals that the stages of a pass compute, and the
+    bounds that their thresholds set."""
+    measures = {p.name: [{"step": s.name, "signals": list(s.stage.signals),
+                          "bounds": [bound._asdict() for bound in s.stage.bounds()]}
+                         for s in p.chain if s.stage.signals or s.stage.bounds()]
+                for passes in planner.passes.values() for p in passes}
     return {
         "version": 1,
         "recipe": planner.recipe.digest(),
@@ -311,7 +316,8 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
         "sources": {name: {"files": len(files), "bytes": files.bytes}
                     for name, files in planner.files.items()},
         "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": list(n.deps), "steps": list(n.steps),
-                   "publishes": n.publishes, "tasks": sum(map(len, n.batches))} for n in nodes],
+                   "publishes": n.publishes, "tasks": sum(map(len, n.batches)),
+                   **({"measures": measures[n.name]} if n.name in measures else {})} for n in nodes],
     }
 
 

@@ -35,7 +35,7 @@ import json
 import sys
 from collections.abc import Mapping
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,17 +49,40 @@ if TYPE_CHECKING:
     from stages.document import Document
 
 
+#: the name of a signal, or several names
+Names = str | tuple[str, ...]
+
+
+class Bound(NamedTuple):
+    """A limit on a signal: every document that a stage keeps has a value of at least (`side` "min") or at most ("max")
+    `value`, unless it has no value. `key` is the config field that sets it."""
+
+    signal: str
+    key: str
+    side: Literal["min", "max"]
+    value: float
+
+    def holds(self, value: float) -> bool:
+        return value >= self.value if self.side == "min" else value <= self.value
+
+
 class StageConfig(BaseModel):
     """Base of every stage's config: unknown keys are errors, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def decision(default: Any, help: str, **kw: Any) -> Any:
+def decision(default: Any, help: str, *, at_least: Names = (), at_most: Names = (), **kw: Any) -> Any:
     """Declare a config field that is a threshold: it changes the verdict (keep or drop), but not the signals. After a
     change of the field, verdicts are derived again from the stored signals, and only documents whose verdict changes
-    are processed again."""
-    return Field(default, description=help, json_schema_extra={"role": "decision"}, **kw)
+    are processed again.
+
+    `at_least`: the signals that must reach the value of the field, or the document is dropped. `at_most`: those that
+    must not exceed it. Reports draw such a field into the histogram of the signal (`Stage.bounds`).
+    """
+    at_least, at_most = ((names,) if isinstance(names, str) else names for names in (at_least, at_most))
+    return Field(default, description=help, **kw, json_schema_extra={
+        "role": "decision", "at_least": list(at_least), "at_most": list(at_most)})
 
 
 def signal(default: Any, help: str, **kw: Any) -> Any:
@@ -181,6 +204,18 @@ class Stage:
         changes.
         """
         raise NotImplementedError
+
+    def bounds(self) -> list[Bound]:
+        """Return the limits on signals under these settings, in the order of the config's fields. A field without a
+        single number (null, or one by language) sets none."""
+        out: list[Bound] = []
+        for field, about in type(self.config).model_fields.items():
+            value, extra = getattr(self.config, field), about.json_schema_extra
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and isinstance(extra, dict):
+                sides: tuple[tuple[Literal["min", "max"], Any], ...] = (("min", extra.get("at_least")),
+                                                                        ("max", extra.get("at_most")))
+                out += [Bound(name, field, side, float(value)) for side, names in sides for name in names or ()]
+        return out
 
     def reads(self) -> dict[str, str]:
         """Return the signals of earlier steps that this stage needs, as {signal: config field that names it}. The key

@@ -8,6 +8,7 @@ so with DuckDB.
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -19,6 +20,7 @@ from pipeline.engine.driver.sums import NodeSums
 from pipeline.report.costs import pass_costs, stage_costs, task_costs
 from pipeline.report.documents import dataset_section, duplicate_section, funnel, source_section
 from pipeline.report.nodes import Node
+from pipeline.report.signals import signal_section
 from pipeline.report.tokens import curriculum_of, mixture, token_counts, warnings
 from pipeline.report.training import training
 from pipeline.store.fs import Store
@@ -94,6 +96,8 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
         "funnel": funnel(plan["sources"], passes, tokens),
         "datasets": {n.dataset: dataset_section(store, [p for p in passes if p.dataset == n.dataset])
                      for n in passes if n.publishes},
+        "signals": {n.dataset: signal_section(store, [p for p in passes if p.dataset == n.dataset])
+                    for n in passes if n.publishes},
         "duplicates": [duplicate_section(store, n, nodes) for n in nodes if n.kind == "barrier"],
         "tokens": tokens,
         "mixture": mixture(curriculum),
@@ -111,7 +115,13 @@ def nodes_of(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})
     """The content of a run's plan.json, and the nodes of the plan, joined with the counters of their tasks."""
     plan = json.loads(store.read(f"runs/{run}/plan.json"))
     tasks = RunTasks(store, run)
-    return plan, [Node(n, partial(_committed, tasks, n["name"], get), sums.get(n["name"])) for n in plan["nodes"]]
+    return plan, [Node(n, partial(_committed, tasks, n["name"], get), sums.get(n["name"]),
+                       partial(_smallest, tasks, n["name"], get)) for n in plan["nodes"]]
+
+
+def _smallest(tasks: RunTasks, node: str, get: Get, n: int) -> list[PartRecord]:
+    """Records of the tasks of a node that have the smallest keys."""
+    return [record for key in heapq.nsmallest(n, set(tasks.keys(node))) if (record := get(key)) is not None]
 
 
 def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:

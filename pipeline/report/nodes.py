@@ -8,6 +8,7 @@ them can check every figure.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,14 +24,17 @@ class Node:
     up. For other nodes they are added up by wave (group of tasks), because the tasks of each wave count other
     things."""
 
-    def __init__(self, doc: dict[str, Any], records: Callable[[], Iterator[PartRecord]],
-                 sums: NodeSums | None = None) -> None:
+    def __init__(self, doc: dict[str, Any], records: Callable[[], Iterator[PartRecord]], sums: NodeSums | None = None,
+                 choose: Callable[[int], list[PartRecord]] | None = None) -> None:
         """`doc` describes the node in plan.json. `records()` iterates over the node's records in plan order. It is
         called again each time they are needed, because there may be millions of them, too many for memory. Without
-        `sums`, the counters of all records are added up here."""
+        `sums`, the counters of all records are added up here. `choose(n)` returns the records of the n tasks with the
+        smallest keys, without reading the others."""
         self.name, self.kind, self.dataset = doc["name"], doc["kind"], doc["dataset"]
         self.steps, self.deps, self.publishes = doc["steps"], doc["deps"], doc["publishes"]
+        self.measures: list[dict[str, Any]] = doc.get("measures", [])        # signals and bounds of its stages
         self.records = records
+        self.choose = choose or (lambda n: heapq.nsmallest(n, records(), key=lambda record: record.key))
         sums = sums or sum_records(self.name, self.kind, records())
         self.counters, self.content = sums.counters, sums.content
         self.writes = sums.writes                      # names of the files its tasks wrote

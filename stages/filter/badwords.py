@@ -44,7 +44,8 @@ class Badwords(Stage):
         default_language: str = signal("en", "language of documents that have none")
         max_rate: float | None = decision(0.01, "largest share of words that are bad; null: no such rule", ge=0)
         min_distinct: int = decision(2, "different bad words that a document must hold for the share to count")
-        max_count: int | None = decision(None, "most bad words, however long the document; 0 drops for one", ge=0)
+        max_count: int | None = decision(
+            None, "most bad words, however long the document; 0 drops for one", ge=0, at_most="badwords")
 
     def resource_files(self) -> dict[str, str]:
         return {"lists": self.config.lists or str(default_lists())}

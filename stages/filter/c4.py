@@ -43,7 +43,7 @@ class C4(Stage):
     class Config(StageConfig):
         remove_citations: bool = signal(True, "delete [1], [edit], [citation needed]")
         filter_no_terminal_punct: bool = signal(False, "cut lines that end without . ? ! \" ' or with an ellipsis")
-        min_num_sentences: int | None = decision(5, "fewest sentences left")
+        min_num_sentences: int | None = decision(5, "fewest sentences left", at_least="c4_sentences")
         min_words_per_line: int | None = signal(3, "fewest words (by white space) of a line")
         max_word_length: int | None = signal(1000, "longest word of a line, characters")
         filter_lorem_ipsum: bool = signal(True, "drop documents that hold the phrase")

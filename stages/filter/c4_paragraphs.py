@@ -26,7 +26,8 @@ class C4Paragraphs(Stage):
 
     class Config(StageConfig):
         min_paragraphs: int = signal(3, "lines that must be long enough", ge=1)
-        min_paragraph_len: int = decision(200, "shortest line that counts, characters", ge=1)
+        min_paragraph_len: int = decision(
+            200, "shortest line that counts, characters", ge=1, at_least="c4_paragraph_length")
 
     def process(self, doc: Document) -> str | None:
         longest = heapq.nlargest(self.config.min_paragraphs, map(len, doc.text.split("\n")))

@@ -51,15 +51,17 @@ class DclmQuality(Stage):
                "dclm_lines", "dclm_non_alpha_ratio", "dclm_stop_words")
 
     class Config(StageConfig):
-        min_words: int = decision(50, "fewest words")
-        max_words: int = decision(100_000, "most words")
-        min_word_length: float = decision(3, "shortest mean word, characters with punctuation")
-        max_word_length: float = decision(10, "longest mean word")
-        max_symbol_ratio: float = decision(0.1, "most # and ellipses, together, per word")
+        min_words: int = decision(50, "fewest words", at_least="dclm_words")
+        max_words: int = decision(100_000, "most words", at_most="dclm_words")
+        min_word_length: float = decision(
+            3, "shortest mean word, characters with punctuation", at_least="dclm_mean_word_length")
+        max_word_length: float = decision(10, "longest mean word", at_most="dclm_mean_word_length")
+        max_symbol_ratio: float = decision(0.1, "most # and ellipses, together, per word", at_most="dclm_symbol_ratio")
         max_bullet_ratio: float = decision(0.9, "largest share of lines that begin with a bullet")
         max_ellipsis_ratio: float = decision(0.3, "largest share of lines that end with an ellipsis")
-        max_non_alpha_ratio: float = decision(0.2, "largest share of words without a letter")
-        min_stop_words: int = decision(2, "fewest stop words, counting every occurrence")
+        max_non_alpha_ratio: float = decision(
+            0.2, "largest share of words without a letter", at_most="dclm_non_alpha_ratio")
+        min_stop_words: int = decision(2, "fewest stop words, counting every occurrence", at_least="dclm_stop_words")
         stop_words: tuple[str, ...] = signal(("the", "be", "to", "of", "and", "that", "have", "with"),
                                              "stop words, in lower case")
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.stage import Stage, StageConfig, decision, resource
+from stages.stage import Bound, Stage, StageConfig, decision, resource
 from stages.stage import signal as setting
 
 if TYPE_CHECKING:
@@ -147,6 +147,9 @@ class Encoder(Stage):
         for doc, score in zip(docs, self.score_texts([doc.text for doc in docs])):
             doc.signals[self.config.signal] = self.round(score)
         return [self.verdict(doc) for doc in docs]
+
+    def bounds(self) -> list[Bound]:
+        return [Bound(self.config.signal, "min", "min", self.config.min)]
 
     def verdict(self, doc: Document) -> str | None:
         return None if doc.signals[self.config.signal] >= self.config.min else "encoder"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stages.filter.gopher_repetition import duplicates
-from stages.stage import Stage, StageConfig, decision, signal
+from stages.stage import Bound, Stage, StageConfig, decision, signal
 from stages.text.characters import TERMINAL_PUNCTUATION
 from stages.text.words import warm
 
@@ -31,12 +31,14 @@ class FineWeb(Stage):
     signals = ("fineweb_line_punct_ratio", "fineweb_short_line_ratio", "fineweb_char_dup_ratio", "fineweb_list_ratio")
 
     class Config(StageConfig):
-        line_punct_thr: float = decision(0.12, "smallest share of lines that end with terminal punctuation")
+        line_punct_thr: float = decision(
+            0.12, "smallest share of lines that end with terminal punctuation", at_least="fineweb_line_punct_ratio")
         line_punct_exclude_zero: bool = decision(False, "let documents pass of which no line does")
-        short_line_thr: float = decision(0.67, "largest share of short lines")
+        short_line_thr: float = decision(0.67, "largest share of short lines", at_most="fineweb_short_line_ratio")
         short_line_length: int = signal(30, "longest short line, characters")
-        char_duplicates_ratio: float = decision(0.01, "largest share of characters in copied lines")
-        new_line_ratio: float = decision(0.3, "most line breaks per word")
+        char_duplicates_ratio: float = decision(
+            0.01, "largest share of characters in copied lines", at_most="fineweb_char_dup_ratio")
+        new_line_ratio: float = decision(0.3, "most line breaks per word", at_most="fineweb_list_ratio")
 
     def setup(self) -> None:
         warm()
@@ -59,6 +61,10 @@ class FineWeb(Stage):
                 "fineweb_short_line_ratio": sum(len(line) <= short for line in lines) / len(lines),
                 "fineweb_char_dup_ratio": duplicates(lines)[1] / (len(text) - breaks),
                 "fineweb_list_ratio": breaks / len(doc.words)}
+
+    def bounds(self) -> list[Bound]:
+        # with `line_punct_exclude_zero` a document without such lines passes below the threshold
+        return [b for b in super().bounds() if b.key != "line_punct_thr" or not self.config.line_punct_exclude_zero]
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

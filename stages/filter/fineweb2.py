@@ -72,11 +72,13 @@ class FineWeb2(Stage):
             None, "languages judged, by their names in the table; null: all of it whose words need no package")
         change: dict[str, Change] = decision({}, "numbers that stand in for those of a language, e.g. {fra_Latn: "
                                                  "{new_line_ratio: 0.2}}")
-        short_line_thr: float = decision(999, "largest share of short lines (FineWeb-2 has no such rule)")
-        char_duplicates_ratio: float = decision(0.1, "largest share of characters in copied lines")
-        min_doc_words: int | None = decision(50, "fewest words")
-        max_doc_words: int | None = decision(100_000, "most words")
-        min_stop_words: int | None = decision(2, "fewest different stop words")
+        short_line_thr: float = decision(
+            999, "largest share of short lines (FineWeb-2 has no such rule)", at_most="fineweb_short_line_ratio")
+        char_duplicates_ratio: float = decision(
+            0.1, "largest share of characters in copied lines", at_most="fineweb_char_dup_ratio")
+        min_doc_words: int | None = decision(50, "fewest words", at_least="gopher_words")
+        max_doc_words: int | None = decision(100_000, "most words", at_most="gopher_words")
+        min_stop_words: int | None = decision(2, "fewest different stop words", at_least="gopher_stop_words")
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stages.stage import Stage, StageConfig, decision, signal
+from stages.stage import Bound, Stage, StageConfig, decision, signal
 from stages.text.words import warm
 
 if TYPE_CHECKING:
@@ -33,16 +33,23 @@ class GopherQuality(Stage):
                "gopher_stop_words")
 
     class Config(StageConfig):
-        min_doc_words: int | None = decision(50, "fewest words; null: no such rule")
-        max_doc_words: int | None = decision(100_000, "most words")
-        min_avg_word_length: float | None = decision(3, "shortest mean word, characters")
-        max_avg_word_length: float | None = decision(10, "longest mean word, characters")
-        max_symbol_word_ratio: float | None = decision(0.1, "most `#` per word, and most ellipses per word")
-        max_bullet_lines_ratio: float | None = decision(0.9, "largest share of lines that begin with a bullet")
-        max_ellipsis_lines_ratio: float | None = decision(0.3, "largest share of lines that end with an ellipsis")
+        min_doc_words: int | None = decision(50, "fewest words; null: no such rule", at_least="gopher_words")
+        max_doc_words: int | None = decision(100_000, "most words", at_most="gopher_words")
+        min_avg_word_length: float | None = decision(
+            3, "shortest mean word, characters", at_least="gopher_mean_word_length")
+        max_avg_word_length: float | None = decision(
+            10, "longest mean word, characters", at_most="gopher_mean_word_length")
+        max_symbol_word_ratio: float | None = decision(
+            0.1, "most `#` per word, and most ellipses per word",
+            at_most=("gopher_hash_ratio", "gopher_ellipsis_ratio"))
+        max_bullet_lines_ratio: float | None = decision(
+            0.9, "largest share of lines that begin with a bullet", at_most="gopher_bullet_lines_ratio")
+        max_ellipsis_lines_ratio: float | None = decision(
+            0.3, "largest share of lines that end with an ellipsis", at_most="gopher_ellipsis_lines_ratio")
         max_non_alpha_words_ratio: float | None = decision(
-            0.8, "smallest share of words that hold a letter (datatrove's name, which says the opposite)")
-        min_stop_words: int | None = decision(2, "fewest different stop words")
+            0.8, "smallest share of words that hold a letter (datatrove's name, which says the opposite)",
+            at_least="gopher_alpha_words_ratio")
+        min_stop_words: int | None = decision(2, "fewest different stop words", at_least="gopher_stop_words")
         stop_words: tuple[str, ...] = signal(("the", "be", "to", "of", "and", "that", "have", "with"),
                                              "words every text of the language has")
 
@@ -75,6 +82,9 @@ class GopherQuality(Stage):
         out["gopher_alpha_words_ratio"] = words.with_letter / len(words)
         out["gopher_stop_words"] = words.distinct(dict.fromkeys(self.config.stop_words))
         return out
+
+    def bounds(self) -> list[Bound]:
+        return [bound for bound in super().bounds() if bound.value]          # 0 switches a rule off, as null does
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stages.document import Document
-from stages.stage import Stage, StageConfig, decision
+from stages.stage import Bound, Stage, StageConfig, decision
 from stages.text.ngrams import duplicate_ngrams, top_ngrams
 from stages.text.words import warm
 
@@ -36,19 +36,25 @@ class GopherRepetition(Stage):
                *(f"gopher_rep_dup_{n}_gram" for n in _DUPLICATED))
 
     class Config(StageConfig):
-        dup_line_frac: float | None = decision(0.3, "largest share of lines that are copies; null: no such rule")
-        dup_para_frac: float | None = decision(0.3, "the same of paragraphs (blank lines between)")
-        dup_line_char_frac: float | None = decision(0.2, "largest share of characters in copied lines")
-        dup_para_char_frac: float | None = decision(0.2, "the same of paragraphs")
-        top_2_gram: float | None = decision(0.2, "largest share of characters the most frequent word pair may cover")
-        top_3_gram: float | None = decision(0.18, "the same of 3 words")
-        top_4_gram: float | None = decision(0.16, "the same of 4 words")
-        dup_5_gram: float | None = decision(0.15, "largest share of characters in later copies of runs of 5 words")
-        dup_6_gram: float | None = decision(0.14, "the same of 6 words")
-        dup_7_gram: float | None = decision(0.13, "the same of 7 words")
-        dup_8_gram: float | None = decision(0.12, "the same of 8 words")
-        dup_9_gram: float | None = decision(0.11, "the same of 9 words")
-        dup_10_gram: float | None = decision(0.1, "the same of 10 words")
+        dup_line_frac: float | None = decision(
+            0.3, "largest share of lines that are copies; null: no such rule", at_most="gopher_rep_dup_line_frac")
+        dup_para_frac: float | None = decision(
+            0.3, "the same of paragraphs (blank lines between)", at_most="gopher_rep_dup_para_frac")
+        dup_line_char_frac: float | None = decision(
+            0.2, "largest share of characters in copied lines", at_most="gopher_rep_dup_line_char_frac")
+        dup_para_char_frac: float | None = decision(
+            0.2, "the same of paragraphs", at_most="gopher_rep_dup_para_char_frac")
+        top_2_gram: float | None = decision(
+            0.2, "largest share of characters the most frequent word pair may cover", at_most="gopher_rep_top_2_gram")
+        top_3_gram: float | None = decision(0.18, "the same of 3 words", at_most="gopher_rep_top_3_gram")
+        top_4_gram: float | None = decision(0.16, "the same of 4 words", at_most="gopher_rep_top_4_gram")
+        dup_5_gram: float | None = decision(
+            0.15, "largest share of characters in later copies of runs of 5 words", at_most="gopher_rep_dup_5_gram")
+        dup_6_gram: float | None = decision(0.14, "the same of 6 words", at_most="gopher_rep_dup_6_gram")
+        dup_7_gram: float | None = decision(0.13, "the same of 7 words", at_most="gopher_rep_dup_7_gram")
+        dup_8_gram: float | None = decision(0.12, "the same of 8 words", at_most="gopher_rep_dup_8_gram")
+        dup_9_gram: float | None = decision(0.11, "the same of 9 words", at_most="gopher_rep_dup_9_gram")
+        dup_10_gram: float | None = decision(0.1, "the same of 10 words", at_most="gopher_rep_dup_10_gram")
 
     def setup(self) -> None:
         warm()
@@ -76,6 +82,9 @@ class GopherRepetition(Stage):
                                    columns.sizes, columns.blob, _NS)
         out.update((f"gopher_rep_dup_{n}_gram", value / size) for n, value in zip(_DUPLICATED, covered.tolist()))
         return out
+
+    def bounds(self) -> list[Bound]:
+        return [bound for bound in super().bounds() if bound.value]          # 0 switches a rule off, as null does
 
     def verdict(self, doc: Document) -> str | None:
         for name in ("dup_para_frac", "dup_para_char_frac", "dup_line_frac", "dup_line_char_frac",

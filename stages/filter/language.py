@@ -71,12 +71,15 @@ class Language(Stage):
             None, "languages kept: codes of ISO 639-1 or -3, with a script or without (fr, fra, fra_Latn); null: all")
         min: float | dict[str, float] = decision(
             DEFAULT, f"keep documents whose language is more probable than this; or by language, {{default: {DEFAULT}, "
-                     f"de: 0.5, fra_Latn: 0.824}}")
+                     f"de: 0.5, fra_Latn: 0.824}}", at_least="language_score")
         script: bool = decision(False, "drop documents that are in no script their language is written in")
-        min_script_share: float | None = decision(None, "smallest share of letters in the main script", ge=0, le=1)
+        min_script_share: float | None = decision(
+            None, "smallest share of letters in the main script", ge=0, le=1, at_least="script_share")
         min_share: float | None = decision(
-            None, "smallest share of characters in the document's language (needs `paragraphs`)", ge=0, le=1)
-        max_languages: int | None = decision(None, "most languages of paragraphs (needs `paragraphs`)", ge=1)
+            None, "smallest share of characters in the document's language (needs `paragraphs`)", ge=0, le=1,
+            at_least="language_share")
+        max_languages: int | None = decision(
+            None, "most languages of paragraphs (needs `paragraphs`)", ge=1, at_most="languages")
         paragraphs: bool = signal(False, "identify every paragraph, too: doubles the time")
         paragraph_chars: int = signal(40, "shortest paragraph that is identified, characters", ge=1)
         paragraph_min: float = signal(0.5, "paragraphs count whose language is more probable than this", ge=0, le=1)

@@ -64,8 +64,9 @@ class Madlad400(Stage):
     class Config(StageConfig):
         rules: tuple[Rule, ...] = signal(("list_case", "length", "technical", "cursed"), "what makes a sentence "
                                                                                         "questionable", min_length=1)
-        min_sentences: int = decision(5, "fewest sentences")
-        max_questionable: float = decision(0.2, "largest share of questionable sentences")
+        min_sentences: int = decision(5, "fewest sentences", at_least="madlad400_sentences")
+        max_questionable: float = decision(
+            0.2, "largest share of questionable sentences", at_most="madlad400_questionable")
         list_case_words: int = signal(12, "fewest words of a sentence that can be a list")
         list_case_share: float = signal(0.5, "largest share of its words that begin with a capital")
         min_length: int = signal(20, "shortest sentence, characters")

@@ -40,8 +40,10 @@ class Perplexity(Stage):
     class Config(StageConfig):
         model: str | None = resource(None, "model for documents of any language `models` has none for")
         models: dict[str, str] = resource({}, "language → model, as the step before names languages")
-        min: float | dict[str, float] | None = decision(None, "smallest perplexity kept; or language → smallest")
-        max: float | dict[str, float] | None = decision(None, "largest perplexity kept; or language → largest")
+        min: float | dict[str, float] | None = decision(
+            None, "smallest perplexity kept; or language → smallest", at_least="perplexity")
+        max: float | dict[str, float] | None = decision(
+            None, "largest perplexity kept; or language → largest", at_most="perplexity")
         max_chars: int = signal(1_000_000, "characters looked at, from the beginning", gt=0)
 
         @model_validator(mode="after")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.scoring.models import FastText, labels_of
-from stages.stage import Stage, StageConfig, decision, file_sha256, resource
+from stages.stage import Bound, Stage, StageConfig, decision, file_sha256, resource
 from stages.stage import signal as setting
 
 if TYPE_CHECKING:
@@ -124,6 +124,9 @@ class Quality(Stage):
     def process(self, doc: Document) -> str | None:
         doc.signals[self.config.signal] = self.score(doc.text)
         return self.verdict(doc)
+
+    def bounds(self) -> list[Bound]:
+        return [Bound(self.config.signal, "min", "min", self.config.min)]
 
     def verdict(self, doc: Document) -> str | None:
         return None if doc.signals[self.config.signal] >= self.config.min else "quality"

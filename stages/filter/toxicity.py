@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stages.filter.quality import Quality
-from stages.stage import Stage, StageConfig, decision, resource
+from stages.stage import Bound, Stage, StageConfig, decision, resource
 from stages.stage import signal as setting
 
 if TYPE_CHECKING:
@@ -85,6 +85,9 @@ class Toxicity(Stage):
         if reason is None:
             doc.text = left
         return reason
+
+    def bounds(self) -> list[Bound]:
+        return [] if self.config.max is None else [Bound(self.config.signal, "max", "max", self.config.max)]
 
     def verdict(self, doc: Document) -> str | None:
         config, signals = self.config, doc.signals

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from stages.stage import Stage, StageConfig, decision
+from stages.stage import Bound, Stage, StageConfig, decision
 from stages.text.language_codes import meet, names
 from stages.text.scripts import CODES
 
@@ -123,6 +123,11 @@ class Where(Stage):
     def reads(self) -> dict[str, str]:
         return {**dict.fromkeys(self.config.signals, "signals"), **({"language": "language"} if self.config.language
                                                                     else {})}
+
+    def bounds(self) -> list[Bound]:
+        sides: tuple[Literal["min", "max"], ...] = ("min", "max")
+        return [Bound(name, f"signals.{name}.{side}", side, value) for name, condition in self.config.signals.items()
+                for side in sides if (value := getattr(condition, side)) is not None]
 
     def process(self, doc: Document) -> str | None:
         return self.verdict(doc)

@@ -167,6 +167,7 @@ def test_fates_of_languages():
 def test_a_report_opens_no_part_but_for_samples(tmp_path, monkeypatch):
     """Personal data, languages, scores and similarities come from the log, however many parts there are."""
     import pipeline.report.documents
+    import pipeline.report.sampled
     from pipeline.report.collect import collect
     from pipeline.store.fs import Store
     from pipeline.store.log import Log
@@ -181,6 +182,7 @@ def test_a_report_opens_no_part_but_for_samples(tmp_path, monkeypatch):
                          make_backend=make_backend("inline", 1, None))
     for name, none in (("drop_samples", {}), ("pair_samples", []), ("quarantine_samples", [])):
         monkeypatch.setattr(pipeline.report.documents, name, lambda *_, none=none: none)
+    monkeypatch.setattr(pipeline.report.sampled, "PARTS", 0)
     store = Store(str(tmp_path / "store"))
     opened, parquet = [], Store.parquet
     monkeypatch.setattr(Store, "parquet", lambda self, path: (opened.append(path), parquet(self, path))[1])

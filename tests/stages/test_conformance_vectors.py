@@ -12,7 +12,7 @@ import pytest
 from stages import vectors
 from stages.catalog import STAGES, stage_class
 from stages.document import Document
-from stages.stage import Stage, StageConfig, decision
+from stages.stage import Stage, StageConfig, decision, role_of
 from stages.vectors import differences, read_vectors
 
 FOLDER = Path(__file__).parents[1] / "conformance"
@@ -71,6 +71,23 @@ def test_stored_signals_give_the_verdict(path):
         return                                          # a replay runs the step itself
     stored = {verdict for verdict, *_ in verdicts}
     assert [v for v in verdicts if v[0] != (v[1] if v[1] in stored else None)] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_kept_documents_are_within_the_bounds(path):
+    """Reports draw the bounds that a stage declares: a kept document outside one would give the lie to them."""
+    for stage, case in stages_of(path):
+        reason, doc = vectors.outcome(stage, case)
+        outside = [b for b in stage.bounds() if b.signal in doc.signals and not b.holds(doc.signals[b.signal])]
+        assert reason is not None or not outside, case.get("name")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_bounds_name_signals_and_decisions(path):
+    for stage, _ in stages_of(path):
+        for bound in stage.bounds():
+            assert bound.signal in stage.signals or bound.signal in stage.reads()
+            assert role_of(type(stage.config), bound.key.partition(".")[0]) == "decision"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -1,0 +1,112 @@
+"""Draws the distributions of documents: histograms of signals with their thresholds.
+
+A chart has one path for all bars of a kind, because a report may have a hundred charts and must stay below 1 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from pipeline.base.humanize import digits, percent, plural
+from pipeline.base.svg import Element, tag
+from pipeline.passes.tally import bin_edges, score_bin
+from pipeline.report.charts import axis
+
+#: size of a chart; most bars of it
+WIDTH, HEIGHT, FOOT = 360, 118, 18
+MOST_BARS = 48
+#: most signals that the page shows of a dataset (report.json has more)
+SHOWN = 48
+
+
+def sections(document: Mapping[str, Any], scores: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the template `signals.html.j2` needs: `signals` by dataset, and those of `scores` that are not among
+    them."""
+    reached = {(c["dataset"], c["signal"]): c["reached"] for c in scores}
+    signals, there = [], set()
+    for name in document["names"]["datasets"]:
+        section = document.get("signals", {}).get(name)
+        if section is None or not section["signals"]:
+            continue
+        rows = section["signals"]
+        there |= {(name, row["signal"]) for row in rows}
+        signals.append({"dataset": name, "read": section["read"], "left_out": section["left_out"] + len(rows[SHOWN:]),
+                        "cards": [_card(row, reached.get((name, row["signal"]), [])) for row in rows[:SHOWN]]})
+    return {"signals": signals, "scores": [c for c in scores if (c["dataset"], c["signal"]) not in there]}
+
+
+def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[str, Any]:
+    """A signal as the page shows it. `only`: the value, where all documents fall into one bin."""
+    bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
+    only = digits(_least(int(min(bins)))) if len(bins) == 1 else None
+    return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,
+            "only": "0" if bins == {"0"} else only and f"about {only}"}
+
+
+def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
+    """A bound with the shares that other thresholds let pass: of all documents with a value, and of the kept ones."""
+    return {**bound, "now": digits(bound["value"]), "at": [
+        {"value": digits(at["value"]), "set": at["value"] == bound["value"],
+         "docs": percent(at["docs"] / row["docs"]), "kept": percent(at["kept"] / row["kept"]) if row["kept"] else "–"}
+        for at in bound["at"]]}
+
+
+def histogram(row: Mapping[str, Any]) -> Element:
+    """Kept documents by value, dropped ones on top of them, and a dashed line at each threshold."""
+    kept, dropped = ({int(b): n for b, n in row["bins"][word].items()} for word in ("kept", "dropped"))
+    low, high = min([*kept, *dropped]), max([*kept, *dropped])
+    marks = [b for b in row["bounds"] if b["value"]]
+    for bound in marks:                                        # a threshold near the values is drawn with them
+        number = score_bin(bound["value"]) or 0
+        if low - 32 <= number <= high + 32:
+            low, high = min(low, number), max(high, number)
+    width = 1
+    while (high - low) // width >= MOST_BARS:
+        width *= 2
+    bars = (high - low) // width + 1
+    heights = [[sum(bins.get(low + i * width + k, 0) for k in range(width)) for i in range(bars)]
+               for bins in (kept, dropped)]
+    step = (WIDTH - 10) / bars
+    tall = (HEIGHT - FOOT - 8) / max(max(map(sum, zip(*heights, strict=True))), 1)
+    base = [HEIGHT - FOOT - n * tall for n in heights[0]]
+    label = (f"{row['signal']}: {plural(row['docs'], 'document')} from {digits(_least(min([*kept, *dropped])))} to "
+             f"{digits(_most(max([*kept, *dropped])))}, {plural(row['kept'], 'document')} kept")
+    out = [tag("title", label),
+           tag("path", class_="kept", d=_bars(heights[0], [float(HEIGHT - FOOT)] * bars, step, tall)),
+           tag("path", class_="gone", d=_bars(heights[1], base, step, tall))]
+    for bound in marks:
+        place = (_position(bound["value"]) - low) / width
+        if 0 <= place <= bars:
+            x = 5 + place * step
+            out.append(tag("line", class_="limit", x1=x, x2=x, y1=2, y2=HEIGHT - FOOT))
+    names = [digits(_least(low + i * width)) if low + i * width else "0" for i in range(bars)]
+    out += [tag("text", name, class_="axis", x=left + room / 2, y=HEIGHT - 4, text_anchor="middle")
+            for name, left, room in axis(names, step, WIDTH)]
+    return tag("svg", *out, class_="hist", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
+
+
+def _bars(values: Sequence[float], feet: Sequence[float], step: float, tall: float) -> str:
+    """A path of bars that stand on `feet`. A bar with documents is at least 1.5 high."""
+    wide = max(step - 1, 0.8)
+    return "".join(f"M{5 + i * step:.1f} {foot:.1f}v{-max(n * tall, 1.5):.1f}h{wide:.1f}v{max(n * tall, 1.5):.1f}z"
+                   for i, (n, foot) in enumerate(zip(values, feet, strict=True)) if n)
+
+
+def _least(number: int) -> float:
+    """The smallest value of a bin."""
+    near, far = bin_edges(number)
+    return near if number > 0 else -far if number < 0 else 0.0
+
+
+def _most(number: int) -> float:
+    return _least(number + 1)
+
+
+def _position(value: float) -> float:
+    """The place of a value on the axis, in bins: the number of its bin, and the part of the bin below it."""
+    number = score_bin(value) or 0
+    near, far = _least(number), _most(number)
+    return number + min(max((value - near) / (far - near), 0.0), 1.0)

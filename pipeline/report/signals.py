@@ -1,0 +1,119 @@
+"""Makes the report's section about signals: the histogram of every signal that a dataset's steps computed, for kept and
+for dropped documents, with its thresholds and what other thresholds would let pass.
+
+The values are read from the stored rows (`pipeline.report.sampled`). A document that an earlier step dropped has no
+value, unless the recipe says `signals: all`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.passes.tally import BINS, HIGHEST, LOWEST
+from pipeline.report.nodes import Node
+from pipeline.report.sampled import extent, strata
+from pipeline.store.fs import Store
+from stages.stage import Bound
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: other thresholds that are tried: multiples of the threshold
+FACTORS = (0.5, 0.8, 1.0, 1.25, 2.0)
+#: most signals of a dataset
+MOST = 80
+
+
+def score_bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The bins of finite values, as `pipeline.passes.tally.score_bin` numbers them."""
+    part, power = np.frexp(np.abs(values))
+    number = (power.astype(np.int64) - LOWEST - 1) * BINS + ((part - 0.5) * 2 * BINS).astype(np.int64) + 1
+    number = np.minimum(number, (HIGHEST - LOWEST) * BINS)
+    number[(power <= LOWEST) | (values == 0)] = 0
+    return np.where(values < 0, -number, number)
+
+
+def tried(value: float) -> list[float]:
+    """A threshold and others around it, in order. A whole number stays whole."""
+    whole = value.is_integer() and abs(value) >= 2
+    return sorted({float(round(value * f)) if whole else round(value * f, 12) for f in FACTORS})
+
+
+@dataclass
+class _Signal:
+    """What is known of a signal. `bins` and `within` are by kept (True) or dropped (False) documents; `within` counts
+    the documents inside each threshold that is tried, by (bound, threshold)."""
+
+    step: str
+    bounds: list[Bound]
+    bins: dict[bool, dict[int, float]] = field(default_factory=lambda: {True: {}, False: {}})
+    within: dict[bool, dict[tuple[Bound, float], float]] = field(default_factory=lambda: {True: {}, False: {}})
+
+    def add(self, values: NDArray[np.float64], kept: bool, scale: float) -> None:
+        values = values[np.isfinite(values)]
+        for number, docs in zip(*np.unique(score_bins(values), return_counts=True), strict=True):
+            self.bins[kept][int(number)] = self.bins[kept].get(int(number), 0.0) + float(docs) * scale
+        for bound in self.bounds:
+            for value in tried(bound.value):
+                inside = values >= value if bound.side == "min" else values <= value
+                key = bound, value
+                self.within[kept][key] = self.within[kept].get(key, 0.0) + float(inside.sum()) * scale
+
+    def to_json(self, name: str) -> dict[str, Any]:
+        kept, dropped = (round(sum(self.bins[k].values())) for k in (True, False))
+        return {"signal": name, "step": self.step, "docs": kept + dropped, "kept": kept,
+                "bins": {word: {str(b): n for b, docs in sorted(self.bins[k].items()) if (n := round(docs))}
+                         for k, word in ((True, "kept"), (False, "dropped"))},
+                "bounds": [{"key": b.key, "side": b.side, "value": b.value,
+                            "at": [{"value": v, "docs": round(sum(w.get((b, v), 0.0) for w in self.within.values())),
+                                    "kept": round(self.within[True].get((b, v), 0.0))} for v in tried(b.value)]}
+                           for b in self.bounds]}
+
+
+def signal_section(store: Store, passes: list[Node]) -> dict[str, Any]:
+    """The section of a dataset: {read, signals, left_out}. `read` is the extent of what was read; each signal has its
+    step, documents, bins by score_bin, and bounds with the documents within each threshold tried (`docs`: of all that
+    have a value; `kept`: of those that the dataset keeps). Signals without a value are left out."""
+    found = _declared(passes)
+    parts = strata(passes)
+    for part in parts:
+        for info in part.files[:1]:                       # all files of a stratum have the same columns
+            with store.parquet(info.path, info.sha256) as file:
+                there = _fields(file.schema_arrow)
+            columns = [name for name in found if name in there]
+            for batch in part.rows(store, [f"signals.{name}" for name in columns]) if columns else ():
+                _add(found, batch, part.kept, part.scale)
+    rows = [signal.to_json(name) for name, signal in found.items()]
+    rows = [row for row in rows if row["docs"]]
+    return {"read": extent(parts), "signals": rows[:MOST], "left_out": max(0, len(rows) - MOST)}
+
+
+def _declared(passes: list[Node]) -> dict[str, _Signal]:
+    """The signals that the steps of a dataset compute or judge, in the order of the recipe. Of a signal that several
+    steps compute, the last one's name is given, since its values are stored."""
+    found: dict[str, _Signal] = {}
+    for node in passes:
+        for stage in node.measures:
+            for name in stage["signals"]:
+                found.setdefault(name, _Signal(stage["step"], [])).step = stage["step"]
+            for bound in stage["bounds"]:
+                found.setdefault(bound["signal"], _Signal(stage["step"], [])).bounds.append(Bound(**bound))
+    return found
+
+
+def _fields(schema: pa.Schema) -> set[str]:
+    kind = schema.field("signals").type
+    return {kind.field(i).name for i in range(kind.num_fields)}
+
+
+def _add(found: Mapping[str, _Signal], batch: pa.RecordBatch, kept: bool, scale: float) -> None:
+    signals = batch.column("signals")
+    for i in range(signals.type.num_fields):
+        values = signals.field(i).to_numpy(zero_copy_only=False).astype(np.float64)      # null becomes NaN
+        found[signals.type.field(i).name].add(values, kept, scale)
+
