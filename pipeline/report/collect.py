@@ -19,6 +19,7 @@ from pipeline.base.visible import json_text
 from pipeline.engine.driver.sums import NodeSums
 from pipeline.report.costs import pass_costs, stage_costs, task_costs
 from pipeline.report.documents import dataset_section, duplicate_section, funnel, source_section
+from pipeline.report.graph import graph
 from pipeline.report.nodes import Node
 from pipeline.report.signals import signal_section
 from pipeline.report.tokens import curriculum_of, mixture, token_counts, warnings
@@ -98,6 +99,7 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
                      for n in passes if n.publishes},
         "signals": {n.dataset: signal_section(store, [p for p in passes if p.dataset == n.dataset])
                     for n in passes if n.publishes},
+        "graph": graph(nodes, tokens, curriculum),
         "duplicates": [duplicate_section(store, n, nodes) for n in nodes if n.kind == "barrier"],
         "tokens": tokens,
         "mixture": mixture(curriculum),
@@ -121,7 +123,8 @@ def nodes_of(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})
 
 def _smallest(tasks: RunTasks, node: str, get: Get, n: int) -> list[PartRecord]:
     """Records of the tasks of a node that have the smallest keys."""
-    return [record for key in heapq.nsmallest(n, set(tasks.keys(node))) if (record := get(key)) is not None]
+    keys = dict.fromkeys(heapq.nsmallest(2 * n, tasks.keys(node)))       # a task that was asked for twice occurs twice
+    return [record for key in list(keys)[:n] if (record := get(key)) is not None]
 
 
 def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ class Node:
         self.steps, self.deps, self.publishes = doc["steps"], doc["deps"], doc["publishes"]
         self.measures: list[dict[str, Any]] = doc.get("measures", [])        # signals and bounds of its stages
         self.records = records
-        self.choose = choose or (lambda n: heapq.nsmallest(n, records(), key=lambda record: record.key))
+        self.choose = cache(choose or (lambda n: heapq.nsmallest(n, records(), key=lambda record: record.key)))
         sums = sums or sum_records(self.name, self.kind, records())
         self.counters, self.content = sums.counters, sums.content
         self.writes = sums.writes                      # names of the files its tasks wrote

@@ -37,3 +37,31 @@ def test_signals(site, dataset, signals):
                           for word in ("kept", "dropped")]
                 assert (at["docs"], at["kept"]) == (sum(within), within[0])
             assert bound["at"][[at["value"] for at in bound["at"]].index(bound["value"])]["kept"] == row["kept"]
+
+
+def test_graph(site):
+    """Documents on every arrow, from the parts that tasks wrote; tokens from the shards' tables."""
+    graph, plan = site.report["graph"], site.plan()
+    kinds = {n["name"]: n["kind"] for n in plan["nodes"]}
+    assert {n["name"]: n["kind"] for n in graph["nodes"]} == {**kinds, "curriculum": "curriculum"}
+    counts = {(e["from"], e["to"]): e.get("docs", e.get("tokens")) for e in graph["edges"]}
+    count = lambda query: int(site.sql(f"select count(*) from {query}")[0][0])  # noqa: E731
+    exact, near = (count(f"{{dropped:deduped}} where stage = '{s}'") for s in ("exact", "minhash"))
+    plain, clean, read = count("{kept:plain}"), count("{kept:clean}"), len(site.docs)
+    rest = plain + clean + read
+    of = lambda stream: count("{kept:deduped} where source " + ("= 'web'" if stream == "web" else "<> 'web'"))  # noqa: E731
+    tokens = {s: site.report["tokens"][s]["tokens"] for s in ("web", "rest")}
+    assert counts == {
+        ("index:web", "extracted"): len(site.responses), ("extracted", "clean"): count("{kept:extracted}"),
+        ("index:notes", "plain"): len(site.notes), ("index:docs", "deduped:docs"): read,
+        ("clean", "deduped/exact.1"): clean, ("plain", "deduped/exact.1"): plain,
+        ("deduped:docs", "deduped/exact.1"): read, ("deduped/exact.1", "deduped:2"): rest - exact,
+        ("deduped:2", "deduped/minhash.2"): rest - exact, ("deduped/minhash.2", "deduped"): rest - exact - near,
+        ("deduped", "tokenizer:"): None, ("tokenizer:", "shards:web"): None, ("tokenizer:", "shards:rest"): None,
+        ("deduped", "shards:web"): of("web"), ("deduped", "shards:rest"): of("rest"),
+        ("shards:web", "curriculum"): tokens["web"], ("shards:rest", "curriculum"): tokens["rest"]}
+    dropped = {n["name"]: n.get("dropped", 0) for n in graph["nodes"]}
+    assert (dropped["deduped/exact.1"], dropped["deduped/minhash.2"]) == (exact, near)
+    assert dropped["clean"] == count("{dropped:clean}") and dropped["deduped"] == 0
+    tasks = {n["name"]: n["tasks"] for n in graph["nodes"]}
+    assert all(tasks[n["name"]] == len(n["keys"]) for n in plan["nodes"])

@@ -57,7 +57,7 @@ def test_every_section_is_checked_here(report):
     """A new section needs a new test: this one fails until there is one."""
     assert set(report) == {"version", "run", "recipe", "about", "missing_records", "sources", "funnel", "names",
                            "datasets", "duplicates", "tokens", "mixture", "order", "training", "passes", "stages",
-                           "tasks", "lineage", "warnings", "signals"}
+                           "tasks", "lineage", "warnings", "signals", "graph"}
     assert set(report["datasets"]["clean"]) == {"docs", "bytes", "parts", "kept", "reasons", "quarantined",
                                                 "quarantine_samples", "languages", "lengths", "dropped_languages",
                                                 "scores", "pii", "pdf"}

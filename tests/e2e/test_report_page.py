@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ELEMENTS = {"html", "head", "meta", "title", "style", "body", "main", "header", "h1", "h2", "h3", "p", "code", "nav",
             "a", "div", "b", "span", "section", "ul", "li", "table", "caption", "tr", "th", "td", "svg", "rect", "text",
             "i", "small", "details", "summary", "blockquote", "br", "mark", "footer", "line", "polyline", "circle",
-            "pre", "path"}
+            "pre", "path", "g"}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,104 @@
+"""Makes the report's section about the plan as a graph: what each node hands to the next, in documents and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pipeline.report.nodes import Node
+from tokenizer.mixture.curriculum import Curriculum
+
+#: nodes of a kind with the same successors are drawn as one if there are more of them
+ALIKE = 5
+
+
+def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum | None) -> dict[str, Any]:
+    """{nodes, edges}. A node has its name, kind, steps, tasks and, where it drops documents, `dropped`. An edge has
+    `from`, `to` and the `docs` that the first hands to the second, or the `tokens` that a stream gives a curriculum
+    (windows read more than once count once). A pass that applies the verdicts of a barrier gets its documents from it.
+    """
+    by_name = {n.name: n for n in nodes}
+    drawn: list[dict[str, Any]] = []
+    edges: list[dict[str, Any]] = []
+    for node in nodes:
+        barriers = [d for d in node.deps if d in by_name and by_name[d].kind == "barrier"]
+        lost = _dropped(node, "barrier:", wanted=False)
+        drawn.append({"name": node.name, "kind": node.kind, "steps": node.steps, "tasks": node.tasks,
+                      **({"dropped": lost} if lost else {})})
+        for dep in barriers or [d for d in node.deps if d in by_name]:
+            edge: dict[str, Any] = {"from": dep, "to": node.name}
+            if dep in barriers:
+                removed = _dropped(node, "barrier:", wanted=True)
+                edge["docs"] = _read(node) - removed
+                barrier = next(d for d in drawn if d["name"] == dep)
+                barrier["dropped"] = barrier.get("dropped", 0) + removed
+            elif by_name[dep].kind == "index":
+                edge["docs"] = node.counters.get("in", {}).get(dep.removeprefix("index:"), {}).get("docs", 0)
+            elif node.kind == "shards":
+                stream = tokens.get(node.name.removeprefix("shards:"), {})
+                if by_name[dep].kind == "pass":
+                    edge["docs"] = (stream["docs"] + stream["val_docs"] + stream["near_held_out"]
+                                    + sum(stream["quarantined"].values()))
+            elif by_name[dep].kind == "pass" and node.kind != "tokenizer":
+                edge["docs"] = sum(s["docs"] for s in by_name[dep].counters.get("kept", {}).values())
+            edges.append(edge)
+    if curriculum is not None:
+        drawn.append({"name": "curriculum", "kind": "curriculum", "steps": [p.name for p in curriculum.phases],
+                      "tasks": 0})
+        edges += [{"from": f"shards:{s.name}", "to": "curriculum", "tokens": s.tokens} for s in curriculum.streams
+                  if f"shards:{s.name}" in by_name]
+    return {"nodes": drawn, "edges": edges}
+
+
+def _read(node: Node) -> int:
+    return sum(s["docs"] for s in node.counters.get("in", {}).values())
+
+
+def _dropped(node: Node, prefix: str, *, wanted: bool) -> int:
+    """Documents that the stages of a pass dropped whose labels begin with `prefix` (or do not)."""
+    return sum(n for label, stats in node.counters.get("stages", {}).items() if label.startswith(prefix) == wanted
+               for by in stats["dropped"].values() for n in by.values())
+
+
+def joined(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The graph with nodes that are alike joined into one: more than ALIKE nodes of the same kind and steps that hand
+    their documents to the same nodes. Their counts are added up."""
+    nodes, edges = list(document["nodes"]), list(document["edges"])
+    for _ in range(3):                                   # sources are alike once the passes that read them are joined
+        after: dict[str, set[str]] = {n["name"]: set() for n in nodes}
+        for edge in edges:
+            after[edge["from"]].add(edge["to"])
+        groups: dict[Any, list[dict[str, Any]]] = {}
+        for node in nodes:
+            groups.setdefault((node["kind"], tuple(node["steps"]), tuple(sorted(after[node["name"]]))), []).append(node)
+        name_of: dict[str, str] = {}
+        for group in groups.values():
+            if len(group) > ALIKE:
+                name_of |= dict.fromkeys((n["name"] for n in group), f"{group[0]['kind']}:{len(group)} alike")
+        if not name_of:
+            break
+        nodes = _join_nodes(nodes, name_of)
+        edges = _join_edges(edges, name_of)
+    return {"nodes": nodes, "edges": edges}
+
+
+def _join_nodes(nodes: Iterable[dict[str, Any]], name_of: Mapping[str, str]) -> list[dict[str, Any]]:
+    out: dict[str, dict[str, Any]] = {}
+    for node in nodes:
+        name = name_of.get(node["name"], node["name"])
+        into = out.setdefault(name, {**node, "name": name, "tasks": 0, "dropped": 0, "members": 0})
+        for key in ("tasks", "dropped"):
+            into[key] += node.get(key, 0)
+        into["members"] += node.get("members", 1)
+    return list(out.values())
+
+
+def _join_edges(edges: Iterable[dict[str, Any]], name_of: Mapping[str, str]) -> list[dict[str, Any]]:
+    out: dict[tuple[str, str], dict[str, Any]] = {}
+    for edge in edges:
+        ends = name_of.get(edge["from"], edge["from"]), name_of.get(edge["to"], edge["to"])
+        into = out.setdefault(ends, {"from": ends[0], "to": ends[1]})
+        for key in ("docs", "tokens"):
+            if key in edge:
+                into[key] = into.get(key, 0) + edge[key]
+    return list(out.values())

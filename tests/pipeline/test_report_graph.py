@@ -1,0 +1,67 @@
+"""The plan of a run as a picture: nodes that are alike are joined, counts stand on the arrows, boxes do not overlap."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from itertools import combinations
+from typing import Any
+
+from pipeline.report.dag import BOX, draw
+from pipeline.report.graph import joined
+
+
+def node(name: str, kind: str = "pass", steps: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "steps": list(steps), "tasks": 1, **more}
+
+
+def many(sources: int) -> dict[str, Any]:
+    """Sources with a pass each, all compared by one barrier."""
+    nodes = [node(f"index:s{i}", "index") for i in range(sources)]
+    nodes += [node(f"d:s{i}", steps=("hash",), dropped=2) for i in range(sources)]
+    nodes += [node("d/exact.1", "barrier", ("exact",), dropped=7), node("d", steps=("apply exact",))]
+    edges = [e for i in range(sources) for e in ({"from": f"index:s{i}", "to": f"d:s{i}", "docs": 10 + i},
+                                                 {"from": f"d:s{i}", "to": "d/exact.1", "docs": 8 + i})]
+    return {"nodes": nodes, "edges": [*edges, {"from": "d/exact.1", "to": "d", "docs": 5}]}
+
+
+def test_nodes_that_are_alike_are_joined_and_their_counts_added_up():
+    few = joined(many(3))
+    assert len(few["nodes"]) == 8 and len(few["edges"]) == 7
+    graph = joined(many(500))
+    assert [(n["kind"], n["members"], n["dropped"]) for n in graph["nodes"]] == [
+        ("index", 500, 0), ("pass", 500, 1000), ("barrier", 1, 7), ("pass", 1, 0)]
+    assert [e["docs"] for e in graph["edges"]] == [sum(10 + i for i in range(500)), sum(8 + i for i in range(500)), 5]
+
+
+def boxes(drawn: ET.Element) -> list[tuple[float, float]]:
+    return [(float(r.get("x", 0)), float(r.get("y", 0))) for r in drawn.iter("rect")]
+
+
+def test_boxes_stand_apart_and_inside_the_picture():
+    graph = many(4)
+    graph["nodes"].append(node("shards:x", "shards"))
+    graph["edges"].append({"from": "d:s1", "to": "shards:x"})
+    graph["edges"] += [{"from": "index:s0", "to": "shards:x", "docs": 3}, {"from": "d", "to": "shards:x", "docs": 5}]
+    drawn = ET.fromstring(draw(graph) or "")
+    places = boxes(drawn)
+    assert len(places) == 11
+    assert all(abs(ax - bx) >= BOX or abs(ay - by) >= 40 for (ax, ay), (bx, by) in combinations(places, 2))
+    width = float(drawn.get("width", 0))
+    assert all(0 <= x <= width - BOX for x, _ in places)
+    tops = {t.text: float(t.get("y", 0)) for t in drawn.iter("text")}
+    assert tops["s1"] < tops["d:s1"] < tops["d/exact.1"] < tops["d"] < tops["x"], "from top to bottom"
+    assert len([p for p in drawn.iter("path") if p.get("class") == "head"]) == len(graph["edges"])
+
+
+def test_what_is_empty_or_too_much_is_not_drawn():
+    assert draw({"nodes": [], "edges": []}) is None
+    assert draw({"nodes": [node("alone")], "edges": []}) is None
+    wide = {"nodes": [node(f"n{i}", steps=(str(i),)) for i in range(200)],
+            "edges": [{"from": f"n{i}", "to": f"n{i + 1}", "docs": 1} for i in range(199)]}
+    assert draw(wide) is None
+
+
+def test_names_are_escaped():
+    evil = "<script>alert(1)</script>"
+    drawn = draw({"nodes": [node(evil), node("b", steps=(evil,))], "edges": [{"from": evil, "to": "b", "docs": 3}]})
+    assert drawn is not None and "<script" not in drawn and ET.fromstring(drawn) is not None
