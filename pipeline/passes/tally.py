@@ -5,6 +5,8 @@ Every count is taken from a row when it is written. So a document whose verdict 
 
     "kept", "languages", "lengths"      kept documents by source, as in docs/architecture.md
     "dropped_languages": {stage: {language: docs}}      dropped documents, by their language when they were dropped
+    "dropped_lengths": {source: {bin: docs}}            dropped documents, by log2 of their characters when they were
+                                        dropped
     "pii": {signal: n}                  sums of the signals pii_* over kept documents, whether this pass or an earlier
                                         one computed them; whole numbers, because a sum of floats depends on their
                                         order, and one NaN spoils it
@@ -72,7 +74,7 @@ class Tally:
         self._pii = {name: 0 for name in signals if name.startswith("pii_")}
         #: documents and bytes kept, by source, language and length together: one look-up per document instead of three
         self._kept: dict[tuple[str, str, int], list[int]] = {}
-        self._lost: dict[tuple[str, str], int] = {}
+        self._lost: dict[tuple[str, str, str, int], int] = {}
         self._bins: dict[str, dict[int, int]] = {}
         self._similar: dict[str, dict[int, int]] = {}
         self._tallies: Counters = {}
@@ -108,7 +110,8 @@ class Tally:
             bins[number] = bins.get(number, 0) + 1
 
     def _lose(self, doc: Document, stage: str) -> None:
-        kind = stage, language_label(doc.language)         # an input column may hold a string of any length
+        # an input column may hold a string of any length
+        kind = stage, language_label(doc.language), doc.source, len(doc.text).bit_length()
         self._lost[kind] = self._lost.get(kind, 0) + 1
 
     def _seen(self, doc: Document, last: int) -> None:
@@ -134,9 +137,11 @@ class Tally:
             count(counters["languages"].setdefault(source, {}), language, docs)
             count(counters["lengths"].setdefault(source, {}), str(max(bits, 1) - 1), docs)
         lost: dict[str, Any] = {}
-        for (stage, language), docs in self._lost.items():
+        lengths: dict[str, Any] = {}
+        for (stage, language, source, bits), docs in self._lost.items():
             count(lost.setdefault(stage, {}), language, docs)
-        totals = {"dropped_languages": lost, "pii": self._pii,
+            count(lengths.setdefault(source, {}), str(max(bits, 1) - 1), docs)
+        totals = {"dropped_languages": lost, "dropped_lengths": lengths, "pii": self._pii,
                   "scores": {name: _keyed(bins) for name, bins in self._bins.items()},
                   "similarity": {name: _keyed(bins) for name, bins in self._similar.items()}, "tallies": self._tallies}
         counters.update({name: total for name, total in totals.items() if total})

@@ -75,8 +75,8 @@ def histogram(row: Mapping[str, Any]) -> Element:
     label = (f"{row['signal']}: {plural(row['docs'], 'document')} from {digits(_least(min([*kept, *dropped])))} to "
              f"{digits(_most(max([*kept, *dropped])))}, {plural(row['kept'], 'document')} kept")
     out = [tag("title", label),
-           tag("path", class_="kept", d=_bars(heights[0], [float(HEIGHT - FOOT)] * bars, step, tall)),
-           tag("path", class_="gone", d=_bars(heights[1], base, step, tall))]
+           tag("path", class_="kept", d=bar_path(heights[0], [float(HEIGHT - FOOT)] * bars, step, tall)),
+           tag("path", class_="gone", d=bar_path(heights[1], base, step, tall))]
     for bound in marks:
         place = (_position(bound["value"]) - low) / width
         if 0 <= place <= bars:
@@ -88,7 +88,7 @@ def histogram(row: Mapping[str, Any]) -> Element:
     return tag("svg", *out, class_="hist", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
 
 
-def _bars(values: Sequence[float], feet: Sequence[float], step: float, tall: float) -> str:
+def bar_path(values: Sequence[float], feet: Sequence[float], step: float, tall: float) -> str:
     """A path of bars that stand on `feet`. A bar with documents is at least 1.5 high."""
     wide = max(step - 1, 0.8)
     return "".join(f"M{5 + i * step:.1f} {foot:.1f}v{-max(n * tall, 1.5):.1f}h{wide:.1f}v{max(n * tall, 1.5):.1f}z"

@@ -88,7 +88,8 @@ def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
         "quarantined": quarantined,
         "quarantine_samples": quarantine_samples(store, passes) if quarantined else [],
         "languages": last.counters.get("languages", {}), "lengths": last.counters.get("lengths", {}),
-        "dropped_languages": merged(passes, "dropped_languages"), "scores": merged(passes, "scores"),
+        "dropped_languages": merged(passes, "dropped_languages"),
+        "dropped_lengths": merged(passes, "dropped_lengths"), "scores": merged(passes, "scores"),
         "pii": last.counters.get("pii", {}), "pdf": pdf_pages(passes),
     }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pipeline.passes.tally import score_bin
+from pipeline.report.shares import before_after, share_sections
 from tests.e2e.report_site import Site
 
 
@@ -65,3 +67,31 @@ def test_graph(site):
     assert dropped["clean"] == count("{dropped:clean}") and dropped["deduped"] == 0
     tasks = {n["name"]: n["tasks"] for n in graph["nodes"]}
     assert all(tasks[n["name"]] == len(n["keys"]) for n in plan["nodes"])
+
+
+def test_shares_of_the_input(site):
+    sections = {s["dataset"]: s for s in share_sections(site.report)}
+    assert set(sections) == {"clean", "deduped"}, "the others drop nothing"
+    for name, section in sections.items():
+        judged = dict(site.sql(f"select source, count(*) from (select source from {{kept:{name}}} union all "
+                               f"select source from {{dropped:{name}}}) group by all"))
+        assert (section["of"], section["left_out"]) == (sum(judged.values()), 0)
+        assert {c["name"]: c["of"] for c in section["columns"]} == judged
+        for row in section["rows"]:
+            lost = dict(site.sql(f"select source, count(*) from {{dropped:{name}}} where stage = '{row['stage']}' and "
+                                 f"reason = '{row['reason']}' group by all"))
+            assert row["share"] == sum(lost.values()) / sum(judged.values())
+            assert [c["share"] for c in row["cells"]] == [lost.get(c["name"], 0) / c["of"] for c in section["columns"]]
+
+
+def test_before_and_after(site):
+    for section in before_after(site.report):
+        name = section["dataset"]
+        [(kept,)], [(dropped,)] = (site.sql(f"select count(*) from {{{w}:{name}}}") for w in ("kept", "dropped"))
+        assert (section["counted"], section["docs"], section["kept"]) == (True, kept + dropped, kept)
+        after = f"{{kept:{name}}}"
+        for said, rows in zip(section["medians"], (f"{after} union all select text from {{dropped:{name}}}", after),
+                              strict=True):
+            [(median,)] = site.sql(f"select quantile_disc(length(text), 0.5) from (select text from {rows})")
+            assert 2 ** int(np.log2(median)) == float(said.partition(" ")[0].replace(",", ""))
+        assert section["chart"].count(" of which kept ") > 1

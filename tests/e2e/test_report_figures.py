@@ -60,7 +60,7 @@ def test_every_section_is_checked_here(report):
                            "tasks", "lineage", "warnings", "signals", "graph"}
     assert set(report["datasets"]["clean"]) == {"docs", "bytes", "parts", "kept", "reasons", "quarantined",
                                                 "quarantine_samples", "languages", "lengths", "dropped_languages",
-                                                "scores", "pii", "pdf"}
+                                                "dropped_lengths", "scores", "pii", "pdf"}
     assert set(report["duplicates"][1]) == {"barrier", "step", "dataset", "looked_at", "removed", "candidates",
                                             "clusters", "max_cluster", "similarity", "pairs", "alarms"}
 
@@ -176,6 +176,9 @@ def test_languages_lengths_and_personal_data(site, report, dataset):
     assert said["lengths"] == nested(site.sql(
         f"select source, cast(floor(log2(greatest(length(text), 1))) as integer)::varchar, count(*) "
         f"from {{kept:{dataset}}} group by all"))
+    assert said["dropped_lengths"] == nested(site.sql(
+        f"select source, cast(floor(log2(greatest(length(text), 1))) as integer)::varchar, count(*) "
+        f"from {{dropped:{dataset}}} group by all"))
     columns = [r[0] for r in site.sql(f"select unnest(json_keys(to_json(signals))) from {{kept:{dataset}}} limit 200")]
     fields = sorted({c for c in columns if c.startswith("pii_")})
     assert said["pii"] == {f: int(site.sql(f"select coalesce(sum(signals.{f}), 0) from {{kept:{dataset}}}")[0][0])

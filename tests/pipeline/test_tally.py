@@ -80,6 +80,7 @@ def test_what_is_counted_of_whom(until_drop):
     assert counters["languages"] == {"x": {"en": 1}, "y": {"de": 1}}
     assert counters["dropped_languages"] == {"scored": {"fr": 1}, "counting": {"fr": 1},
                                              "minhash": {"en": 1, "other": 1}}
+    assert counters["dropped_lengths"] == {"x": {"4": 4}}, "of 19 characters, whoever dropped them"
     assert counters["pii"] == {"pii_ips": 5}
     assert counters["scores"] == {"a_score": {str(score_bin(0.1)): 1, str(score_bin(0.7)): 2}}
     assert counters["similarity"] == {"minhash": {"19": 1}}

@@ -1,0 +1,149 @@
+"""Compares what a dataset got with what it kept: the share of its input that each reason cost, and lengths and
+languages before and after. Everything is computed from the sections of report.json about datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from pipeline.base.humanize import count, percent, plural
+from pipeline.base.svg import Element, tag
+from pipeline.report.charts import COLORS, axis, stacked
+from pipeline.report.distributions import FOOT, HEIGHT, WIDTH, bar_path
+
+#: sources and reasons that a table lists, reasons with a colour of their own, languages of a bar; others are combined
+SOURCES, REASONS, COLOURED, LANGUAGES = 6, 15, 7, 6
+KEPT, OTHERS = 2, COLORS - 1
+#: colours of reasons, none of them that of kept documents
+REASON_COLORS = (5, 1, 3, 4, 0, 6, 8)
+
+Counts = Mapping[str, int]
+
+
+def share_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For every dataset that dropped documents: its sources (the largest, then the others as one), and the reasons with
+    their share of all judged documents and of those of each source. A judged document was kept or dropped, but not
+    quarantined."""
+    out = []
+    for name in document["names"]["datasets"]:
+        section = document["datasets"][name]
+        if not section["reasons"]:
+            continue
+        judged = {s: n["docs"] for s, n in section["kept"].items()}
+        for reason in section["reasons"]:
+            for source, docs in reason["sources"].items():
+                judged[source] = judged.get(source, 0) + docs
+        ordered = sorted((s for s in judged if judged[s]), key=lambda s: (-judged[s], s))
+        named = ordered[:SOURCES] if len(ordered) > SOURCES + 1 else ordered
+        groups = [(s, [s]) for s in named]
+        if rest := ordered[len(named):]:
+            groups.append((f"{len(rest)} others", rest))
+        columns = [{"name": label, "of": sum(judged[s] for s in members), "members": members}
+                   for label, members in groups]
+        out.append({"dataset": name, "of": sum(judged.values()), "columns": columns,
+                    "rows": [_row(reason, columns, sum(judged.values())) for reason in section["reasons"][:REASONS]],
+                    "left_out": len(section["reasons"][REASONS:]),
+                    "bars": [(c["name"], Markup(_bar(section, c))) for c in columns],
+                    "keys": [(r["stage"], r["reason"], REASON_COLORS[i]) for i, r in
+                             enumerate(section["reasons"][:COLOURED])]})
+    return out
+
+
+def _row(reason: Mapping[str, Any], columns: Sequence[Mapping[str, Any]], of: int) -> dict[str, Any]:
+    lost = [sum(reason["sources"].get(s, 0) for s in c["members"]) for c in columns]
+    return {"stage": reason["stage"], "reason": reason["reason"], "docs": reason["docs"], "share": reason["docs"] / of,
+            "cells": [{"share": n / c["of"], "docs": n} for n, c in zip(lost, columns, strict=True)]}
+
+
+def _bar(section: Mapping[str, Any], column: Mapping[str, Any]) -> Element:
+    """What became of the documents of a group of sources: kept, then each reason."""
+    members = column["members"]
+    kept = sum(section["kept"].get(s, {"docs": 0})["docs"] for s in members)
+    parts: list[tuple[str, float, int]] = [("kept", kept, KEPT)]
+    for color, reason in zip(REASON_COLORS, section["reasons"], strict=False):
+        docs = sum(reason["sources"].get(s, 0) for s in members)
+        if docs:
+            parts.append((reason["reason"], docs, color))
+    rest = sum(r["sources"].get(s, 0) for r in section["reasons"][COLOURED:] for s in members)
+    return stacked([*parts, ("other reasons", rest, OTHERS)], height=18, label=f"documents of {column['name']}")
+
+
+def before_after(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For every dataset that dropped documents: a chart of lengths with the kept part of each bar, and bars of the
+    languages of all judged documents and of the kept ones. `counted` is False where parts are older than the counter of
+    the dropped documents' lengths."""
+    out = []
+    for name in document["names"]["datasets"]:
+        section = document["datasets"][name]
+        lost = sum(r["docs"] for r in section["reasons"])
+        if not lost:
+            continue
+        kept, dropped = _summed(section["lengths"]), _summed(section.get("dropped_lengths", {}))
+        counted = sum(dropped.values()) == lost
+        languages, gone = _summed(section["languages"]), _summed(section["dropped_languages"])
+        out.append({"dataset": name, "counted": counted, "docs": section["docs"] + lost, "kept": section["docs"],
+                    "chart": Markup(_lengths(kept, dropped, name)) if counted else "",
+                    "medians": [_median(bins) for bins in (_added(kept, dropped), kept)] if counted else None,
+                    "languages": _languages(languages, gone, name)})
+    return out
+
+
+def _summed(by: Mapping[str, Counts]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for counts in by.values():
+        out = _added(out, counts)
+    return out
+
+
+def _added(one: Counts, other: Counts) -> dict[str, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
+
+
+def _median(bins: Counts) -> str:
+    """The bin in which the median length lies, as "512 to 1,024"; "" without documents."""
+    half, seen = sum(bins.values()) / 2, 0
+    for b in sorted(map(int, bins)):
+        seen += bins[str(b)]
+        if seen and seen >= half:
+            return f"{count(2 ** b)} to {count(2 ** (b + 1))}"
+    return ""
+
+
+def _lengths(kept: Counts, dropped: Counts, name: str) -> Element:
+    """Documents by log2 of their characters: kept ones, and dropped ones on top of them."""
+    used = sorted(int(b) for b in {**kept, **dropped})
+    bins = range(used[0], used[-1] + 1)
+    both = [[by.get(str(b), 0) for b in bins] for by in (kept, dropped)]
+    step = (WIDTH - 10) / len(bins)
+    tall = (HEIGHT - FOOT - 8) / max(map(sum, zip(*both, strict=True)))
+    names = axis([count(2 ** b) for b in bins], step, WIDTH)
+    label = f"lengths of {name} in characters: " + ", ".join(
+        f"{count(2 ** b)} {k + d:,} of which kept {k:,}" for b, k, d in zip(bins, *both, strict=True))
+    return tag("svg", tag("title", label),
+               tag("path", class_="kept", d=bar_path(both[0], [float(HEIGHT - FOOT)] * len(bins), step, tall)),
+               tag("path", class_="gone", d=bar_path(both[1], [HEIGHT - FOOT - n * tall for n in both[0]], step, tall)),
+               *(tag("text", text, class_="axis", x=left + room / 2, y=HEIGHT - 4, text_anchor="middle")
+                 for text, left, room in names),
+               class_="hist", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
+
+
+def _languages(kept: Counts, gone: Counts, name: str) -> dict[str, Any] | None:
+    """Bars of the languages before and after, and the languages whose share changed most. None for one language."""
+    before = _added(kept, gone)
+    ordered = sorted(before, key=lambda k: (-before[k], k))
+    if len(ordered) < 2:
+        return None
+    bars = []
+    for word, by in (("input", before), ("kept", kept)):
+        parts = [(k or "not identified", float(by.get(k, 0)), i) for i, k in enumerate(ordered[:LANGUAGES])]
+        rest = sum(by.get(k, 0) for k in ordered[LANGUAGES:])
+        bars.append((word, Markup(stacked([*parts, *([("others", rest, OTHERS)] if rest else [])], height=18,
+                                          label=f"languages of {name}, {word}"))))
+    total, left = sum(before.values()), sum(kept.values())
+    changes = [(k or "not identified", before[k] / total, kept.get(k, 0) / left if left else 0.0) for k in ordered]
+    changes.sort(key=lambda c: (-abs(c[2] - c[1]), c[0]))
+    return {"bars": bars, "changes": [(k, percent(a), percent(b)) for k, a, b in changes[:3] if abs(b - a) >= 0.001],
+            "keys": [(k or "not identified", i) for i, k in enumerate(ordered[:LANGUAGES])],
+            "text": plural(len(ordered), "language")}
