@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.base.visible import json_text
 from pipeline.engine.driver.sums import NodeSums
+from pipeline.report.clusters import cluster_section
 from pipeline.report.costs import pass_costs, stage_costs, task_costs
 from pipeline.report.documents import dataset_section, duplicate_section, funnel, source_section
 from pipeline.report.graph import graph
@@ -101,6 +102,7 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
                     for n in passes if n.publishes},
         "graph": graph(nodes, tokens, curriculum),
         "duplicates": [duplicate_section(store, n, nodes) for n in nodes if n.kind == "barrier"],
+        "clusters": [cluster_section(store, n, nodes) for n in nodes if n.kind == "barrier"],
         "tokens": tokens,
         "mixture": mixture(curriculum),
         "order": curriculum.order if curriculum else None,

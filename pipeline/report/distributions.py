@@ -10,9 +10,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline.base.humanize import digits, percent, plural
+from pipeline.base.humanize import count, digits, percent, plural
 from pipeline.base.svg import Element, tag
-from pipeline.passes.tally import bin_edges, score_bin
+from pipeline.passes.tally import BINS, bin_edges, score_bin
 from pipeline.report.charts import axis
 
 #: size of a chart; most bars of it
@@ -41,15 +41,15 @@ def sections(document: Mapping[str, Any], scores: list[dict[str, Any]]) -> dict[
 def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[str, Any]:
     """A signal as the page shows it. `only`: the value, where all documents fall into one bin."""
     bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
-    only = digits(_least(int(min(bins)))) if len(bins) == 1 else None
+    only = _shown(_least(int(min(bins)))) if len(bins) == 1 else None
     return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,
             "only": "0" if bins == {"0"} else only and f"about {only}"}
 
 
 def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
     """A bound with the shares that other thresholds let pass: of all documents with a value, and of the kept ones."""
-    return {**bound, "now": digits(bound["value"]), "at": [
-        {"value": digits(at["value"]), "set": at["value"] == bound["value"],
+    return {**bound, "now": _shown(bound["value"]), "at": [
+        {"value": _shown(at["value"]), "set": at["value"] == bound["value"],
          "docs": percent(at["docs"] / row["docs"]), "kept": percent(at["kept"] / row["kept"]) if row["kept"] else "–"}
         for at in bound["at"]]}
 
@@ -63,6 +63,11 @@ def histogram(row: Mapping[str, Any]) -> Element:
         number = score_bin(bound["value"]) or 0
         if low - 32 <= number <= high + 32:
             low, high = min(low, number), max(high, number)
+    # empty octaves between 0 and the smallest value are left out, but for one
+    above = [b for b in (*kept, *dropped, *_numbers(marks)) if b > 0]
+    skipped = max(0, min(above, default=0) - BINS - 1) if low <= 0 else 0
+    kept, dropped = ({b - skipped if b > 0 else b: n for b, n in bins.items()} for bins in (kept, dropped))
+    high -= skipped if high > 0 else 0
     width = 1
     while (high - low) // width >= MOST_BARS:
         width *= 2
@@ -72,20 +77,36 @@ def histogram(row: Mapping[str, Any]) -> Element:
     step = (WIDTH - 10) / bars
     tall = (HEIGHT - FOOT - 8) / max(max(map(sum, zip(*heights, strict=True))), 1)
     base = [HEIGHT - FOOT - n * tall for n in heights[0]]
-    label = (f"{row['signal']}: {plural(row['docs'], 'document')} from {digits(_least(min([*kept, *dropped])))} to "
-             f"{digits(_most(max([*kept, *dropped])))}, {plural(row['kept'], 'document')} kept")
+    used = [int(b) for by in row["bins"].values() for b in by]
+    label = (f"{row['signal']}: {plural(row['docs'], 'document')} from {_shown(_least(min(used)))} to "
+             f"{_shown(_most(max(used)))}, {plural(row['kept'], 'document')} kept")
     out = [tag("title", label),
            tag("path", class_="kept", d=bar_path(heights[0], [float(HEIGHT - FOOT)] * bars, step, tall)),
            tag("path", class_="gone", d=bar_path(heights[1], base, step, tall))]
     for bound in marks:
-        place = (_position(bound["value"]) - low) / width
+        place = (_position(bound["value"]) - (skipped if bound["value"] > 0 else 0) - low) / width
         if 0 <= place <= bars:
             x = 5 + place * step
             out.append(tag("line", class_="limit", x1=x, x2=x, y1=2, y2=HEIGHT - FOOT))
-    names = [digits(_least(low + i * width)) if low + i * width else "0" for i in range(bars)]
+    names = [_name(low + i * width, skipped) for i in range(bars)]
     out += [tag("text", name, class_="axis", x=left + room / 2, y=HEIGHT - 4, text_anchor="middle")
             for name, left, room in axis(names, step, WIDTH)]
     return tag("svg", *out, class_="hist", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
+
+
+def _shown(value: float) -> str:
+    return count(value) if abs(value) >= 1000 else digits(value)
+
+
+def _numbers(bounds: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [score_bin(b["value"]) or 0 for b in bounds]
+
+
+def _name(number: int, skipped: int) -> str:
+    """The label of a bar that begins with a bin, after the numbers of positive bins were lowered by `skipped`."""
+    if number <= 0:
+        return _shown(_least(number)) if number else "0"
+    return "" if skipped and number <= BINS else _shown(_least(number + skipped))
 
 
 def bar_path(values: Sequence[float], feet: Sequence[float], step: float, tall: float) -> str:

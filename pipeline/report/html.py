@@ -15,6 +15,7 @@ from pipeline.base import humanize
 from pipeline.base.visible import visible_json
 from pipeline.passes.tally import BINS, SIMILARITY_BINS, bin_edges
 from pipeline.report import charts, dag, distributions
+from pipeline.report.groups import cluster_cards
 from pipeline.report.shares import before_after, share_sections
 
 #: most languages shown for a source, most stages in the bar of costs, and most languages shown in the table of a
@@ -40,7 +41,7 @@ def render(document: dict[str, Any]) -> str:
         d=document, color=color, names=document["names"], head=headline(document), phases=phases(document),
         cost=cost_bar(document), lengths=length_charts(document, color), languages=language_rows(document),
         similarity_charts=similarity_charts(document), **distributions.sections(document, score_charts(document)),
-        shares=share_sections(document), before_after=before_after(document),
+        clusters=cluster_cards(document), shares=share_sections(document), before_after=before_after(document),
         graph=Markup(dag.draw(document["graph"]) or "") if "graph" in document else "",
         fates={name: language_fates(section) for name, section in document["datasets"].items()},
         plural=humanize.plural, marked=marked,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -95,3 +97,27 @@ def test_before_and_after(site):
             [(median,)] = site.sql(f"select quantile_disc(length(text), 0.5) from (select text from {rows})")
             assert 2 ** int(np.log2(median)) == float(said.partition(" ")[0].replace(",", ""))
         assert section["chart"].count(" of which kept ") > 1
+
+
+def test_groups_of_duplicates(site):
+    for section in site.report["clusters"]:
+        step = section["step"]
+        rows = site.sql(f"select json_extract_string(meta, '$.{step}.kept'), source, id from {{dropped:deduped}} "
+                        f"where stage = '{step}'")
+        docs = Counter(kept for kept, *_ in rows)
+        assert section["read"] == {"docs": len(rows), "of": len(rows), "exact": True}
+        assert section["groups"] == len(docs)
+        assert section["sizes"] == {str(b): n for b, n in
+                                    sorted(Counter(int(np.log2(n + 1)) for n in docs.values()).items())}
+        assert [(g["kept_id"], g["size"]) for g in section["largest"]] == [
+            (kept, n + 1) for kept, n in sorted(docs.items(), key=lambda d: (-d[1], d[0]))[:4]]
+        for group in section["largest"]:
+            assert group["kept"]["id"] == group["kept_id"]
+            members = sorted(id for kept, _, id in rows if kept == group["kept_id"])
+            assert [r["id"] for r in group["removed"]] == members[:2]
+        known = dict(site.sql("select id, source from {kept:deduped} union all select id, source from {dropped:deduped}"))
+        pairs = Counter((source, known[kept]) for kept, source, _ in rows)
+        assert {(p["removed"], p["kept"]): p["docs"] for p in section["pairs"]} == pairs
+        assert section["unknown"] == 0
+    near = site.report["clusters"][1]
+    assert sum(near["components"].values()) == site.report["duplicates"][1]["clusters"]

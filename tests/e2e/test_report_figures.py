@@ -57,7 +57,8 @@ def test_every_section_is_checked_here(report):
     """A new section needs a new test: this one fails until there is one."""
     assert set(report) == {"version", "run", "recipe", "about", "missing_records", "sources", "funnel", "names",
                            "datasets", "duplicates", "tokens", "mixture", "order", "training", "passes", "stages",
-                           "tasks", "lineage", "warnings", "signals", "graph"}
+                           "tasks", "lineage", "warnings", "signals", "graph",
+                           "clusters"}
     assert set(report["datasets"]["clean"]) == {"docs", "bytes", "parts", "kept", "reasons", "quarantined",
                                                 "quarantine_samples", "languages", "lengths", "dropped_languages",
                                                 "dropped_lengths", "scores", "pii", "pdf"}

@@ -1,0 +1,70 @@
+"""Draws groups of duplicates for the page: charts of their sizes, and the pairs of sources as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from pipeline.report.charts import bars
+
+#: sources in the table of pairs; a report with more pairs lists the largest instead
+TABLE = 8
+
+
+def cluster_cards(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the template `clusters.html.j2` needs, for every deduplication that removed anything."""
+    out = []
+    for section in document.get("clusters", []):
+        if not section["groups"]:
+            continue
+        charts = [("groups: a kept document and those removed for it", _sizes(section["sizes"], "groups"))]
+        if section.get("components"):
+            charts.append(("connected by shared bands, before texts were compared",
+                           _sizes(section["components"], "clusters of candidates")))
+        largest = [{**group, "removed": [{**r, "words": words(r["diff"])} for r in group["removed"]]}
+                   for group in section["largest"]]
+        out.append({**section, "charts": charts, "largest": largest, "table": _table(document, section["pairs"])})
+    return out
+
+
+def _sizes(sizes: Mapping[str, int], word: str) -> Markup:
+    low, high = min(map(int, sizes)), max(map(int, sizes))
+    values = []
+    for b in range(low, high + 1):
+        name = f"{2 ** b:,}–{2 ** (b + 1) - 1:,}"
+        groups = sizes.get(str(b), 0)
+        values.append((name, groups, f"{2 ** b:,} to {2 ** (b + 1) - 1:,} documents: {groups:,} {word}"))
+    label = f"{word} by size: " + ", ".join(title for _, _, title in values)
+    return Markup(bars(values, 5, label=label))
+
+
+def _table(document: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Removed documents by their source (rows) and that of the kept document (columns). None for too many sources."""
+    there = {p[side] for p in pairs for side in ("removed", "kept")}
+    if not 1 < len(there) <= TABLE:
+        return None
+    names = [s for s in document["names"]["sources"] if s in there]
+    docs = {(p["removed"], p["kept"]): p["docs"] for p in pairs}
+    most = max(docs.values())
+    return {"names": names, "rows": [{"name": r, "cells": [
+        {"docs": docs.get((r, k), 0), "weight": round(docs.get((r, k), 0) / most, 3)} for k in names]} for r in names]}
+
+
+def words(diff: Sequence[Sequence[str]] | None) -> Markup:
+    """A difference between two texts as HTML: words only in the kept text struck out, those only in the removed one
+    marked."""
+    if diff is None:
+        return Markup("")
+    out = []
+    for kind, text in diff:
+        if kind == "both":
+            out.append(escape(text))
+        elif kind == "cut":
+            out.append(Markup('<span class="dim">…</span>'))
+        else:
+            said = "only in the kept text" if kind == "kept" else "only in the removed text"
+            out.append(Markup('<mark class="{}" title="{}">{}</mark>').format(f"only-{kind}", said, text))
+    return Markup(" ").join(out)
+

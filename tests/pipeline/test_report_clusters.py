@@ -1,0 +1,64 @@
+"""Differences between the texts of a group of duplicates, and how groups are shown."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.report.clusters import AROUND, SHOWN, difference
+from pipeline.report.groups import cluster_cards, words
+
+ADDRESS = "someone.somewhere@mail.example.org"
+
+
+def only(diff: list[list[str]], *kinds: str) -> list[str]:
+    return [word for kind, text in diff for word in text.split() if kind in kinds]
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=40), st.lists(st.sampled_from("abcdef"), max_size=40))
+def test_a_difference_without_cuts_gives_both_texts_back(a, b):
+    diff = difference(" ".join(a), " ".join(b))
+    if a != b and not any(kind == "cut" for kind, _ in diff):
+        assert only(diff, "both", "kept") == a and only(diff, "both", "removed") == b
+    if a == b:
+        assert only(diff, "both") == a
+
+
+def test_long_common_stretches_are_cut():
+    common = [f"w{i}" for i in range(300)]
+    diff = difference(" ".join([*common, "old", *common]), " ".join([*common, "new", *common, "end"]))
+    assert diff == [["cut", ""], ["both", " ".join(common[-AROUND:])], ["kept", "old"], ["removed", "new"],
+                    ["both", " ".join(common[:AROUND])], ["cut", ""], ["both", " ".join(common[-AROUND:])],
+                    ["removed", "end"]]
+    rng = random.Random(2)
+    other = difference(*(" ".join(f"{letter}{rng.random()}" for _ in range(2000)) for letter in "ab"))
+    assert sum(len(text.split()) for _, text in other) <= SHOWN and ["cut", ""] in other
+
+
+def test_addresses_are_scrubbed_wherever_texts_are_cut():
+    for lead in range(32730, 32770, 3):
+        text = "x" * lead + " " + ADDRESS
+        assert "someone" not in str(difference(text, "y " + text)), lead
+    assert "someone" not in str(difference("a b", f"a {ADDRESS} b"))
+
+
+def test_words_are_escaped():
+    shown = str(words([["both", "<i>"], ["kept", "<script>"], ["removed", "a\"b"], ["cut", ""]]))
+    assert "<script" not in shown and "<i>" not in shown and "&lt;script&gt;" in shown
+    assert shown.count("<mark") == 2 and words(None) == ""
+
+
+def test_many_sources_are_listed_as_pairs():
+    names = [f"s{i}" for i in range(20)]
+    section = {"barrier": "d/exact.1", "step": "exact", "read": {"docs": 1, "of": 1, "exact": True}, "groups": 3,
+               "sizes": {"1": 2, "4": 1}, "largest": [], "unknown": 0,
+               "pairs": [{"removed": s, "kept": "s0", "docs": 3} for s in names]}
+    [card] = cluster_cards({"names": {"sources": names}, "clusters": [section]})
+    assert card["table"] is None and "16–31" in card["charts"][0][1]
+    two = {**section, "pairs": section["pairs"][:2]}
+    [card] = cluster_cards({"names": {"sources": names}, "clusters": [two]})
+    assert card["table"]["names"] == ["s0", "s1"]
+    assert [[c["docs"] for c in row["cells"]] for row in card["table"]["rows"]] == [[3, 0], [3, 0]]
+    assert cluster_cards({"names": {"sources": names}, "clusters": [{**section, "groups": 0}]}) == []
