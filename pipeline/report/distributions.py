@@ -22,19 +22,23 @@ MOST_BARS = 48
 SHOWN = 48
 
 
-def sections(document: Mapping[str, Any], scores: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the template `signals.html.j2` needs: `signals` by dataset, and those of `scores` that are not among
-    them."""
+def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: int = 100) -> dict[str, Any]:
+    """What the template `signals.html.j2` needs: `signals` by dataset, and those of `scores` that are not among them.
+    At most SHOWN signals are drawn of a dataset, and 2 · `rows` in all, those with thresholds first."""
     reached = {(c["dataset"], c["signal"]): c["reached"] for c in scores}
-    signals, there = [], set()
+    signals, there, left = [], set(), 2 * rows
     for name in document["names"]["datasets"]:
         section = document.get("signals", {}).get(name)
         if section is None or not section["signals"]:
             continue
-        rows = section["signals"]
-        there |= {(name, row["signal"]) for row in rows}
-        signals.append({"dataset": name, "read": section["read"], "left_out": section["left_out"] + len(rows[SHOWN:]),
-                        "cards": [_card(row, reached.get((name, row["signal"]), [])) for row in rows[:SHOWN]]})
+        every = section["signals"]
+        there |= {(name, row["signal"]) for row in every}
+        first = sorted(range(len(every)), key=lambda i: not every[i]["bounds"])[:min(SHOWN, left)]
+        shown = [every[i] for i in sorted(first)]
+        left -= len(shown)
+        signals.append({"dataset": name, "read": section["read"],
+                        "left_out": section["left_out"] + len(every) - len(shown),
+                        "cards": [_card(row, reached.get((name, row["signal"]), [])) for row in shown]})
     return {"signals": signals, "scores": [c for c in scores if (c["dataset"], c["signal"]) not in there]}
 
 

@@ -14,9 +14,8 @@ from markupsafe import Markup, escape
 from pipeline.base import humanize
 from pipeline.base.visible import visible_json
 from pipeline.passes.tally import BINS, SIMILARITY_BINS, bin_edges
-from pipeline.report import charts, dag, distributions
-from pipeline.report.groups import cluster_cards
-from pipeline.report.shares import before_after, share_sections
+from pipeline.report import charts
+from pipeline.report.figures import figures
 
 #: most languages shown for a source, most stages in the bar of costs, and most languages shown in the table of a
 #: dataset. All further ones are combined.
@@ -40,9 +39,7 @@ def render(document: dict[str, Any]) -> str:
     return _template().render(
         d=document, color=color, names=document["names"], head=headline(document), phases=phases(document),
         cost=cost_bar(document), lengths=length_charts(document, color), languages=language_rows(document),
-        similarity_charts=similarity_charts(document), **distributions.sections(document, score_charts(document)),
-        clusters=cluster_cards(document), shares=share_sections(document), before_after=before_after(document),
-        graph=Markup(dag.draw(document["graph"]) or "") if "graph" in document else "",
+        similarity_charts=similarity_charts(document), **figures(document, score_charts(document)),
         fates={name: language_fates(section) for name, section in document["datasets"].items()},
         plural=humanize.plural, marked=marked,
         stacked=lambda *a, **k: Markup(charts.stacked(*a, **k)), meter=lambda *a, **k: Markup(charts.meter(*a, **k)),

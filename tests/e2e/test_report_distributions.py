@@ -115,7 +115,8 @@ def test_groups_of_duplicates(site):
             assert group["kept"]["id"] == group["kept_id"]
             members = sorted(id for kept, _, id in rows if kept == group["kept_id"])
             assert [r["id"] for r in group["removed"]] == members[:2]
-        known = dict(site.sql("select id, source from {kept:deduped} union all select id, source from {dropped:deduped}"))
+        known = dict(site.sql("select id, source from {kept:deduped} union all "
+                              "select id, source from {dropped:deduped}"))
         pairs = Counter((source, known[kept]) for kept, source, _ in rows)
         assert {(p["removed"], p["kept"]): p["docs"] for p in section["pairs"]} == pairs
         assert section["unknown"] == 0

@@ -1,0 +1,21 @@
+"""Everything that the templates of figures need, from the sections of report.json. A section that a report lacks, since
+an older version made it, is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from pipeline.report import dag, distributions
+from pipeline.report.groups import cluster_cards
+from pipeline.report.shares import before_after, share_sections
+
+
+def figures(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: int = 100) -> dict[str, Any]:
+    """The arguments of the templates. `scores` are the charts of scores; those of signals that are drawn with their
+    thresholds are left out. `rows`: about this many entries of each list are shown."""
+    return {**distributions.sections(document, scores, rows), "clusters": cluster_cards(document)[:rows],
+            "shares": share_sections(document)[:rows], "before_after": before_after(document)[:rows],
+            "graph": Markup(dag.draw(document["graph"]) or "") if "graph" in document else ""}
