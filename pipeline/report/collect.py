@@ -19,6 +19,7 @@ from pipeline.base.visible import json_text
 from pipeline.engine.driver.sums import NodeSums
 from pipeline.report.clusters import cluster_section
 from pipeline.report.costs import pass_costs, stage_costs, task_costs
+from pipeline.report.course import losses, mixture_course
 from pipeline.report.documents import dataset_section, duplicate_section, funnel, source_section
 from pipeline.report.graph import graph
 from pipeline.report.nodes import Node
@@ -65,7 +66,7 @@ def add_training(store: Store, run: str) -> bool:
     if document["version"] != VERSION:
         return False
     latest = store.exists("report.json") and json.loads(store.read("report.json"))["run"] == run
-    _write(store, {**document, "training": section}, latest=latest)
+    _write(store, {**document, "training": section, "losses": losses(store, run)}, latest=latest)
     return True
 
 
@@ -106,6 +107,7 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
         "tokens": tokens,
         "mixture": mixture(curriculum),
         "order": curriculum.order if curriculum else None,
+        "course": mixture_course(curriculum), "losses": losses(store, run),
         "training": training(store, run),
         "passes": pass_costs(passes), "stages": stage_costs(passes), "tasks": task_costs(nodes),
         "lineage": [n.lineage() for n in nodes],

@@ -8,14 +8,24 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline.report import dag, distributions
+from pipeline.report import course_chart, dag, distributions
 from pipeline.report.groups import cluster_cards
 from pipeline.report.shares import before_after, share_sections
 
 
-def figures(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: int = 100) -> dict[str, Any]:
+def figures(document: Mapping[str, Any], scores: list[dict[str, Any]], color: Mapping[str, int],
+            rows: int = 100) -> dict[str, Any]:
     """The arguments of the templates. `scores` are the charts of scores; those of signals that are drawn with their
     thresholds are left out. `rows`: about this many entries of each list are shown."""
     return {**distributions.sections(document, scores, rows), "clusters": cluster_cards(document)[:rows],
             "shares": share_sections(document)[:rows], "before_after": before_after(document)[:rows],
+            "course": _course(document, color),
             "graph": Markup(dag.draw(document["graph"]) or "") if "graph" in document else ""}
+
+
+def _course(document: Mapping[str, Any], color: Mapping[str, int]) -> dict[str, Any] | None:
+    course, losses = document.get("course"), document.get("losses")
+    if not course:
+        return None
+    return {"svg": Markup(course_chart.draw(course, losses, color)), "losses": bool(losses),
+            "keys": course_chart.keys(course, color)}

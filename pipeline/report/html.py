@@ -39,7 +39,7 @@ def render(document: dict[str, Any]) -> str:
     return _template().render(
         d=document, color=color, names=document["names"], head=headline(document), phases=phases(document),
         cost=cost_bar(document), lengths=length_charts(document, color), languages=language_rows(document),
-        similarity_charts=similarity_charts(document), **figures(document, score_charts(document)),
+        similarity_charts=similarity_charts(document), **figures(document, score_charts(document), color),
         fates={name: language_fates(section) for name, section in document["datasets"].items()},
         plural=humanize.plural, marked=marked,
         stacked=lambda *a, **k: Markup(charts.stacked(*a, **k)), meter=lambda *a, **k: Markup(charts.meter(*a, **k)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from pipeline.passes.tally import score_bin
 from pipeline.report.shares import before_after, share_sections
 from tests.e2e.report_site import Site
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.order import Order
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +125,23 @@ def test_groups_of_duplicates(site):
         assert section["unknown"] == 0
     near = site.report["clusters"][1]
     assert sum(near["components"].values()) == site.report["duplicates"][1]["clusters"]
+
+
+def test_mixture_over_tokens(site):
+    """Tokens of every stretch and stream, counted over the order sample by sample."""
+    course = site.report["course"]
+    curriculum = Curriculum.load(site.folder / "curriculum.json")
+    located = Order(curriculum).locate(0, curriculum.samples)
+    ends = np.cumsum([curriculum.phases[p].sequence for p in located.phase])
+    assert course["at"][0] == 0 and course["at"][-1] == curriculum.tokens
+    phases = [(p["name"], p["to"] - p["from"]) for p in course["phases"]]
+    assert phases == [(p.name, p.tokens) for p in curriculum.phases]
+    for s, stream in enumerate(curriculum.streams):
+        for i, (begin, end) in enumerate(pairwise(course["at"])):
+            inside = (ends > begin) & (ends <= end)
+            lengths = np.array([p.sequence for p in curriculum.phases])[located.phase[inside]]
+            assert course["streams"][stream.name]["realised"][i] == lengths[located.stream[inside] == s].sum()
+            [phase] = {int(p) for p in located.phase[inside]}
+            weights = curriculum.phases[phase].weights
+            share = weights.get(stream.name, 0) / sum(weights.values())
+            assert course["streams"][stream.name]["planned"][i] == pytest.approx(share * lengths.sum())

@@ -1,0 +1,120 @@
+"""Makes the report's sections about the course of a training: the mixture over tokens, planned and realised, and the
+losses by stream as far as the trainer has written them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.store.fs import Store
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.order import counts
+
+#: stretches of the run whose mixture is given, about
+STRETCHES = 48
+#: most steps and evaluations whose losses are kept; of more, every n-th one is
+POINTS = 240
+#: the beginning of a line of metrics.jsonl, which says whether the rest has to be read
+_HEAD = re.compile(rb'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
+
+
+def mixture_course(curriculum: Curriculum | None) -> dict[str, Any] | None:
+    """{at, phases, streams}. `at` are the tokens at which stretches of the order end, the first one being 0. A stream
+    has the tokens `planned` and `realised` in each stretch. `phases` are {name, from, to} in tokens. No stretch lies in
+    two phases, and each phase has at least two."""
+    if curriculum is None or not curriculum.tokens:
+        return None
+    at, phases = [0], []
+    streams: dict[str, dict[str, list[float]]] = {s.name: {"planned": [], "realised": []} for s in curriculum.streams}
+    for phase in curriculum.phases:
+        begin = at[-1]
+        weights = [phase.weights.get(s.name, 0) for s in curriculum.streams]
+        pieces = min(phase.samples, max(2, round(STRETCHES * phase.tokens / curriculum.tokens)))
+        before, done = [0] * len(weights), 0
+        for piece in range(pieces):
+            stop = phase.samples * (piece + 1) // pieces
+            got = counts(stop, weights)
+            for s, stream in enumerate(curriculum.streams):
+                streams[stream.name]["planned"].append((stop - done) * weights[s] / sum(weights) * phase.sequence)
+                streams[stream.name]["realised"].append((got[s] - before[s]) * phase.sequence)
+            at.append(begin + stop * phase.sequence)
+            before, done = got, stop
+        phases.append({"name": phase.name, "from": begin, "to": at[-1]})
+    return {"at": at, "phases": phases, "streams": streams}
+
+
+def losses(store: Store, run: str) -> dict[str, Any] | None:
+    """{steps, evals} from train/metrics.jsonl, or None without it. Each entry has `tokens`, `loss`, the losses of its
+    `streams` and, for a step, the learning rate `lr`. Lines that a later start, resume or rewind made void are left
+    out. At most 2 · POINTS of each are kept, evenly spread."""
+    path = f"runs/{run}/train/metrics.jsonl"
+    if not store.exists(path):
+        return None
+    kept = {"step": _Thinned(), "eval": _Thinned()}
+    for event, step, text in _lines(store, path):
+        if event in ("start", "resume", "rewind"):
+            for points in kept.values():
+                points.undo(-1 if event == "start" else step)
+        elif event in kept and kept[event].wants():
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:
+                continue
+            kept[event].add(step, line)
+    steps, evals = ([_point(line) for line in kept[event].lines()] for event in ("step", "eval"))
+    return {"steps": [p for p in steps if p], "evals": [p for p in evals if p]} if steps or evals else None
+
+
+def _lines(store: Store, path: str) -> Iterator[tuple[str, int, bytes]]:
+    """(event, step, text) of the whole lines of a metrics.jsonl."""
+    with store.open(path) as file:
+        for text in file:
+            if (head := _HEAD.match(text)) and text.endswith(b"\n"):
+                yield head[1].decode(), int(head[2]), text
+
+
+class _Thinned:
+    """Lines of one event. When there are too many, every second one is dropped, and of later ones every n-th is
+    taken."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[int, dict[str, Any]]] = []
+        self._every, self._seen = 1, 0
+
+    def wants(self) -> bool:
+        self._seen += 1
+        return (self._seen - 1) % self._every == 0
+
+    def add(self, step: int, line: dict[str, Any]) -> None:
+        self._kept.append((step, line))
+        if len(self._kept) >= 2 * POINTS:
+            self._kept = self._kept[::2]
+            self._every *= 2
+
+    def undo(self, step: int) -> None:
+        """Drop the lines of steps after `step`."""
+        self._kept = [entry for entry in self._kept if entry[0] <= step]
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [line for _, line in self._kept]
+
+
+def _point(line: dict[str, Any]) -> dict[str, Any] | None:
+    """The figures of a line; None without a loss. A stream's loss is a number in a step and a mapping in an
+    evaluation."""
+    loss, tokens = _number(line.get("loss")), _number(line.get("tokens"))
+    if loss is None or tokens is None:
+        return None
+    streams = line.get("streams")
+    by = {str(name): _number(value.get("loss") if isinstance(value, dict) else value)
+          for name, value in (streams.items() if isinstance(streams, dict) else ())}
+    rate = _number(line.get("lr"))
+    return {"tokens": tokens, "loss": loss, "streams": {name: value for name, value in by.items() if value is not None},
+            **({"lr": rate} if rate is not None else {})}
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
