@@ -21,6 +21,7 @@ from pipeline.report.clusters import cluster_section
 from pipeline.report.costs import pass_costs, stage_costs, task_costs
 from pipeline.report.course import losses, mixture_course
 from pipeline.report.documents import dataset_section, duplicate_section, funnel, source_section
+from pipeline.report.domains import domain_section
 from pipeline.report.graph import graph
 from pipeline.report.nodes import Node
 from pipeline.report.signals import signal_section
@@ -100,6 +101,8 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
         "datasets": {n.dataset: dataset_section(store, [p for p in passes if p.dataset == n.dataset])
                      for n in passes if n.publishes},
         "signals": {n.dataset: signal_section(store, [p for p in passes if p.dataset == n.dataset])
+                    for n in passes if n.publishes},
+        "domains": {n.dataset: domain_section(store, [p for p in passes if p.dataset == n.dataset])
                     for n in passes if n.publishes},
         "graph": graph(nodes, tokens, curriculum),
         "duplicates": [duplicate_section(store, n, nodes) for n in nodes if n.kind == "barrier"],

@@ -12,6 +12,9 @@ from pipeline.report import course_chart, dag, distributions
 from pipeline.report.groups import cluster_cards
 from pipeline.report.shares import before_after, share_sections
 
+#: most domains that are listed of a dataset
+DOMAINS = 12
+
 
 def figures(document: Mapping[str, Any], scores: list[dict[str, Any]], color: Mapping[str, int],
             rows: int = 100) -> dict[str, Any]:
@@ -19,7 +22,7 @@ def figures(document: Mapping[str, Any], scores: list[dict[str, Any]], color: Ma
     thresholds are left out. `rows`: about this many entries of each list are shown."""
     return {**distributions.sections(document, scores, rows), "clusters": cluster_cards(document)[:rows],
             "shares": share_sections(document)[:rows], "before_after": before_after(document)[:rows],
-            "course": _course(document, color),
+            "domains": _domains(document, rows), "course": _course(document, color),
             "graph": Markup(dag.draw(document["graph"]) or "") if "graph" in document else ""}
 
 
@@ -29,3 +32,15 @@ def _course(document: Mapping[str, Any], color: Mapping[str, int]) -> dict[str, 
         return None
     return {"svg": Markup(course_chart.draw(course, losses, color)), "losses": bool(losses),
             "keys": course_chart.keys(course, color)}
+
+
+def _domains(document: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
+    """The datasets with more than one domain, each with its largest ones."""
+    out = []
+    for name in document["names"]["datasets"]:
+        section = document.get("domains", {}).get(name)
+        if section and section["domains"] > 1:
+            top = section["top"][:max(5, min(DOMAINS, rows // 2))]
+            out.append({**section, "dataset": name, "top": top, "left_out": section["domains"] - len(top),
+                        "most": max(1, *(d["kept"] + d["dropped"] for d in top))})
+    return out[:rows]

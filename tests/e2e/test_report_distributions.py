@@ -145,3 +145,18 @@ def test_mixture_over_tokens(site):
             weights = curriculum.phases[phase].weights
             share = weights.get(stream.name, 0) / sum(weights.values())
             assert course["streams"][stream.name]["planned"][i] == pytest.approx(share * lengths.sum())
+
+
+@pytest.mark.parametrize("dataset", ["extracted", "clean", "plain", "deduped"])
+def test_domains(site, dataset):
+    host = ("regexp_replace(lower(regexp_extract(url, '^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?([^/?#:@]+)', 1)), "
+            "'^www[.]', '')")
+    rows = site.sql(f"select coalesce({host}, ''), count(*) filter (kept), count(*) filter (not kept) from "
+                    f"(select url, true as kept from {{kept:{dataset}}} union all select url, false from "
+                    f"{{dropped:{dataset}}}) group by 1")
+    section = site.report["domains"][dataset]
+    named = {host: (kept, dropped) for host, kept, dropped in rows if host}
+    assert section["without"] == sum(k + d for host, k, d in rows if not host)
+    assert section["domains"] == len(named) and section["read"]["exact"]
+    top = sorted(named, key=lambda h: (-sum(named[h]), h))[:30]
+    assert [(d["domain"], d["kept"], d["dropped"]) for d in section["top"]] == [(h, *named[h]) for h in top]

@@ -1,0 +1,45 @@
+"""Makes the report's section about domains: the hosts with the most documents of a dataset, and how many of these it
+keeps."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from typing import Any
+
+from pipeline.report.nodes import Node
+from pipeline.report.sampled import extent, strata
+from pipeline.report.samples import shown
+from pipeline.store.fs import Store
+
+#: domains that are listed of a dataset
+TOP = 30
+#: characters of a domain name (RFC 1035); a longer host is no domain
+LONGEST = 253
+_HOST = re.compile(r"[a-z][a-z0-9+.-]*://(?:[^/?#@\\]*@)?([^/?#:@\\]+)", re.IGNORECASE)
+
+
+def domain_of(url: str | None) -> str:
+    """The host of a URL in lower case, without port and "www."; "" for anything else."""
+    found = _HOST.match(url or "")
+    host = found[1].lower().rstrip(".").removeprefix("www.") if found else ""
+    return host if len(host) <= LONGEST else ""
+
+
+def domain_section(store: Store, passes: list[Node]) -> dict[str, Any]:
+    """{read, domains, without, top}. `domains` is the number of different domains among the documents read, `without`
+    the number of documents without one. `top` has the domains with the most documents: {domain, kept, dropped}."""
+    counts: dict[bool, dict[str, float]] = {True: defaultdict(float), False: defaultdict(float)}
+    parts = strata(passes)
+    for part in parts:
+        seen: Counter[str] = Counter()
+        for batch in part.rows(store, ["url"]):
+            seen.update(map(domain_of, batch.column("url").to_pylist()))
+        for domain, docs in seen.items():
+            counts[part.kept][domain] += docs * part.scale
+    without = sum(by.pop("", 0.0) for by in counts.values())
+    every = {d: counts[True].get(d, 0.0) + counts[False].get(d, 0.0) for d in counts[True] | counts[False]}
+    ordered = sorted(every, key=lambda d: (-every[d], d))
+    top = [{"domain": shown(d), "kept": round(counts[True].get(d, 0.0)), "dropped": round(counts[False].get(d, 0.0))}
+           for d in ordered[:TOP]]
+    return {"read": extent(parts), "domains": len(every), "without": round(without), "top": top}
