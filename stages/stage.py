@@ -217,6 +217,13 @@ class Stage:
                 out += [Bound(name, field, side, float(value)) for side, names in sides for name in names or ()]
         return out
 
+    @classmethod
+    def matches(cls, text: str, reason: str) -> list[tuple[int, int]]:
+        """Return the places (first character, one past the last) in a dropped text that stand for the reason, in order.
+        Reports mark them in examples. Called with the stored text, after personal data has been removed from it. Empty
+        where the rule knows no place."""
+        return []
+
     def reads(self) -> dict[str, str]:
         """Return the signals of earlier steps that this stage needs, as {signal: config field that names it}. The key
         "language" is added if the verdict uses `doc.language`. A recipe is refused if no earlier step writes one of

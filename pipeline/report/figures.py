@@ -22,7 +22,7 @@ def figures(document: Mapping[str, Any], scores: list[dict[str, Any]], color: Ma
     thresholds are left out. `rows`: about this many entries of each list are shown."""
     return {**distributions.sections(document, scores, rows), "clusters": cluster_cards(document)[:rows],
             "shares": share_sections(document)[:rows], "before_after": before_after(document)[:rows],
-            "domains": _domains(document, rows), "course": _course(document, color),
+            "places": places, "domains": _domains(document, rows), "course": _course(document, color),
             "graph": Markup(dag.draw(document["graph"]) or "") if "graph" in document else ""}
 
 
@@ -44,3 +44,9 @@ def _domains(document: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
             out.append({**section, "dataset": name, "top": top, "left_out": section["domains"] - len(top),
                         "most": max(1, *(d["kept"] + d["dropped"] for d in top))})
     return out[:rows]
+
+
+def places(match: list[list[str]]) -> Markup:
+    """An excerpt with the places that a rule matched, as HTML."""
+    shown = {"mark": Markup("<mark>{}</mark>"), "text": Markup("{}"), "cut": Markup("…{}")}
+    return Markup("").join(shown[kind].format(text) for kind, text in match)

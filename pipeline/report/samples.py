@@ -15,6 +15,7 @@ from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any
 
+from pipeline.report.marks import match
 from pipeline.report.nodes import Node, batches, take
 from pipeline.store.dataset import QUARANTINE
 from pipeline.store.fs import Store
@@ -93,7 +94,9 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
         rows = rows_at(store, files, (p for places in chosen.values() for p in places),
                        ["id", "url", "source", "text", "meta", "locator"])
         for (stage, reason), places in chosen.items():
-            out.setdefault((stage, reason), []).extend(sample(rows[place], stage) for place in places)
+            out.setdefault((stage, reason), []).extend(
+                {**sample(rows[place], stage), **match(stage, reason, rows[place]["text"], rows[place]["meta"])}
+                for place in places)
     return {key: sorted(samples, key=lambda s: s["id"])[:SAMPLES] for key, samples in out.items()}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stages.stage import Stage, StageConfig, decision, signal
+from stages.text import marks
 from stages.text.words import count_sentences, warm
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _END = (".", "?", "!", '"', "'")
 _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+_PHRASES = {"lorem_ipsum": re.compile("lorem ipsum", re.IGNORECASE), "curly_bracket": re.compile("{")}
 _ANY = ("lorem ipsum", "javascript", *_POLICY)
 
 
@@ -108,6 +110,10 @@ class C4(Stage):
         text, data = doc.text, b"" if plain else doc.utf8
         for start, end, words, sentences in doc.words.lines.tolist():
             yield text[start:end] if plain else data[start:end].decode("utf-8", "surrogatepass"), words, sentences
+
+    @classmethod
+    def matches(cls, text: str, reason: str) -> list[marks.Span]:
+        return marks.found(_PHRASES[reason], text) if reason in _PHRASES else []
 
     def verdict(self, doc: Document) -> str | None:
         """Decides by the number of sentences only. Phrases drop a document whatever the threshold is."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from stages.filter.gopher_repetition import duplicates
 from stages.stage import Bound, Stage, StageConfig, decision, signal
 from stages.text.characters import TERMINAL_PUNCTUATION
+from stages.text.marks import Span, copies
 from stages.text.words import warm
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class FineWeb(Stage):
     def bounds(self) -> list[Bound]:
         # with `line_punct_exclude_zero` a document without such lines passes below the threshold
         return [b for b in super().bounds() if b.key != "line_punct_thr" or not self.config.line_punct_exclude_zero]
+
+    @classmethod
+    def matches(cls, text: str, reason: str) -> list[Span]:
+        return copies(text) if reason == "char_dup_ratio" else []
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

@@ -18,6 +18,7 @@ from stages.stage import Stage, StageConfig, decision, resource, signal
 from stages.text.cache import rules_paths
 from stages.text.language_codes import names
 from stages.text.languages import installed, split_words, splitter
+from stages.text.marks import Span
 from stages.text.words import Words, words_of
 
 if TYPE_CHECKING:
@@ -163,6 +164,11 @@ class FineWeb2(Stage):
         if len(view.words):
             out |= lines.measure(view)
         return out | quality.measure(view)
+
+    @classmethod
+    def matches(cls, text: str, reason: str) -> list[Span]:
+        every = (rules.matches(text, reason) for rules in (GopherRepetition, FineWeb, GopherQuality))
+        return next(filter(None, every), [])
 
     def verdict(self, doc: Document) -> str | None:
         name = self._language(doc)

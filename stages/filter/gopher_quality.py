@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from stages.stage import Bound, Stage, StageConfig, decision, signal
+from stages.text.marks import Span, found
 from stages.text.words import warm
 
 if TYPE_CHECKING:
     from stages.document import Document
+
+
+#: what the rules count, by reason
+_PLACES = {
+    "gopher_too_many_hashes": re.compile("#"),
+    "gopher_too_many_ellipsis": re.compile(r"\.\.\.|…"),
+    "gopher_too_many_bullets": re.compile(r"^[^\S\n]*[•-]", re.MULTILINE),
+    "gopher_too_many_end_ellipsis": re.compile(r"(?:\.\.\.|…)(?=[^\S\n]*$)", re.MULTILINE)}
 
 
 class GopherQuality(Stage):
@@ -85,6 +95,10 @@ class GopherQuality(Stage):
 
     def bounds(self) -> list[Bound]:
         return [bound for bound in super().bounds() if bound.value]          # 0 switches a rule off, as null does
+
+    @classmethod
+    def matches(cls, text: str, reason: str) -> list[Span]:
+        return found(_PLACES[reason], text) if reason in _PLACES else []
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

@@ -1,0 +1,42 @@
+"""Excerpts of dropped documents around the place that a rule matched."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from pipeline.report.figures import places
+from pipeline.report.marks import SHOWN, excerpt, match
+
+
+def test_the_place_is_marked_with_words_around_it():
+    text = "word " * 400 + "and Lorem\n ipsum " + "tail " * 400
+    assert match("c4", "lorem_ipsum", text.replace("\n", "")) == {"match": excerpt(
+        text.replace("\n", ""), [(text.index("Lorem"), text.index("Lorem") + 11)])}
+    pieces = match("c4", "lorem_ipsum", text.replace("\n", ""))["match"]
+    assert pieces[0] == ["cut", ""] == pieces[-1] and ["mark", "Lorem ipsum"] in pieces
+    assert pieces[1][1].startswith("word ") and pieces[1][1].endswith(" and ")
+    assert sum(len(t) for _, t in pieces) <= SHOWN
+
+
+def test_several_places_at_the_beginning():
+    assert match("gopher_quality", "gopher_too_many_hashes", "# a # b")["match"] == [
+        ["mark", "#"], ["text", " a "], ["mark", "#"], ["text", " b"]]
+
+
+def test_what_no_rule_names_is_not_marked():
+    assert match("c4", "too_few_sentences", "{") == {} == match("mine:Own", "lorem_ipsum", "lorem ipsum")
+    assert match("minhash", "minhash", "{") == {} == match("c4", "curly_bracket", "none of it")
+    assert match("exact", "exact_text", "{", json.dumps({"exact": {"kept": "0"}})) == {}
+
+
+def test_addresses_never_come_through():
+    rng = random.Random(1)
+    for lead in (*range(0, 200, 7), 65520, 65530, 65536):
+        text = "x" * lead + " {someone.somewhere@mail.example.org} { " + "".join(rng.choices("ab ", k=500))
+        assert "someone" not in json.dumps(match("c4", "curly_bracket", text))
+
+
+def test_hostile_text_is_only_text():
+    shown = str(places(match("c4", "curly_bracket", "<script>alert(1)</script> { <b onclick=x>")["match"]))
+    assert "<script" not in shown and "<b" not in shown and "<mark>{</mark>" in shown
