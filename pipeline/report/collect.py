@@ -24,6 +24,7 @@ from pipeline.report.documents import dataset_section, duplicate_section, funnel
 from pipeline.report.domains import domain_section
 from pipeline.report.graph import graph
 from pipeline.report.nodes import Node
+from pipeline.report.order import order_quality
 from pipeline.report.signals import signal_section
 from pipeline.report.tokens import curriculum_of, mixture, token_counts, warnings
 from pipeline.report.training import training
@@ -111,6 +112,7 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
         "mixture": mixture(curriculum),
         "order": curriculum.order if curriculum else None,
         "course": mixture_course(curriculum), "losses": losses(store, run),
+        "order_quality": order_quality(curriculum),
         "training": training(store, run),
         "passes": pass_costs(passes), "stages": stage_costs(passes), "tasks": task_costs(nodes),
         "lineage": [n.lineage() for n in nodes],

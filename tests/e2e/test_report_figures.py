@@ -58,7 +58,8 @@ def test_every_section_is_checked_here(report):
     assert set(report) == {"version", "run", "recipe", "about", "missing_records", "sources", "funnel", "names",
                            "datasets", "duplicates", "tokens", "mixture", "order", "training", "passes", "stages",
                            "tasks", "lineage", "warnings", "signals", "graph",
-                           "clusters", "course", "losses", "domains"}
+                           "clusters", "course", "losses", "domains",
+                           "order_quality"}
     assert set(report["datasets"]["clean"]) == {"docs", "bytes", "parts", "kept", "reasons", "quarantined",
                                                 "quarantine_samples", "languages", "lengths", "dropped_languages",
                                                 "dropped_lengths", "scores", "pii", "pdf"}
