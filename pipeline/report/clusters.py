@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any
 
+from pipeline.report import sampled
 from pipeline.report.nodes import Node, batches
-from pipeline.report.sampled import PARTS, Stratum
+from pipeline.report.sampled import Stratum
 from pipeline.report.samples import Place, rows_at, sample, verdict
 from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
@@ -73,7 +74,7 @@ def cluster_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str,
 
 def _removed(appliers: list[Node], step: str) -> list[FileInfo]:
     """The files, among those read, that hold documents which the barrier removed."""
-    files = [record.files["dropped.parquet"] for node in appliers for record in node.choose(PARTS)
+    files = [record.files["dropped.parquet"] for node in appliers for record in node.choose(sampled.PARTS)
              if record.counters.get("stages", {}).get(f"barrier:{step}", {}).get("dropped")]
     return [info for info in files if info.rows]
 
@@ -99,7 +100,7 @@ def _texts(node: Node, nodes: list[Node]) -> list[FileInfo]:
     """The files that are read of the documents that a pass kept. For a pass that wrote row sets, those of the passes
     before it."""
     if "gone.parquet" not in node.writes:
-        return [info for record in node.choose(PARTS) if (info := record.files["kept.parquet"]).rows]
+        return [info for record in node.choose(sampled.PARTS) if (info := record.files["kept.parquet"]).rows]
     return [info for before in nodes if before.kind == "pass" and before.name in node.deps
             for info in _texts(before, nodes)]
 
