@@ -56,9 +56,10 @@ bench: .venv/.installed .venv/.models    ## the engine against a plain pool; the
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/fineweb_vs_datatrove.py
 
-docs: .venv/.demo       ## the tables of options in docs/cli.md, the settings in docs/training.md
+docs: .venv/.demo       ## the tables of options in docs/cli.md, the settings in docs/training.md, the schema in docs/report.md
 	$(BIN)/python -m pipeline.cli.reference docs/cli.md
 	$(BIN)/python -m trainer.tools.reference docs/training.md
+	$(BIN)/python -m pipeline.report.reference docs/report.md
 
 lint: .venv/.installed   ## style, types, and who may import whom; no test of behaviour (two minutes, then seconds)
 	$(BIN)/ruff check .

@@ -28,8 +28,10 @@ from stages.stage import python_version
 FILE = Path(__file__).with_name("frozen.json")
 #: keys of the report whose values differ between two runs of one recipe
 TIMES = {"cpu_s", "wall_s", "docs_per_core_s", "docs_per_cpu_s", "max_rss_mb", "share"}
-#: sections of the report that name the run; its folder is part of the recipe's hash
-NAMES = {"run", "recipe"}
+#: sections of the report that name the run or say where it ran; its folder is part of the recipe's hash
+NAMES = {"run", "recipe", "made"}
+#: sections that follow from other ones or from the datasets
+DERIVED = {"totals", "samples", "licences"}
 
 
 def hold(name: str, value: Any) -> None:
@@ -79,7 +81,8 @@ def figures(store: Path | str) -> dict[str, Any]:
     report = json.loads(at.read("report.json"))
     found: dict[str, Any] = {
         "datasets": {name: dataset_hash(at, name) for name in sorted({p.split("/")[1] for p in at.list("datasets")})},
-        "report": {section: short(timeless(value)) for section, value in report.items() if section not in NAMES}}
+        "report": {section: short(timeless(value)) for section, value in report.items()
+                   if section not in NAMES | DERIVED}}
     path = f"runs/{report['run']}/curriculum.json"
     if at.exists(path):
         curriculum = json.loads(at.read(path))

@@ -26,6 +26,7 @@ from typing import Any
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact_json
+from pipeline.cluster.origin import origin
 from pipeline.store.fs import Store
 from pipeline.store.lease import alive
 
@@ -38,7 +39,8 @@ LONGEST_NAME = 200
 #: states that do not change by themselves
 ENDED = ("done", "failed", "stopped", "died", "cancelled")
 #: fields read from run.json and progress.json, with their types
-_FACTS = {"attempt": int, **dict.fromkeys(("how", "address", "job", "error", "recipe", "base"), str)}
+_FACTS = {"attempt": int, **dict.fromkeys(("how", "address", "job", "error", "recipe", "base", "host", "begun",
+                                          "version", "python", "author"), str)}
 _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "error": str, "nodes": dict,
              "running": list, "failures": list}
 
@@ -212,7 +214,8 @@ def facts_of(store: Store, run: str) -> dict[str, Any]:
 def note_attempt(store: Store, run: str, attempt: int, how: str, **facts: Any) -> dict[str, Any]:
     """Write run.json for a new attempt, and return its content. `how` is "job" when the attempt runs as a Ray job, and
     "local" when it runs on this machine. `facts` are added to the content. Secrets are masked."""
-    document = {"run": run, "attempt": attempt, "how": how, "host": socket.gethostname(), "begun": utc_now(), **facts}
+    document = {"run": run, "attempt": attempt, "how": how, "host": socket.gethostname(), "begun": utc_now(),
+                **origin(), **facts}
     document = redact_json(document)
     store.write(facts_name(run), json.dumps(document, indent=1, sort_keys=True).encode())
     return document

@@ -4,6 +4,7 @@ Every count is taken from a row when it is written. So a document whose verdict 
 (`replay`) counts like a new one. The counters of all tasks can be added up (`pipeline.store.records.merge_counters`)::
 
     "kept", "languages", "lengths"      kept documents by source, as in docs/architecture.md
+    "licences": {source: {licence: docs}}       kept documents that state a licence (`licence_label`)
     "dropped_languages": {stage: {language: docs}}      dropped documents, by their language when they were dropped
     "dropped_lengths": {source: {bin: docs}}            dropped documents, by log2 of their characters when they were
                                         dropped
@@ -23,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pipeline.passes.chain import LoadedStage, count
+from pipeline.passes.licences import licence_label
 from pipeline.passes.storable import language_label
 from pipeline.store.records import Counters, merge_counters
 from stages.document import Document
@@ -74,6 +76,7 @@ class Tally:
         self._pii = {name: 0 for name in signals if name.startswith("pii_")}
         #: documents and bytes kept, by source, language and length together: one look-up per document instead of three
         self._kept: dict[tuple[str, str, int], list[int]] = {}
+        self._licences: dict[str, dict[str, int]] = {}
         self._lost: dict[tuple[str, str, str, int], int] = {}
         self._bins: dict[str, dict[int, int]] = {}
         self._similar: dict[str, dict[int, int]] = {}
@@ -89,6 +92,8 @@ class Tally:
                 into = self._kept[kind] = [0, 0]
             into[0] += 1
             into[1] += doc.text_bytes
+            if doc.meta and (licence := licence_label(doc.meta)):
+                count(self._licences.setdefault(doc.source, {}), licence, 1)
             for name in pii:
                 value = doc.signals.get(name)
                 if value and abs(value) < MOST_PII:
@@ -141,7 +146,8 @@ class Tally:
         for (stage, language, source, bits), docs in self._lost.items():
             count(lost.setdefault(stage, {}), language, docs)
             count(lengths.setdefault(source, {}), str(max(bits, 1) - 1), docs)
-        totals = {"dropped_languages": lost, "dropped_lengths": lengths, "pii": self._pii,
+        totals = {"licences": self._licences, "dropped_languages": lost, "dropped_lengths": lengths,
+                  "pii": self._pii,
                   "scores": {name: _keyed(bins) for name, bins in self._bins.items()},
                   "similarity": {name: _keyed(bins) for name, bins in self._similar.items()}, "tallies": self._tallies}
         counters.update({name: total for name, total in totals.items() if total})

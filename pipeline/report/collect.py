@@ -23,10 +23,13 @@ from pipeline.report.course import losses, mixture_course
 from pipeline.report.documents import dataset_section, duplicate_section, funnel, source_section
 from pipeline.report.domains import domain_section
 from pipeline.report.graph import graph
+from pipeline.report.made import made
 from pipeline.report.nodes import Node
 from pipeline.report.order import order_quality
+from pipeline.report.samples import kept_samples
 from pipeline.report.signals import signal_section
 from pipeline.report.tokens import curriculum_of, mixture, token_counts, warnings
+from pipeline.report.totals import totals
 from pipeline.report.training import training
 from pipeline.store.fs import Store
 from pipeline.store.records import PartRecord
@@ -36,13 +39,13 @@ Get = Callable[[str], PartRecord | None]
 Sums = Mapping[str, NodeSums]
 
 #: version of report.json
-VERSION = 1
+VERSION = 2
 
 
 def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], None] = lambda: None,
                  sums: Sums = MappingProxyType({})) -> dict[str, Any]:
-    """Collect the report of a run and write runs/RUN/report.{json,html} and STORE/report.json. Returns the content of
-    report.json.
+    """Collect the report of a run and write runs/RUN/report.{json,md,html} and STORE/report.json. Returns the content
+    of report.json.
 
     `get` returns the commit record of a task's key: `Log.get`, or `Log.read(store).get` in a process that is not a
     driver. `check_lease` (`Log.check_lease`) is called before anything is written, because collecting may take long and
@@ -74,16 +77,18 @@ def add_training(store: Store, run: str) -> bool:
 
 def _write(store: Store, document: dict[str, Any], *, latest: bool,
            check_lease: Callable[[], None] = lambda: None) -> None:
-    """Write report.json and report.html into the folder of the run. With `latest`, report.json is also written to the
-    root of the store. `check_lease` is called before anything is written."""
+    """Write report.json, report.md and report.html into the folder of the run. With `latest`, report.json is also
+    written to the root of the store. `check_lease` is called before anything is written."""
+    from pipeline.report.card import render_card
     from pipeline.report.html import render
 
-    page = render(document).encode()
+    page, card = render(document).encode(), render_card(document).encode()
     data = json_text(document, indent=1, sort_keys=True).encode()
     check_lease()
     store.write(f"runs/{document['run']}/report.json", data)
     if latest:
         store.write("report.json", data)
+    store.write(f"runs/{document['run']}/report.md", card)
     store.write(f"runs/{document['run']}/report.html", page)
 
 
@@ -94,7 +99,7 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
     tokens = token_counts(store, nodes)
     curriculum = curriculum_of(store, run)
     document = {
-        "version": VERSION, "run": run, "recipe": plan["recipe"], "about": plan["about"],
+        "version": VERSION, "run": run, "recipe": plan["recipe"], "about": plan["about"], "made": made(store, run),
         "missing_records": sum(n["tasks"] for n in plan["nodes"]) - sum(n.tasks for n in nodes),
         "names": names(plan, passes, tokens),
         "sources": {name: source_section(name, info, passes) for name, info in plan["sources"].items()},
@@ -106,6 +111,8 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
         "domains": {n.dataset: domain_section(store, [p for p in passes if p.dataset == n.dataset])
                     for n in passes if n.publishes},
         "graph": graph(nodes, tokens, curriculum),
+        "samples": {n.dataset: kept_samples(store, n) for n in passes if n.publishes},
+        "licences": {n.dataset: n.counters.get("licences", {}) for n in passes if n.publishes},
         "duplicates": [duplicate_section(store, n, nodes) for n in nodes if n.kind == "barrier"],
         "clusters": [cluster_section(store, n, nodes) for n in nodes if n.kind == "barrier"],
         "tokens": tokens,
@@ -119,6 +126,7 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
         "warnings": plan["warnings"],
     }
     document["warnings"] = warnings(document)
+    document["totals"] = totals(document)
     return document
 
 

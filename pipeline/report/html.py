@@ -1,5 +1,6 @@
 """Turns report.json into one HTML file, which works offline, because it needs no scripts, fonts or downloads. It has a
-light and a dark mode, and can be printed and read on a phone."""
+light and a dark mode, and can be printed and read on a phone. It has at most 1 MB: long tables are cut to their top
+(`pipeline.report.trim`)."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from pipeline.base.visible import visible_json
 from pipeline.passes.tally import BINS, SIMILARITY_BINS, bin_edges
 from pipeline.report import charts
 from pipeline.report.figures import figures
+from pipeline.report.overview import beside, source_rows
+from pipeline.report.trim import LARGEST, ROWS, trimmed
 
 #: most languages shown for a source, most stages in the bar of costs, and most languages shown in the table of a
 #: dataset. All further ones are combined.
@@ -35,11 +38,25 @@ def render(document: dict[str, Any]) -> str:
     `document["names"]` lists the keys in order.
     """
     document = visible_json(json.loads(json.dumps(document, sort_keys=True)))
-    color = colors(document)
+    page = ""
+    for rows in ROWS:
+        page = _page(document, rows)
+        if len(page.encode()) <= LARGEST:
+            break
+    return page
+
+
+def _page(whole: dict[str, Any], rows: int) -> str:
+    """The page with at most `rows` rows in every table. Sums are those of the whole document."""
+    document, cut = trimmed(whole, rows)
+    color, grouped = colors(whole), phases(whole)
+    cut |= {"phases": len(grouped) - rows} if len(grouped) > rows else {}
     return _template().render(
-        d=document, color=color, names=document["names"], head=headline(document), phases=phases(document),
-        cost=cost_bar(document), lengths=length_charts(document, color), languages=language_rows(document),
-        similarity_charts=similarity_charts(document), **figures(document, score_charts(document), color),
+        d=document, cut=cut, color=color, names=document["names"], head=headline(whole),
+        sources=source_rows(whole["totals"], document["names"]["sources"]), beside=beside(document),
+        phases=[{**phase, "rows": phase["rows"][:rows], "rest": phase["rows"][rows:]} for phase in grouped[:rows]],
+        cost=cost_bar(whole), lengths=length_charts(document, color), languages=language_rows(document),
+        similarity_charts=similarity_charts(document), **figures(whole, score_charts(document), color, rows),
         fates={name: language_fates(section) for name, section in document["datasets"].items()},
         plural=humanize.plural, marked=marked,
         stacked=lambda *a, **k: Markup(charts.stacked(*a, **k)), meter=lambda *a, **k: Markup(charts.meter(*a, **k)),

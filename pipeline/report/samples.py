@@ -24,6 +24,8 @@ from stages.scrub.pii import scrub_text
 
 #: samples per reason; characters of an excerpt; parts of a pass that are searched
 SAMPLES, EXCERPT, SAMPLE_PARTS = 3, 320, 64
+#: kept samples of a source in a dataset; most sources of a dataset with samples
+KEPT, KEPT_SOURCES = 2, 12
 #: pairs of near-duplicates shown for each deduplication; pairs tried, because a pair can only be shown if its kept
 #: document is in one of the parts that are searched
 PAIRS, PAIRS_TRIED = 4, 64
@@ -98,6 +100,17 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
                 {**sample(rows[place], stage), **match(stage, reason, rows[place]["text"], rows[place]["meta"])}
                 for place in places)
     return {key: sorted(samples, key=lambda s: s["id"])[:SAMPLES] for key, samples in out.items()}
+
+
+def kept_samples(store: Store, last: Node) -> list[dict[str, Any]]:
+    """A few documents that the last pass of a dataset kept, from each of the sources with the most kept documents."""
+    files = _looked_through(last, "kept.parquet")
+    kept = last.counters.get("kept", {})
+    sources = sorted(kept, key=lambda name: (-kept[name]["docs"], name))[:KEPT_SOURCES]
+    chosen = smallest(store, files, ["source"], KEPT)
+    places = [place for name in sources for place in chosen.get((name,), ())]
+    rows = rows_at(store, files, places, ["id", "url", "source", "text", "meta", "locator"])
+    return [sample(rows[place]) for place in places]
 
 
 def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from pipeline.report import collect
+from pipeline.report.schema import Report
 from tests.e2e.report_site import Site, build
 from tests.pipeline.conftest import tokenmill
 
@@ -13,3 +17,18 @@ __all__ = ["tokenmill"]
 @pytest.fixture(scope="session")
 def report_site(tmp_path_factory) -> Site:
     return build(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="package", autouse=True)
+def valid_reports():
+    """Every report that a test of this folder makes in its own process has the schema of report.json."""
+    whole = collect.collect
+
+    def validated(*args, **kwargs):
+        document = whole(*args, **kwargs)
+        Report.model_validate(json.loads(json.dumps(document)))
+        return document
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collect, "collect", validated)
+        yield

@@ -59,7 +59,7 @@ def test_every_section_is_checked_here(report):
                            "datasets", "duplicates", "tokens", "mixture", "order", "training", "passes", "stages",
                            "tasks", "lineage", "warnings", "signals", "graph",
                            "clusters", "course", "losses", "domains",
-                           "order_quality"}
+                           "order_quality", "made", "totals", "samples", "licences"}
     assert set(report["datasets"]["clean"]) == {"docs", "bytes", "parts", "kept", "reasons", "quarantined",
                                                 "quarantine_samples", "languages", "lengths", "dropped_languages",
                                                 "dropped_lengths", "scores", "pii", "pdf"}
@@ -421,3 +421,62 @@ def test_headline(site, report):
 def published_bodies(site: Site, stream: str) -> list[Path]:
     folder = site.store / "shards" / stream / "split=train"
     return [folder / s["body"] for s in json.loads((folder / "shards.json").read_text())["shards"]]
+
+
+def test_totals(site, report):
+    """Sums over the sources, from the parts, the files and the curriculum."""
+    said = report["totals"]
+    kept = {source: {"docs": docs, "bytes": size} for source, docs, size in site.sql(
+        "select source, count(*), sum(octet_length(encode(text))) from {kept:deduped} group by source")}
+    gone = Counter()
+    for dataset in DATASETS:
+        gone.update(dict(site.sql(f"select source, count(*) from {{dropped:{dataset}}} group by source"))
+                    if list((site.store / "dropped" / dataset).glob("part-*")) else {})
+    assert {s: (row["kept"], row["kept_bytes"], row["dropped"]) for s, row in said["by_source"].items()} == {
+        s: (kept[s]["docs"], kept[s]["bytes"], gone[s]) for s in WAY}
+    assert said["kept"] == sum(k["docs"] for k in kept.values()) and said["dropped"] == sum(gone.values())
+    assert said["read"] == len(site.responses) + len(site.docs) + len(site.notes)
+    files = {"web": site.web_files, "docs": list((site.top / "docs").iterdir()),
+             "notes": list((site.top / "notes").iterdir())}
+    assert {s: (row["files"], row["bytes"]) for s, row in said["by_source"].items()} == {
+        s: (len(paths), sum(p.stat().st_size for p in paths)) for s, paths in files.items()}
+    assert (said["files"], said["bytes"]) == (sum(map(len, files.values())),
+                                              sum(p.stat().st_size for paths in files.values() for p in paths))
+    curriculum = Curriculum.loads((site.folder / "curriculum.json").read_text(), "curriculum.json")
+    held = {s.name: s.tokens for s in curriculum.streams}
+    assert {s["step"]: s["tokens"] - report["tokens"][s["step"][8:-1]]["val_tokens"] for s in said["steps"]
+            if "tokens" in s} == {f"tokens ({name})": n for name, n in held.items()}
+    assert said["tokens"] == sum(row["tokens"] for row in said["by_source"].values())
+    for row in said["steps"][1:]:
+        if row["step"] in DATASETS:
+            [(docs, size, sources)] = site.sql("select count(*), sum(octet_length(encode(text))), count(distinct "
+                                               f"source) from {{kept:{row['step']}}}")
+            assert (row["docs"], row["bytes"], row["sources"]) == (docs, size, sources)
+    bad: Counter = Counter()
+    for source in report["sources"].values():
+        bad.update(source["bad"])
+    assert said["unreadable"] == dict(bad) and said["records"] == sum(s["records"] for s in report["sources"].values())
+    assert said["quarantined"] == sum(site.sql(f"select count(*) from {{quarantine:{d}}}")[0][0] for d in DATASETS
+                                      if list((site.store / "quarantine" / d).glob("part-*")))
+
+
+def test_kept_samples_are_the_smallest_ids(site, report):
+    for dataset in DATASETS:
+        rows = site.sql("select source, id, length(text) from (select *, row_number() over (partition by source order "
+                        f"by id) as n from {{kept:{dataset}}}) where n <= 2")
+        assert sorted((s["source"], s["id"], s["chars"]) for s in report["samples"][dataset]) == sorted(rows)
+
+
+def test_licences(site, report):
+    """Pages and lines here state none; tests/e2e/test_report_schema.py has lines that do."""
+    assert report["licences"] == {dataset: {} for dataset in DATASETS}
+    assert site.sql("select count(*) from {kept:deduped} where meta like '%licen_e%'") == [(0,)]
+
+
+def test_made(site, report):
+    facts = json.loads((site.folder / "run.json").read_text())
+    made = report["made"]
+    assert (made["at"], made["host"], made["name"], made["store"]) == (facts["begun"], facts["host"], "recipe",
+                                                                       str(site.store))
+    assert made["author"] == facts.get("author") and made["version"] == facts["version"]
+    assert made["recipe"] == (site.folder / "recipe.yaml").read_text()

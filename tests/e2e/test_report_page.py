@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.training import forward
+from pipeline.report.card import render_card
 from pipeline.report.html import render
 from tests.e2e.report_site import EVIL_URL, SECRETS, Site
 
@@ -73,7 +74,8 @@ def check_page(html: str) -> Elements:
 
 def test_rewritten_identically(site):
     """`tokenmill report`, another process, reads the log and the parts and writes the same bytes."""
-    paths = [site.folder / "report.json", site.folder / "report.html", site.store / "report.json"]
+    paths = [site.folder / "report.json", site.folder / "report.html", site.folder / "report.md",
+             site.store / "report.json"]
     before = [p.read_bytes() for p in paths]
     for p in paths:
         p.unlink()
@@ -83,12 +85,13 @@ def test_rewritten_identically(site):
     assert done.returncode == 0, done.stderr
     assert [p.read_bytes() for p in paths] == before
     assert render(json.loads(before[0])).encode() == before[1], "the page must not need more than report.json"
+    assert render_card(json.loads(before[0])).encode() == before[2]
 
 
 def test_addresses_do_not_reach_the_report(site):
     planted = " ".join(p.html + p.url for p in site.responses) + " ".join(site.notes)
     assert SECRETS[0] in planted and SECRETS[5] in planted
-    for name in ("report.json", "report.html"):
+    for name in ("report.json", "report.html", "report.md"):
         text = (site.folder / name).read_text()
         for secret in (*SECRETS, "8.8.4.4"):
             for form in (secret, secret.replace("@", "%40"), secret.replace("@", "&#64;"), secret.partition("@")[0]):

@@ -137,7 +137,8 @@ def test_an_unchanged_run_walks_no_node_and_says_the_same(site):
     assert "" not in json.loads((site / f"store/runs/{run}/progress.json").read_text())["nodes"]
     assert (site / "store/datasets/clean").stat().st_ino == folder, "it was published again"
     assert (site / f"store/runs/{run}/tasks.parquet").read_bytes() == tasks
-    assert json.loads((site / "store/report.json").read_text()) == report
+    again = json.loads((site / "store/report.json").read_text())
+    assert {**again, "made": None} == {**report, "made": None}, "the attempt began later"
     assert any("cannot be split" in warning for warning in summary.warnings)
     again = json.loads((site / f"store/runs/{run}/progress.json").read_text())
     for name, node in progress["nodes"].items():
@@ -155,7 +156,8 @@ def walked_anew(site: Path) -> dict[str, NodeState]:
 def test_the_report_adds_up_records_as_the_run_did(site):
     store = Store(site / "store")
     [run] = os.listdir(site / "store/runs")
-    assert json.loads(json.dumps(collect(store, run, Log.read(store).get))) == json.loads(store.read("report.json"))
+    document = json.loads(json.dumps(collect(store, run, Log.read(store).get)))
+    assert {**document, "made": None} == {**json.loads(store.read("report.json")), "made": None}, "the store was moved"
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "remove"])

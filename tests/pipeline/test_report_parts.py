@@ -19,6 +19,7 @@ from pipeline.recipe import load_recipe
 from pipeline.report import charts, samples
 from pipeline.report.html import marked, render
 from pipeline.report.nodes import take
+from pipeline.report.totals import totals
 from pipeline.report.training import sanitised, training
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
@@ -255,6 +256,9 @@ def test_many_sources_streams_and_stages():
         "passes": [], "tasks": [], "lineage": [], "warnings": ["one"],
         "stages": [{"pass": "d", "stage": f"stage{i}", "in": 1, "dropped": 0, "cpu_s": 1.0 + i, "share": 0.1,
                     "docs_per_cpu_s": None} for i in range(25)]}
+    unknown = dict.fromkeys(("at", "host", "author", "version", "python", "name", "recipe"))
+    document |= {"made": {**unknown, "store": "s"}, "samples": {}, "licences": {}}
+    document["totals"] = totals(document)
     html = render(document)
     assert all(s in html for s in sources) and "1 thing to know" in html and "1 source<" not in html
     assert html.count("0 learned") == 8, "tokens that are no targets are told"

@@ -167,6 +167,8 @@ def test_fates_of_languages():
 
 def test_a_report_opens_no_part_but_for_samples(tmp_path, monkeypatch):
     """Personal data, languages, scores and similarities come from the log, however many parts there are."""
+    import pipeline.report.clusters
+    import pipeline.report.collect
     import pipeline.report.documents
     import pipeline.report.sampled
     from pipeline.report.collect import collect
@@ -184,6 +186,8 @@ def test_a_report_opens_no_part_but_for_samples(tmp_path, monkeypatch):
     for name, none in (("drop_samples", {}), ("pair_samples", []), ("quarantine_samples", [])):
         monkeypatch.setattr(pipeline.report.documents, name, lambda *_, none=none: none)
     monkeypatch.setattr(pipeline.report.sampled, "PARTS", 0)
+    monkeypatch.setattr(pipeline.report.clusters, "PARTS", 0)
+    monkeypatch.setattr(pipeline.report.collect, "kept_samples", lambda *_: [])
     store = Store(str(tmp_path / "store"))
     opened, parquet = [], Store.parquet
     monkeypatch.setattr(Store, "parquet", lambda self, path: (opened.append(path), parquet(self, path))[1])

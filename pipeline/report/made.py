@@ -1,0 +1,36 @@
+"""Makes the report's section `made`: when, where, by whom and with what the run was made, and its recipe."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pipeline.base.redact import redact, redact_json
+from pipeline.cluster.attempts import facts_of
+from pipeline.recipe.errors import RecipeError
+from pipeline.recipe.marks import dump_yaml, parse_yaml
+from pipeline.store.fs import Store
+from stages.scrub.pii import scrub_text, scrub_value
+
+
+def made(store: Store, run: str) -> dict[str, Any]:
+    """The section. What run.json does not say is None. The date, host and author are those of the latest attempt."""
+    facts = facts_of(store, run)
+    root = store.root if "://" in store.root else os.path.abspath(store.root)
+    return {"at": facts.get("begun"), "host": _masked(facts.get("host")), "author": _masked(facts.get("author")),
+            "version": facts.get("version") or None, "python": facts.get("python"),
+            "name": _masked(facts.get("recipe")), "store": _masked(root), "recipe": masked_recipe(store, run)}
+
+
+def _masked(value: str | None) -> str | None:
+    return scrub_text(redact(value)) if value else None
+
+
+def masked_recipe(store: Store, run: str) -> str | None:
+    """The text of the run's recipe.yaml with secrets and personal data masked: it names paths, and those may hold user
+    names and addresses. None where the file is gone or is no YAML any more."""
+    try:
+        data, _ = parse_yaml(store.read(f"runs/{run}/recipe.yaml").decode(), "recipe.yaml")
+    except (FileNotFoundError, UnicodeDecodeError, RecipeError):
+        return None
+    return dump_yaml(scrub_value(redact_json(data)))

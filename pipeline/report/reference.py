@@ -1,0 +1,76 @@
+"""Prints the schema of report.json into a page between two marks: `python -m pipeline.report.reference docs/report.md`.
+
+`make docs` runs this module, and a test checks that the page is up to date.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from pipeline.report.schema import Report
+
+BETWEEN = re.compile(r"(?<=<!-- schema: `make docs` writes it -->\n).*?(?=<!-- end of schema -->)", re.S)
+WORDS = {bool: "true or false", int: "integer", float: "number", str: "string", Any: "any", types.NoneType: "null"}
+
+
+def models(top: type[BaseModel]) -> list[type[BaseModel]]:
+    """`top` and every model that its fields name, in the order in which they are named."""
+    out = [top]
+    for model in out:                                           # grows while it is walked
+        for field in model.model_fields.values():
+            out += [m for m in dict.fromkeys(_named(field.annotation)) if m not in out]
+    return out
+
+
+def _named(kind: Any) -> list[type[BaseModel]]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [model for inner in typing.get_args(kind) for model in _named(inner)]
+
+
+def type_words(kind: Any) -> str:
+    """A type as the page writes it: `list of [Step](#step)`, `name → integer`, `string or null`."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(type_words, inner))
+    if origin is list:
+        return f"list of {type_words(inner[0])}"
+    if origin is dict:
+        return f"name → {type_words(inner[1])}"
+    if origin is typing.Literal:
+        return " or ".join(f"`{value!r}`" for value in inner)
+    if kind in WORDS:
+        return WORDS[kind]
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"
+
+
+def table(model: type[BaseModel]) -> str:
+    """The section of a model: its heading, what it is, and a row for each field."""
+    lines = [f"### {model.__name__}", "", " ".join((model.__doc__ or "").split()), "",
+             "| field | type | unit | meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        extra = field.json_schema_extra
+        unit = str(extra.get("unit", "")) if isinstance(extra, dict) else ""
+        lines.append(f"| `{field.alias or name}` | {type_words(field.annotation)} | {unit} | {field.description} |")
+    return "\n".join([*lines, ""])
+
+
+def rewrite(page: str) -> str:
+    """The page with the schema as it is now. Raises ValueError unless the page has the marks exactly once."""
+    text = "\n".join(table(model) for model in models(Report))
+    new, count = BETWEEN.subn(lambda _: f"\n{text}\n", page)
+    if count != 1:
+        raise ValueError(f"the page has {count} places for the schema, not one")
+    return new
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(rewrite(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,44 @@
+"""What the parts of the schema of report.json are made of, and the part that most others share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+def fact(meaning: str, unit: str = "", **how: Any) -> Any:
+    """Declare a field of the report."""
+    return Field(description=meaning, json_schema_extra={"unit": unit}, **how)
+
+
+def maybe(meaning: str, unit: str = "") -> Any:
+    """Declare a field that is left out where it has no value."""
+    return fact(meaning, unit, default=None)
+
+
+class Part(BaseModel):
+    """Base of all parts of the report: types are exact, unknown fields are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Counts = dict[str, int]
+#: name → name → number, e.g. source → language → documents
+Nested = dict[str, Counts]
+
+
+class Sample(Part):
+    """A document as an excerpt. Personal data is masked."""
+
+    id: str = fact("id of the document")
+    url: str = fact("its URL, may be empty")
+    file: str = fact("its input file, and the entry in it after `:`")
+    source: str = fact("its source")
+    chars: int = fact("length of its whole text", "characters")
+    excerpt: str = fact("the beginning of its text")
+    kept: str | None = maybe("id of the kept document it resembles; left out for other drops")
+    match: list[list[str]] | None = maybe("an excerpt around what the rule matched: pairs of `text`, `mark` or `cut`, "
+                                          "and letters; left out where the step names no place")
+    similarity: float | None = maybe("its similarity to that document, 0 to 1; null if not verified; left out for "
+                                     "other drops")

@@ -1,0 +1,200 @@
+"""The schema of the report's sections `signals`, `domains`, `graph`, `clusters`, `course`,
+`losses` and `order_quality`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pipeline.report.schema_base import Counts, Part, Sample, fact, maybe
+
+
+class Extent(Part):
+    """How much of the documents was read for a figure."""
+
+    docs: int = fact("documents read", "documents")
+    of: int = fact("documents there are", "documents")
+    exact: bool = fact("whether all were read; if not, the figures are estimates")
+
+
+class Try(Part):
+    """A threshold, and what it lets pass if all else stays."""
+
+    value: float = fact("the threshold")
+    docs: int = fact("documents within it, of all that have a value", "documents")
+    kept: int = fact("documents within it, of those that the dataset keeps", "documents")
+
+
+class Bound(Part):
+    """A threshold of a signal."""
+
+    key: str = fact("setting of the step")
+    side: Literal["min", "max"] = fact("whether kept documents have at least or at most this value")
+    value: float = fact("the threshold of the recipe")
+    at: list[Try] = fact("this and other thresholds, in order")
+
+
+class Bins(Part):
+    """A histogram, by what became of the documents. Bins are those of `scores`."""
+
+    kept: Counts = fact("bin → documents kept in the end", "documents")
+    dropped: Counts = fact("bin → documents dropped by any step", "documents")
+
+
+class Signal(Part):
+    """The distribution of a signal over the documents that reached its step."""
+
+    signal: str = fact("name of the signal")
+    step: str = fact("the step that computed it")
+    docs: int = fact("documents with a value", "documents")
+    kept: int = fact("those of them that the dataset keeps", "documents")
+    bins: Bins = fact("the histogram")
+    bounds: list[Bound] = fact("its thresholds")
+
+
+class Signals(Part):
+    """The signals of a dataset."""
+
+    read: Extent = fact("how many documents were read for this")
+    signals: list[Signal] = fact("signals in the order of the recipe, at most 80")
+    left_out: int = fact("signals beyond these", "signals")
+
+
+class GraphNode(Part):
+    """A node of the graph."""
+
+    name: str = fact("its name")
+    kind: str = fact("index, pass, barrier, …, or curriculum")
+    steps: list[str] = fact("its steps; of the curriculum its phases")
+    tasks: int = fact("its tasks", "tasks")
+    dropped: int | None = maybe("documents dropped there; left out if none", "documents")
+
+
+class Edge(Part):
+    """What a node hands to another."""
+
+    from_: str = fact("name of the first node", alias="from")
+    to: str = fact("name of the second node")
+    docs: int | None = maybe("documents handed on; left out where they are not counted", "documents")
+    tokens: int | None = maybe("tokens of a stream that a curriculum may read; left out for documents", "tokens")
+
+
+class Graph(Part):
+    """The plan from sources to tokens."""
+
+    nodes: list[GraphNode] = fact("nodes in plan order")
+    edges: list[Edge] = fact("edges between them")
+
+
+class Removed(Sample):
+    """A removed document of a group."""
+
+    diff: list[list[str]] | None = fact("its words beside those of the kept text: pairs of `both`, `kept`, `removed` "
+                                        "or `cut`, and words; null if the kept text was not found")
+
+
+class Group(Part):
+    """A kept document with those removed because of it."""
+
+    kept_id: str = fact("id of the kept document")
+    size: int = fact("documents, the kept one included", "documents")
+    kept: Sample | None = fact("the kept document; null if it is in none of the parts read")
+    removed: list[Removed] = fact("at most 2 removed documents")
+
+
+class SourcePair(Part):
+    """Duplicates between two sources."""
+
+    removed: str = fact("source of the removed documents")
+    kept: str = fact("source of the kept ones")
+    docs: int = fact("documents removed", "documents")
+
+
+class Clusters(Part):
+    """The groups of duplicates of a deduplication."""
+
+    barrier: str = fact("name of its node in the plan")
+    step: str = fact("name of its step")
+    read: Extent = fact("how many removed documents were read for this")
+    groups: int = fact("groups among them", "groups")
+    sizes: Counts = fact("n → groups of 2ⁿ to 2ⁿ⁺¹ − 1 documents", "groups")
+    components: Counts | None = maybe("n → connected components of the candidates, of 2ⁿ to 2ⁿ⁺¹ − 1 documents; left "
+                                      "out for exact deduplication", "clusters")
+    largest: list[Group] = fact("at most 4 groups, the largest first")
+    pairs: list[SourcePair] = fact("at most 40 pairs of sources, the most documents first")
+    unknown: int = fact("removed documents whose kept one is in none of the parts read", "documents")
+
+
+class CoursePhase(Part):
+    """A phase on the axis of tokens."""
+
+    name: str = fact("the phase")
+    from_: int = fact("where it begins", "tokens", alias="from")
+    to: int = fact("where it ends", "tokens")
+
+
+class CourseStream(Part):
+    """The tokens of a stream in each stretch of the order."""
+
+    planned: list[float] = fact("its share of each stretch", "tokens")
+    realised: list[int] = fact("what the order gives it", "tokens")
+
+
+class Course(Part):
+    """The mixture over the tokens of the curriculum, in stretches of which each lies in one phase."""
+
+    at: list[int] = fact("ends of the stretches, the first one 0", "tokens")
+    phases: list[CoursePhase] = fact("phases in order")
+    streams: dict[str, CourseStream] = fact("stream → its tokens")
+
+
+class LossPoint(Part):
+    """The losses at a step or an evaluation."""
+
+    tokens: float = fact("tokens trained on so far", "tokens")
+    loss: float = fact("loss", "nats per token")
+    streams: dict[str, float] = fact("stream → its loss, as far as the trainer gives it", "nats per token")
+    lr: float | None = maybe("learning rate; left out for evaluations")
+
+
+class Losses(Part):
+    """The losses of a training. Of long ones every n-th is kept."""
+
+    steps: list[LossPoint] = fact("losses of steps, on training data")
+    evals: list[LossPoint] = fact("losses of evaluations, on held-out data")
+
+
+class Domain(Part):
+    """A domain of a dataset."""
+
+    domain: str = fact("host of the documents' URLs, without `www.`, masked")
+    kept: int = fact("documents kept", "documents")
+    dropped: int = fact("documents dropped", "documents")
+
+
+class Domains(Part):
+    """The domains of a dataset."""
+
+    read: Extent = fact("how many documents were read for this")
+    domains: int = fact("different domains among them", "domains")
+    without: int = fact("documents without a domain", "documents")
+    top: list[Domain] = fact("at most 30 domains, those with the most documents first")
+
+
+class StreamOrder(Part):
+    """A stream in the order of the samples that were looked at."""
+
+    windows: int = fact("its windows", "windows")
+    neighbours: int = fact("pairs of them in one step that follow each other in the stream", "pairs")
+    expected: float = fact("such pairs to expect in a random order of the whole stream", "pairs")
+    spread: float = fact("mean distance in the stream of windows that follow each other in the order, divided by the "
+                         "distance to expect; 1 in a random order")
+
+
+class OrderQuality(Part):
+    """Whether batches have the planned mixture, and windows that stand side by side are far apart in the order."""
+
+    steps: int = fact("steps looked at", "steps")
+    of: int = fact("steps of the curriculum", "steps")
+    samples: int = fact("samples of these steps", "samples")
+    deviation: float = fact("largest difference of a stream's windows in a step from its share", "windows")
+    streams: dict[str, StreamOrder] = fact("stream → its order")

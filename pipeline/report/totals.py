@@ -1,0 +1,58 @@
+"""Makes the report's section `totals`: the sources side by side, and their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.store.records import Counters, merge_counters
+
+
+def totals(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The section, from the report's other sections. `document` needs names, sources, funnel, datasets and tokens."""
+    by_source = {name: _source(name, document) for name in document["names"]["sources"]}
+    skipped: Counters = {}
+    bad: Counters = {}
+    for source in document["sources"].values():
+        merge_counters(skipped, source["skipped"], maxima=False)
+        merge_counters(bad, source["bad"], maxima=False)
+    sections = [*document["datasets"].values(), *document["tokens"].values()]
+    return {
+        **{key: sum(row[key] for row in by_source.values())
+           for key in ("files", "bytes", "records", "read", "kept", "kept_bytes", "dropped", "tokens")},
+        "skipped": skipped, "unreadable": bad,
+        "bad_files": sum(s["bad_files"]["files"] for s in document["sources"].values()),
+        "quarantined": sum(n for section in sections for n in section["quarantined"].values()),
+        "steps": steps(document), "by_source": by_source}
+
+
+def _source(name: str, document: Mapping[str, Any]) -> dict[str, int]:
+    """The row of a source. Documents kept are those of the final datasets; a document that two datasets drop counts
+    twice as dropped."""
+    info, rows = document["sources"][name], document["funnel"][name]
+    kept = [document["datasets"][final]["kept"].get(name, {"docs": 0, "bytes": 0})
+            for final in document["names"]["final"]]
+    return {"files": info["files"], "bytes": info["bytes"], "records": info["records"],
+            "read": rows[0]["docs"] if rows and rows[0]["step"] == "read" else 0,
+            "kept": sum(k["docs"] for k in kept), "kept_bytes": sum(k["bytes"] for k in kept),
+            "dropped": sum(reason["sources"].get(name, 0) for section in document["datasets"].values()
+                           for reason in section["reasons"]),
+            "tokens": sum(t["sources"].get(name, {"tokens": 0})["tokens"] for t in document["tokens"].values())}
+
+
+def steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The funnel over all sources: each step with its sums over the sources that come by it. What was read comes first,
+    then the datasets and the streams in plan order."""
+    out: dict[tuple[int, str], dict[str, Any]] = {}
+    for rows in document["funnel"].values():
+        for place, row in enumerate(rows):
+            # a dataset may be called `read`, too
+            into = out.setdefault((min(place, 1), row["step"]), {"step": row["step"], "sources": 0})
+            into["sources"] += 1
+            for key in ("docs", "bytes", "tokens"):
+                if key in row:
+                    into[key] = into.get(key, 0) + row[key]
+    names = document["names"]
+    order = [(0, "read"), *((1, name) for name in names["datasets"]),
+             *((1, f"tokens ({stream})") for stream in names["streams"])]
+    return [out[key] for key in order if key in out]
