@@ -39,7 +39,7 @@ FILES = {KEPT: ("kept.parquet", ("id", "source", "text")), DROPPED: ("dropped.pa
 CHANGES = ("newly_dropped", "newly_kept", "changed_text", "other_reason", "only_before", "only_after", "unknown")
 #: a document of one run: id and hash of the text as two numbers each, distance to the threshold, place (file and row),
 #: numbers of its source and of its fate (`Names`)
-FACT = np.dtype([("high", ">u8"), ("low", ">u8"), ("text_high", "<u8"), ("text_low", "<u8"), ("distance", "<f8"),
+FACT = np.dtype([("high", "<u8"), ("low", "<u8"), ("text_high", "<u8"), ("text_low", "<u8"), ("distance", "<f8"),
                  ("file", "<u4"), ("row", "<u4"), ("source", "<u4"), ("fate", "<u4")])
 #: facts kept in memory before they are written to disk (56 bytes each), and most rows of a row group decoded at a time
 FACTS, ROWS = 1 << 19, 4096
@@ -117,32 +117,28 @@ def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) 
     with Scratch() as scratch:
         folders = [scratch.folder(), scratch.folder()]
         for side, folder in zip(sides, folders):
-            skip, spill = equal.copy(), _Spill(folder, most)
+            spill = _Spill(folder, most)
             for fate, info in side.parts():
-                if skip[part := (fate, info.content)] > 0:
-                    skip[part] -= 1
-                    moved.same += info.rows if side is before else 0
-                    continue
-                _read(side, fate, info, fates, sources, spill)
+                if (fate, info.content) not in equal:
+                    _read(side, fate, info, fates, sources, spill)
+                elif side is before:
+                    moved.same += info.rows
             spill.flush()
         best: dict[str, np.ndarray] = {}
         for prefix in range(256):
-            pair = [_sorted(os.path.join(folder, str(prefix)), side) for folder, side in zip(folders, sides)]
+            pair = [_sorted(os.path.join(folder, str(prefix))) for folder in folders]
             _join(pair, (before, after), moved, fates.all, sources.all, best, limit)
     moved.nearest = {change: [(a if a["file"] != _NOWHERE else None, b if b["file"] != _NOWHERE else None)
                               for a, b in best[change]] for change in CHANGES if change in best}
     return moved
 
 
-def _equal_parts(before: Side, after: Side) -> Counter[tuple[str, str]]:
-    """How often both sides have a part with the same rows, by (fate, content). Quarantined records are left out: those
-    without an id would be counted as documents."""
-    counts = Counter((fate, info.content) for fate, info in before.parts() if fate != QUARANTINED)
-    common: Counter[tuple[str, str]] = Counter()
-    for fate, info in after.parts():
-        if common[fate, info.content] < counts[fate, info.content]:
-            common[fate, info.content] += 1
-    return common
+def _equal_parts(before: Side, after: Side) -> set[tuple[str, str]]:
+    """(fate, content) of the parts that both sides have. No two parts of a side are equal, since their rows have other
+    ids. Quarantined records are left out: those without an id would be counted as documents."""
+    ours, theirs = ({(fate, info.content) for fate, info in side.parts() if fate != QUARANTINED}
+                    for side in (before, after))
+    return ours & theirs
 
 
 class _Spill:
@@ -218,7 +214,7 @@ def _facts(batch: pa.RecordBatch, side: Side, fate: str, info: FileInfo, fates: 
     return facts
 
 
-def _sorted(path: str, side: Side) -> np.ndarray:
+def _sorted(path: str) -> np.ndarray:
     """The facts of a file sorted by id. Of several facts about one document the first counts: a record may be
     quarantined more than once."""
     if not os.path.exists(path):
@@ -238,7 +234,8 @@ _NONE["file"], _NONE["distance"] = _NOWHERE, np.nan
 def _pairs(pair: Iterable[np.ndarray]) -> np.ndarray:
     """Facts of both sides side by side, [n, 2], sorted by id; _NONE where a side lacks the document."""
     both = list(pair)
-    keys = [np.frombuffer(np.ascontiguousarray(np.stack([f["high"], f["low"]], axis=1)).tobytes(), "S16") for f in both]
+    # as big-endian bytes, which sort as the numbers do
+    keys = [np.frombuffer(np.stack([f["high"], f["low"]], axis=1).astype(">u8").tobytes(), "S16") for f in both]
     ids = np.unique(np.concatenate(keys))
     out = np.full((len(ids), 2), _NONE)
     for side, (facts, key) in enumerate(zip(both, keys)):

@@ -7,6 +7,8 @@ import math
 import re
 import shutil
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipeline.base.files import file_sha256
 from pipeline.report import compare_html
 from pipeline.report.compare import NotFinished, Run, compare_runs
 from pipeline.report.margins import Margins
-from pipeline.report.moved import compare_documents
+from pipeline.report.moved import Side, compare_documents
 from pipeline.report.recipe_diff import compare_recipes
 from pipeline.store.fs import Store
+from pipeline.store.parts import PartWriter, document_schema
+from pipeline.store.records import FileInfo
 from stages.document import Document
 from tests.pipeline.compare_site import SECOND, SECRETS, Made, documents, run, write
 
@@ -150,6 +155,39 @@ def test_memory_is_bounded_by_spilling(site, monkeypatch):
                 for change, pairs in moved.nearest.items()}
 
     assert ids(pieces) == ids(whole)
+
+
+def part_of(path: Path, rows: list[tuple[str, int]], reason: str) -> FileInfo:
+    """A part with documents of these (id, words); dropped for `reason`, or kept."""
+    writer = PartWriter(str(path), document_schema(quality(), dropped=bool(reason)))
+    for id, words in rows:
+        writer.write(Document(id, f"text {id}", source="s", signals=quality(gopher_words=words)),
+                     **({"reason": reason, "stage": "gopher_quality"} if reason else {}))
+    writer.close()
+    return FileInfo(path.name, path.stat().st_size, file_sha256(path), writer.content or "", writer.rows)
+
+
+@dataclass
+class Files:
+    """Stands for the pass of a run."""
+
+    files: dict[str, FileInfo]
+    publishes: bool = True
+
+    def records(self) -> Iterator[Files]:
+        return iter([self])
+
+
+def test_the_nearest_of_many_documents_are_found(tmp_path):
+    """All ids begin alike, so that they are joined at once; the smallest distances have the largest ids."""
+    rows = [(f"ab{i:030x}", 1 + i) for i in range(79)]
+    kept = Files({"kept.parquet": part_of(tmp_path / "k", rows, "")})
+    gone = Files({"dropped.parquet": part_of(tmp_path / "d", rows, "gopher_short_doc")})
+    sides = [Side(Store(tmp_path), [node], [{"gopher_quality": {"min_doc_words": 80}}], 1) for node in (kept, gone)]
+    moved = compare_documents(*sides, 3)
+    assert sum(moved.groups.values()) == 79
+    assert [fact["distance"] for _, fact in moved.nearest["newly_dropped"]] == pytest.approx([1 / 80, 2 / 80, 3 / 80])
+    assert [int(fact["low"]) for _, fact in moved.nearest["newly_dropped"]] == [78, 77, 76]
 
 
 def test_changed_texts_are_shown_from_where_they_part(site):
@@ -387,6 +425,17 @@ def test_another_signal_of_the_stage_is_never_taken_for_the_one_that_decided():
     batch = dropped("gopher_quality", "gopher_too_many_hashes", [row])
     assert margins.distances(batch).tolist() == pytest.approx([2.0])
     assert margins.decided(batch.to_pylist()[0])["signal"] == "gopher_hash_ratio"
+
+
+def test_a_signal_that_has_the_same_value_by_chance_is_no_rule():
+    margins = Margins([{"gopher_quality": {}}])
+    rows = [quality(gopher_hash_ratio=0.3, gopher_ellipsis_ratio=0.3),
+            quality(gopher_hash_ratio=0.2, gopher_ellipsis_ratio=0.9)]
+    batch = dropped("gopher_quality", "gopher_too_many_hashes", [quality(gopher_hash_ratio=0.3), *rows])
+    assert margins.distances(batch).tolist() == pytest.approx([2, 2, 1])
+    margins = Margins([{"where": {"signals": {"x": {"max": 1}}}}])
+    batch = dropped("where", "where_x", [{"x": 3.0, "y": 3.0}, {"x": 2.0, "y": 9.0}])
+    assert margins.distances(batch).tolist() == pytest.approx([2, 1])
 
 
 def test_margins_follow_the_language():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import threading
@@ -19,7 +18,7 @@ from pipeline.base.clock import Clock
 from pipeline.service.duck import Busy, Cancelled, Database, Limits, QueryError, Stop, TooDear
 from pipeline.service.filters import Filter, Order, Range
 from pipeline.service.parts import NoDataset, StillChecking
-from pipeline.service.query import Documents, PlaceGone, Queries, Replaced
+from pipeline.service.query import Documents, PlaceGone, Queries
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from tests.service.corpus import HOSTILE, documents, publish_rows
@@ -305,26 +304,24 @@ def test_queries_beside_publications_see_one_publication_each(tmp_path):
     store, queries = Store(tmp_path / "store"), Queries(Limits(wait_s=60))
     rows, at = documents(80, 7), Documents(Store(tmp_path / "store"), "kept", "d")
     publish_rows(store, tmp_path / "scratch", rows, 3, salt="0")
-    end = threading.Event()
+    turns, done = threading.Semaphore(0), threading.Semaphore(0)
 
     def publish_again() -> None:
-        for turn in range(1, 40):
-            if end.is_set():
-                break
+        for turn in range(1, 26):
+            assert turns.acquire(timeout=60)
             publish_rows(store, tmp_path / "scratch", rows[turn % 5:], 3 + turn % 4, salt=str(turn))
+            done.release()
 
     publisher = threading.Thread(target=publish_again)
     publisher.start()
-    try:
-        answers = []
-        while publisher.is_alive() and len(answers) < 60:
-            with contextlib.suppress(Replaced):                                  # the publisher was always faster
-                answers.append(queries.page(at, Filter(), Order("id"), 200, queries.stop()).rows)
-    finally:
-        end.set()
-        publisher.join()
+    answers = []
+    for _ in range(25):
+        turns.release()                                          # one publication beside every query
+        answers.append(queries.page(at, Filter(), Order("id"), 200, queries.stop()).rows)
+        assert done.acquire(timeout=60)
+    publisher.join()
     whole = [sorted(r["id"] for r in rows[k:]) for k in range(5)]
-    assert answers and all(ids(answer) in whole for answer in answers)
+    assert all(ids(answer) in whole for answer in answers)
 
 
 @pytest.mark.parametrize("spoil", ["flip", "cut", "gone", "link", "folder", "manifest"])
