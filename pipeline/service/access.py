@@ -26,15 +26,14 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.visible import visible
 from pipeline.service.audit import note_write, request_entry
 from pipeline.service.limits import Buckets
-from pipeline.service.problems import Problem, problem_of
+from pipeline.service.problems import LOGIN, SIGN_IN, Problem, problem_of, respond
 from pipeline.service.session import Role, Sessions
 from pipeline.service.settings import Settings
 from pipeline.service.stores import available
 
 access_log = logging.getLogger("tokenmill.access")
 #: paths that need no role: the page to sign in, what it looks like, and the session that it begins
-SIGN_IN = "/api/v1/session"
-OPEN = ("/login", SIGN_IN)
+OPEN = (LOGIN, SIGN_IN)
 STATIC = "/static/"
 READS = ("GET", "HEAD")
 #: a page of another site cannot send this header without asking first, and the answer would be no
@@ -106,7 +105,7 @@ class Guard:
                 if status:                                        # too late for another answer: cut it off
                     problem_of(e)
                     raise
-                await problem_of(e).response()(scope, receive, send_safely)
+                await respond(request, e)(scope, receive, send_safely)
         finally:
             if request.state.wrong_token:
                 self._guesses.take(self._client(request))

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from pipeline.cluster.queue import Queue
-from pipeline.service import datasets, problems, runs, sign_in, submit, tune
+from pipeline.service import datasets, pages, problems, runs, sign_in, submit, tune
 from pipeline.service.access import Guard
 from pipeline.service.checks import CheckRoom
 from pipeline.service.dispatching import dispatching
@@ -36,4 +36,6 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     for module in (sign_in, runs, datasets, tune, submit):
         app.include_router(module.router)
+    for router in (pages.open_router, pages.router):
+        app.include_router(router)
     return app

@@ -1,5 +1,5 @@
-"""Errors of the service, as `application/problem+json` (RFC 9457): what is wrong, which key, and what to do. Never a
-traceback, a secret, or an unsafe character."""
+"""Errors of the service, as `application/problem+json` (RFC 9457) or a page: what is wrong, which key, and what to do.
+Never a traceback, a secret, or an unsafe character."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from pipeline.base.errors import TokenmillError
 from pipeline.base.redact import redact, redact_json
 from pipeline.base.visible import json_text, visible
+from pipeline.service.html import own_path, page, place_of
 from pipeline.store.errors import EnvironmentFailure, StoreError
 
 logger = logging.getLogger("tokenmill.service")
 LONGEST = 2000           # characters of a detail: an error may quote a document
+#: the page with the form to sign in, and where it sends the token
+LOGIN, SIGN_IN = "/login", "/api/v1/session"
 
 
 class Problem(Exception):
@@ -109,10 +113,25 @@ def _line(error: Exception) -> str:
     return visible(redact(f"{type(error).__name__}: {error}"))
 
 
+def respond(request: Request, error: Exception) -> Response:
+    """The answer to a request that failed. A browser that opens a page gets the problem as a page, or the form to sign
+    in; everybody else, and whoever asks the API, gets it as JSON."""
+    problem, path = problem_of(error), request.url.path
+    form = path == SIGN_IN and request.method == "POST"
+    if "text/html" not in request.headers.get("accept", "") or (path.startswith("/api/") and not form):
+        return problem.response()
+    if problem.status == 401 and form:
+        return page(request, "login.html.j2", 401, problem.headers, problem=problem.document(), next="/")
+    if problem.status == 401:
+        after = own_path(place_of(request)) if request.method == "GET" else "/"
+        return RedirectResponse(f"{LOGIN}?{urlencode({'next': after})}", 303)
+    return page(request, "problem.html.j2", problem.status, problem.headers, problem=problem.document())
+
+
 def install(app: FastAPI) -> None:
     """Have `app` answer with problems."""
     async def answer(request: Request, error: Exception) -> Response:
-        return problem_of(error).response()
+        return respond(request, error)
 
     for kind in (Problem, TokenmillError, OSError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)

@@ -9,23 +9,28 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from pipeline.service.access import check_intended, form_of
-from pipeline.service.problems import Problem
+from pipeline.service.html import own_path
+from pipeline.service.problems import LOGIN, SIGN_IN, Problem
 
-router = APIRouter(prefix="/api/v1/session", tags=["session"])
+router = APIRouter(prefix=SIGN_IN, tags=["session"])
 
 
 @router.post("", status_code=204, summary="Begin a session", openapi_extra={"requestBody": {"content": {
     kind: {"schema": {"type": "object", "required": ["token"], "properties": {"token": {"type": "string"}}}}
     for kind in ("application/json", "application/x-www-form-urlencoded")}}})
 async def begin(request: Request) -> Response:
-    """Give the token once; the answer sets a cookie. A form is answered with the first page."""
+    """Give the token once; the answer sets a cookie. A form is answered with the page that its field `next` names, or
+    the first one. A form cannot send DELETE: with a field `end` instead of a token it ends the session."""
     sessions, form = request.app.state.sessions, await form_of(request)
+    if "end" in form:
+        await check_intended(request)
+        return RedirectResponse(LOGIN, 303, {"Set-Cookie": sessions.ending_cookie()})
     token = form.get("token") if form else await _token_in_json(request)
     role = sessions.role_of_token(token) if isinstance(token, str) else None
     if role is None:
         request.state.wrong_token = True
         raise Problem(401, "Not a token of this server", key="token", remedy="see the file given by --token-file")
-    answer = RedirectResponse("/", 303) if form else Response(status_code=204)
+    answer = RedirectResponse(own_path(form.get("next", "/")), 303) if form else Response(status_code=204)
     answer.headers["Set-Cookie"] = sessions.cookie_for(role)
     return answer
 

@@ -1,0 +1,105 @@
+"""What a page of documents shows, as it stands in the page's address: the kind, the filter, the order and the place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import QueryParams
+
+from pipeline.service.filters import STORED
+from pipeline.service.html import query_text
+
+#: columns of which several values may be chosen, and those with one
+MANY, ONE = ("source", "reason", "stage", "language"), ("domain", "text", "id")
+#: the field with which a form sends what was chosen before. It is ASCII: an input could not hold every character of a
+#: value, and an empty value would be that of an input left empty.
+CHOSEN = "chosen"
+
+
+@dataclass(frozen=True)
+class View:
+    """The address of a page of documents. `values` are (column, value) of the filter in the order of their choice;
+    `signals` are ranges as the API takes them, NAME:LEAST:MOST."""
+
+    kind: str = "kept"
+    values: tuple[tuple[str, str], ...] = ()
+    signals: tuple[str, ...] = ()
+    sort: str = STORED
+    descending: bool = False
+    after: str = ""
+
+    @classmethod
+    def read(cls, query: QueryParams) -> View:
+        """The view that a link or the form asks for. Fields of the form that were left empty say nothing."""
+        before = [pair for text in query.getlist(CHOSEN) for pair in parse_qsl(text, keep_blank_values=True)]
+        view = cls()
+        for name, value in before:
+            view = view._with(name, value)
+        typed = {name: value for name, value in query.multi_items() if name in ("signal_name", "least", "most")}
+        for name, value in query.multi_items():
+            if name not in typed and (value or CHOSEN not in query):
+                view = view._with(name, value)
+        if any(typed.get(bound, "").strip() for bound in ("least", "most")):
+            view = view._with("signal", ":".join(typed.get(n, "").strip() for n in ("signal_name", "least", "most")))
+        return view
+
+    def _with(self, name: str, value: str) -> View:
+        if name in MANY:
+            return self if (name, value) in self.values else replace(self, values=(*self.values, (name, value)))
+        if name in ONE:
+            rest = tuple(pair for pair in self.values if pair[0] != name)
+            return replace(self, values=(*rest, (name, value)) if value else rest)
+        if name == "signal":
+            return self if value in self.signals else replace(self, signals=(*self.signals, value))
+        if name == "kind":
+            return replace(self, kind=value)
+        if name == "sort":
+            return replace(self, sort=value)
+        if name == "after":
+            return replace(self, after=value)
+        return replace(self, descending=value == "descending") if name == "order" else self
+
+    def of(self, column: str) -> list[str]:
+        """The values chosen of a column."""
+        return [value for name, value in self.values if name == column]
+
+    def one(self, column: str) -> str:
+        return next(iter(self.of(column)), "")
+
+    # -- links -------------------------------------------------------------------------------------------------------
+    def query(self, **change: Any) -> str:
+        """The query of the address, with changes; a change leads to the first page."""
+        view = replace(self, **{"after": "", **change})
+        pairs = [("kind", view.kind), *view.values, *(("signal", range) for range in view.signals)]
+        if view.sort != STORED or view.descending:
+            pairs += [("sort", view.sort), ("order", "descending" if view.descending else "ascending")]
+        return query_text([*pairs, ("after", view.after)] if view.after else pairs)
+
+    def only(self, column: str, value: str) -> str:
+        """The query with this value of a column, and no other of it."""
+        return self.query(values=(*(pair for pair in self.values if pair[0] != column), (column, value)))
+
+    def chips(self) -> list[tuple[str, str, str]]:
+        """(name, value, query without it) of all that narrows the view."""
+        chips = [(name, value, self.query(values=tuple(pair for pair in self.values if pair != (name, value))))
+                 for name, value in self.values]
+        return chips + [("signal", _in_words(text), self.query(signals=tuple(s for s in self.signals if s != text)))
+                        for text in self.signals]
+
+
+def _in_words(range: str) -> str:
+    """A range of a signal as people write it: `0.5 ≤ quality`."""
+    name, *bounds = range.rsplit(":", 2)
+    if len(bounds) != 2:
+        return range
+    least, most = bounds
+    return f"{least} ≤ " * bool(least) + name + f" ≤ {most}" * bool(most)
+
+
+def filter_parameters(view: View) -> Mapping[str, Any]:
+    """The view's filter as parameters of the API."""
+    return {**{name: view.of(name) for name in MANY}, **{name: view.one(name) for name in ONE},
+            "signal": list(view.signals)}

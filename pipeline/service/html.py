@@ -1,0 +1,132 @@
+"""Makes pages of HTML from the templates in this folder. Text of documents, names and errors is hostile: whatever a
+template prints is escaped, and its control and bidirectional characters are shown as escapes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from pipeline.base import humanize
+from pipeline.base.visible import json_text, visible
+
+#: files that pages load, and what they are
+STATIC = {"style.css": "text/css", "run.js": "text/javascript", "icon.svg": "image/svg+xml"}
+#: what is shown for a figure that is not known
+UNKNOWN = "–"
+#: a place on this server: printable ASCII, and neither '//' nor a backslash, by which it could name another host
+_OWN_PATH = re.compile(r"/(?:[!-.0-\[\]-~][!-\[\]-~]*)?")
+
+
+def page(request: Request, template: str, status: int = 200, headers: Mapping[str, str] | None = None,
+         **context: Any) -> HTMLResponse:
+    """The page that `template` makes of `context`."""
+    state = request.state
+    settings = request.app.state.settings
+    html = environment().get_template(template).render(
+        **context, nonce=state.nonce, csrf=getattr(state, "csrf", ""), role=state.role, tokens=settings.tokens,
+        here=place_of(request))
+    # a lone surrogate has become an escape, so this never fails
+    return HTMLResponse(html, status, headers)
+
+
+@cache
+def environment() -> Environment:
+    """The templates, and what they may call."""
+    # finalize sees what a template prints before it is escaped; Markup is what the templates themselves have made
+    made = Environment(loader=PackageLoader("pipeline.service", "templates"), undefined=StrictUndefined,
+                       autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_printed)
+    made.filters |= {"number": _figure(humanize.count), "size": _figure(humanize.size),
+                     "seconds": _figure(humanize.duration), "exact": _figure(lambda n: f"{n:,}"),
+                     "value": _figure(lambda n: f"{n:.6g}"), "words": lambda text: str(text).replace("_", " "),
+                     "json": lambda value: json_text(value, indent=2, sort_keys=True), "instant": instant}
+    made.globals |= {"path": path, "static": static_path, "sides": sides, "plural": humanize.plural, "UNKNOWN": UNKNOWN}
+    return made
+
+
+def _printed(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _figure(write: Any) -> Any:
+    """A filter that writes a figure. A file of a run may be damaged, so anything else is shown as it is."""
+    def shown(value: Any) -> Any:
+        if value is None:
+            return UNKNOWN
+        sound = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return write(value) if sound else str(value)
+
+    return shown
+
+
+def instant(value: Any) -> str:
+    """Seconds since 1970, or a time as ISO 8601, as `2026-01-31 12:00 UTC`."""
+    try:
+        when = datetime.fromtimestamp(value, UTC) if isinstance(value, (int, float)) else datetime.fromisoformat(value)
+        return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, TypeError, OverflowError, OSError):
+        return UNKNOWN if value is None else str(value)
+
+
+# -- places ----------------------------------------------------------------------------------------------------------
+def path(*parts: str, **query: str) -> str:
+    """The path of a page, from its parts and its query. Nothing in a part can end it or begin another."""
+    way = "/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
+    return f"{way}?{query_text(query.items())}" if query else way
+
+
+def query_text(pairs: Iterable[tuple[str, str]]) -> str:
+    """Pairs as the query of a URL, in ASCII."""
+    return urlencode(list(pairs), errors="replace")
+
+
+def place_of(request: Request) -> str:
+    """Path and query of a request."""
+    query = request.scope["query_string"].decode("latin-1")
+    return quote(request.scope["path"], errors="replace") + (f"?{query}" if query else "")
+
+
+def own_path(text: str) -> str:
+    """`text` if it is a path on this server, else '/': a link to the page to sign in must not lead to another host."""
+    return text if _OWN_PATH.fullmatch(text) else "/"
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+@cache
+def static_file(name: str) -> bytes:
+    """The bytes of a file of STATIC."""
+    return (files("pipeline.service") / "static" / name).read_bytes()
+
+
+@cache
+def static_path(name: str) -> str:
+    """The path of a file of STATIC. It changes with the file, so that browsers may keep it."""
+    return path("static", name, v=hashlib.blake2b(static_file(name), digest_size=6).hexdigest())
+
+
+# -- what differs ----------------------------------------------------------------------------------------------------
+def sides(row: Mapping[str, Any]) -> list[list[tuple[str, bool]]]:
+    """Both sides of a row of a word diff (`pipeline.service.documents.difference`), each as runs of text with whether
+    the other side lacks it."""
+    result = []
+    for text, at in ((row["removed"], 1), (row["kept"], 3)):
+        runs, place = [], 0
+        for piece in row["pieces"]:
+            begin, end = piece[at], piece[at + 1]
+            if piece[0] != "equal" and begin < end:
+                runs += [(text[place:begin], False), (text[begin:end], True)]
+                place = end
+        runs.append((text[place:], False))
+        result.append([run for run in runs if run[0]])
+    return result

@@ -1,0 +1,181 @@
+"""Router: the pages. Each shows what the API says, by calling its functions, and works without a script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, get_args
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, Response
+
+from pipeline.base.errors import TokenmillError
+from pipeline.service import datasets, runs
+from pipeline.service.access import Viewer, viewer
+from pipeline.service.browse import CHOSEN, MANY, View, filter_parameters
+from pipeline.service.datasets import Kind, QueriesOf, filter_of
+from pipeline.service.filters import SORTED_BY, STORED
+from pipeline.service.html import STATIC, own_path, page, static_file
+from pipeline.service.problems import Problem, problem_of
+from pipeline.service.session import Role
+from pipeline.service.stores import RunOf, StoreOf, check_there
+from pipeline.store.fs import Store
+
+open_router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
+
+#: runs of each store on the first page, and on a page of its own
+FEW, RUNS = 10, 100
+#: documents of a page, and characters of each
+DOCUMENTS, EXCERPT = 50, 300
+#: characters of a document that are shown, one after the other as somebody asks for more
+LENGTHS = (20_000, 200_000, 1_000_000)
+#: groups shown of a count, and most documents that are counted without being asked to: a count reads all parts
+GROUPS, COUNTED = 12, 1_000_000
+#: for each kind, the columns by which its documents are counted
+COUNTS: dict[Kind, tuple[str, ...]] = {
+    "kept": ("source", "language"), "dropped": ("reason", "language"), "quarantined": ("reason", "source")}
+#: ids that may stand in an address; that of a quarantined document may be anything
+_ID = re.compile(r"[\w-][\w.:-]{0,199}", re.ASCII)
+#: a year: the address of a static file changes with the file
+KEEP = {"Cache-Control": "public, max-age=31536000, immutable"}
+
+
+# -- open to all -----------------------------------------------------------------------------------------------------
+@open_router.get("/login")
+def login(request: Request, next: Annotated[str, Query(max_length=4000)] = "/") -> HTMLResponse:
+    """The form that takes a token; `next` is the page to go to afterwards."""
+    return page(request, "login.html.j2", next=own_path(next), problem=None)
+
+
+@open_router.get("/static/{name}")
+def static(name: str) -> Response:
+    """A file that pages load."""
+    if name not in STATIC:
+        raise Problem(404, "No such file", f"pages load only {', '.join(STATIC)}", "name")
+    return Response(static_file(name), media_type=STATIC[name], headers=KEEP)
+
+
+# -- stores and runs -------------------------------------------------------------------------------------------------
+@router.get("/")
+async def home(request: Request) -> HTMLResponse:
+    """All stores, each with its datasets and its first runs."""
+    stores: dict[str, Store] = request.app.state.stores
+    sections = [await _section(request, name, at, "", FEW) for name, at in sorted(stores.items())]
+    return page(request, "home.html.j2", sections=sections)
+
+
+@router.get("/stores/{store}")
+async def store_page(request: Request, store: str, at: StoreOf, after: runs.After = "") -> HTMLResponse:
+    """A store with its datasets and a page of its runs."""
+    return page(request, "store.html.j2", section=await _section(request, store, at, after, RUNS), after=after)
+
+
+async def _section(request: Request, name: str, at: Store, after: str, most: int) -> dict[str, Any]:
+    """What is shown of a store. Where a part of it cannot be read, its problem is shown instead, and the rest is."""
+    try:
+        check_there(at)
+    except Problem as e:
+        return {"store": name, "runs": None, "datasets": None, "problems": [e.document()]}
+    problems: list[dict[str, Any]] = []
+    listed = await _or_problem(runs.list_runs(request, name, at, after, most), problems)
+    found = await _or_problem(run_in_threadpool(datasets.list_datasets, at), problems)
+    return {"store": name, "runs": listed, "datasets": found and found["datasets"], "problems": problems}
+
+
+async def _or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The result of `work`, or None when it failed; then the problem is added to `problems`."""
+    try:
+        return await work
+    except (Problem, TokenmillError, OSError) as e:
+        problems.append(problem_of(e).document())
+        return None
+
+
+@router.get("/stores/{store}/runs/{run}")
+async def run_page(request: Request, store: str, run: str, at: StoreOf) -> HTMLResponse:
+    """How a run stands. The script loads the page again with every event of the run's stream."""
+    look = await request.app.state.watch.look(store, at, run)
+    d = look.document
+    nodes = {name: node for name, node in (d.get("nodes") or {}).items() if isinstance(node, Mapping)}
+    running, failures = ([row for row in d.get(name) or [] if isinstance(row, Mapping)]
+                         for name in ("running", "failures"))
+    return page(request, "run.html.j2", store=store, run=run, d=d, nodes=nodes, ended=look.ended, running=running,
+                failures=failures,
+                recipe=await run_in_threadpool(_if_there, lambda: bytes(runs.recipe(run, at).body).decode()))
+
+
+def _if_there(read: Callable[[], str]) -> str | None:
+    """What `read` returns, or None when it raises a Problem: a run has no recipe before it begins."""
+    try:
+        return read()
+    except Problem:
+        return None
+
+
+@router.get("/stores/{store}/runs/{run}/log")
+def log_page(request: Request, store: str, run: RunOf, at: StoreOf,
+             place: Annotated[str, Query(alias="from", max_length=100)] = "") -> HTMLResponse:
+    """A stretch of the driver's log."""
+    stretch = runs.show_log(run, at, place)
+    return page(request, "log.html.j2", store=store, run=run, log=stretch, place=place)
+
+
+# -- documents -------------------------------------------------------------------------------------------------------
+@router.get("/stores/{store}/datasets/{dataset}")
+async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, queries: QueriesOf, role: Viewer,
+                       count: bool = False) -> HTMLResponse:
+    """A page of kept, dropped or quarantined documents, with the filter that it shows, and counts."""
+    view = View.read(request.query_params)
+    kind = _kind_of(view)
+    filter = filter_of(**filter_parameters(view))
+    shown = await datasets.show_dataset(request, at, dataset, queries)
+    columns = shown["columns"][kind]
+    problems: list[dict[str, Any]] = []
+    listed = await _or_problem(datasets.list_documents(
+        request, at, dataset, kind, filter, queries, view.sort, view.descending, DOCUMENTS, view.after, [], EXCERPT,
+        False), problems)
+    counts: list[dict[str, Any]] = []
+    # the API counts a search by text for operators only
+    countable = listed is not None and (not filter.text or role is Role.operator)
+    if countable and (count or shown[kind]["documents"] <= COUNTED):
+        for by in COUNTS[kind]:
+            counted = await _or_problem(datasets.count_documents(
+                request, at, dataset, kind, filter, queries, [by]), problems)
+            if counted is None:                                   # another count would fail for the same reason
+                break
+            counts.append(counted)
+    signals = [name.removeprefix("signals.") for name in columns if name.startswith("signals.")]
+    return page(
+        request, "dataset.html.j2", status=problems[0]["status"] if listed is None else 200, store=store, view=view,
+        shown=shown, listed=listed, counts=counts, problems=problems, signals=signals, chosen=CHOSEN, groups=GROUPS,
+        many=[name for name in MANY if name in columns], has_text="text" in columns, linkable=linkable,
+        sorts=[STORED, *(name for name in SORTED_BY if name in columns), *(f"signals.{s}" for s in signals)],
+        countable=countable, count=count, by=COUNTS[kind])
+
+
+def _kind_of(view: View) -> Kind:
+    """The kind that a view names. Raises Problem when there is none of that name."""
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    for kind in kinds:
+        if kind == view.kind:
+            return kind
+    raise Problem(422, "Not valid", "documents are kept, dropped or quarantined", "kind", "choose one of them")
+
+
+def linkable(id: Any) -> bool:
+    """Whether a document's page has an address: its id may be anything when it was quarantined."""
+    return isinstance(id, str) and _ID.fullmatch(id) is not None
+
+
+@router.get("/stores/{store}/datasets/{dataset}/documents/{id}")
+async def document_page(request: Request, store: str, at: StoreOf, dataset: str, id: str, queries: QueriesOf,
+                        chars: Annotated[int, Query(ge=0, le=LENGTHS[-1])] = LENGTHS[0]) -> HTMLResponse:
+    """One document: its text, verdict, signals, metadata, and the kept twin of a duplicate with what differs."""
+    found = await datasets.show_document(request, at, dataset, id, queries, chars, False)
+    row = found["document"] or {}
+    total = row.get("chars")
+    longer = next((n for n in LENGTHS if n > chars), None) if total is not None and total > chars else None
+    return page(request, "document.html.j2", store=store, dataset=dataset, found=found, row=row, chars=chars,
+                total=total, longer=longer, linkable=linkable)
