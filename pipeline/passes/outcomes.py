@@ -91,6 +91,11 @@ class Moved:
         self._last = [place if until_drop else max(i for i, other in enumerate(links) if other.part == link.part)
                       for place, link in enumerate(links)] + [len(links)]
 
+    def other_texts(self) -> list[str]:
+        """The names of steps that edit texts and are left out: kept documents may have other texts without them."""
+        return [self.links[place].name for place, new in sorted(self.now.items())
+                if new is None and self.links[place].stage.edits]
+
     def barrier(self) -> str:
         """The name of the barrier up to which documents are followed; "" where it is the end of the dataset."""
         return self.links[self.end].name if self.end < len(self.links) else ""

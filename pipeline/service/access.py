@@ -15,6 +15,8 @@ from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -256,6 +258,23 @@ async def operator(request: Request) -> Role:
         if store is not None and available(store):
             await run_in_threadpool(note_write, store, await request_entry(request))
     return Role.operator
+
+
+async def known_parameters(request: Request) -> None:
+    """Refuse query parameters that a route of the API does not have: a misspelt filter would answer another question.
+    Pages read their addresses themselves."""
+    route = request.scope.get("route")
+    if isinstance(route, APIRoute) and request.url.path.startswith("/api/"):
+        known = _parameters(route.dependant)
+        if unknown := sorted(request.query_params.keys() - known):
+            raise Problem(422, "Not valid", f"there is no parameter {visible(unknown[0])[:100]!r} here",
+                          visible(unknown[0])[:100], f"there are: {', '.join(sorted(known))}" if known else
+                          "this route takes no parameters")
+
+
+def _parameters(dependant: Dependant) -> set[str]:
+    """The query parameters of a route and of what it depends on."""
+    return {field.alias for field in dependant.query_params}.union(*map(_parameters, dependant.dependencies))
 
 
 async def check_intended(request: Request) -> None:

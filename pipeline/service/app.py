@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from pipeline.cluster.queue import Queue
 from pipeline.service import datasets, pages, problems, runs, sign_in, submit, tune
-from pipeline.service.access import Guard
+from pipeline.service.access import Guard, known_parameters
 from pipeline.service.checks import CheckRoom
 from pipeline.service.dispatching import dispatching
 from pipeline.service.problems import SafeJSON
@@ -25,6 +25,7 @@ def create_app(settings: Settings) -> FastAPI:
     sessions = Sessions(settings)
     app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
                   redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False, lifespan=dispatching,
+                  dependencies=[Depends(known_parameters)],
                   responses=problems.RESPONSES,
                   middleware=[Middleware(Guard, settings=settings, sessions=sessions)])
     app.state.settings, app.state.sessions = settings, sessions

@@ -179,6 +179,7 @@ class Playground:
         replayed = self.outcomes(moved, None if exact else self._sample())
         answer = summary(replayed, self.documents)
         answer["up_to"] = moved.barrier()
+        answer["other_texts"] = moved.other_texts()
         answer["signals_all"] = not self.until_drop
         answer["examples"] = examples(self.store, moved, replayed, self.outcomes)
         return answer

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Header, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from pipeline.cluster.attempts import ask_to_stop, facts_of, standing
+from pipeline.cluster.attempts import ask_to_stop, facts_of, has_run, standing
 from pipeline.cluster.queue import Entry, Queue, Submission, places
 from pipeline.recipe.load import READY, ready_recipes
 from pipeline.service.access import Operator, operator, viewer
@@ -96,6 +96,9 @@ async def submit(request: Request, store: str, at: StoreOf, role: Operator, give
     known = next((e for e in entries if e.request == submission.request), None)
     if known is not None:                                         # its inputs may be gone by now, so it is not checked
         return {**await _put(request, store, submission, submission.run or known.run), "problems": []}
+    if submission.run and await run_in_threadpool(has_run, at, submission.run):
+        raise Problem(409, "Name is taken", f"there is a run {submission.run!r}, whose results another recipe would "
+                      f"replace", "run", "leave `run` out, choose another name, or resume that run")
     result = await _check(request, submission, None)
     _refuse_errors(result)
     entry = await _put(request, store, submission, result["run"])
@@ -134,7 +137,8 @@ async def cancel_run(request: Request, store: str, at: StoreOf, run: str, role: 
 async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role: Operator,
                      key: RequestId = None) -> dict[str, Any]:
     """Put a run that has failed, was stopped or has died into the queue again, with the recipe that the store keeps.
-    What it has committed is not repeated. A run that is in the queue stays where it is."""
+    What it has committed is not repeated. A run that is in the queue stays where it is. A run that is done reads its
+    inputs again, and publishes its datasets in place of those that a later run has published."""
     queue = _queue(request, store)
     entries = await run_in_threadpool(queue.entries)
     known = next((e for e in entries if e.run == run and not e.ended), None)

@@ -131,6 +131,13 @@ def test_another_host_is_refused(client, host):
     assert problem(client.get("/api/v1/stores", headers={"Host": host}), 403)["key"] == "Host"
 
 
+def test_a_misspelt_parameter_is_refused(client):
+    for path in ("/api/v1/stores?x=1", "/api/v1/stores/s/runs?limt=3", "/api/v1/stores/s/datasets/clean/kept?reasn=x"):
+        answer = client.get(path)
+        assert answer.status_code == 422 and answer.json()["key"] in path
+    assert client.get("/api/v1/stores/s/runs?limit=3").status_code == 200
+
+
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8700", "127.0.0.1:9000", "[::1]:8700", "localhost.",
                                   "127.1.2.3"])
 def test_loopback_has_many_names(client, host):

@@ -173,6 +173,14 @@ def test_a_submitted_run_runs_and_is_resumed(site):
     assert site.get(f"/runs/{run}")["state"] == "done"
 
 
+def test_the_name_of_a_run_that_is_there_is_not_taken(site):
+    site.store.write("runs/mine/run.json", b"{}")
+    answer = site.post("/queue", {"recipe": RECIPE, "run": "mine"})
+    assert answer.status_code == 409 and answer.json()["key"] == "run" and "resume" in answer.json()["remedy"]
+    assert site.get("/queue")["entries"] == []
+    assert site.post("/queue", {"recipe": RECIPE, "run": "other"}).status_code == 202
+
+
 def _until(holds: Any, seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
