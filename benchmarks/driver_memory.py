@@ -98,7 +98,7 @@ def simulate(partitions: int) -> Callable[[], float]:
     from pipeline import run as run_module
     from pipeline.plan import planner
     from pipeline.plan.file_list import FileList
-    from pipeline.report import samples
+    from pipeline.report import sampled, samples
     from pipeline.store.fs import Store
     from pipeline.store.garbage import Swept
     from pipeline.store.view import LogView
@@ -124,6 +124,7 @@ def simulate(partitions: int) -> Callable[[], float]:
     run_module.collect_garbage = lambda log: Swept(0, 0, {})
     run_module.is_published = published
     samples._looked_through = lambda node, name: []
+    sampled.PARTS = 0
     return lambda: spent[0]
 
 

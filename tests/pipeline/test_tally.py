@@ -186,7 +186,6 @@ def test_a_report_opens_no_part_but_for_samples(tmp_path, monkeypatch):
     for name, none in (("drop_samples", {}), ("pair_samples", []), ("quarantine_samples", [])):
         monkeypatch.setattr(pipeline.report.documents, name, lambda *_, none=none: none)
     monkeypatch.setattr(pipeline.report.sampled, "PARTS", 0)
-    monkeypatch.setattr(pipeline.report.clusters, "PARTS", 0)
     monkeypatch.setattr(pipeline.report.collect, "kept_samples", lambda *_: [])
     store = Store(str(tmp_path / "store"))
     opened, parquet = [], Store.parquet

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.passes.chain import LoadedStage
-from pipeline.passes.replay import _ambiguous
+from pipeline.passes.verdicts import overwritten
 from pipeline.plan.inputs import InputError
 from pipeline.plan.overlap import check_overlaps
 from pipeline.recipe import RecipeError, load_recipe
@@ -166,9 +166,9 @@ def test_no_replay_from_a_language_that_a_later_step_has_set():
     def steps(*stages):
         return [LoadedStage(s.name, s.name, s.name, s) for s in stages]
 
-    assert _ambiguous(steps(Where(language="en"), Namer()), [0])
-    assert not _ambiguous(steps(Where(source="web"), Namer()), [0])
-    assert not _ambiguous(steps(Namer(), Where(language="en")), [1])
+    assert overwritten(steps(Where(language="en"), Namer()), 0) == 1
+    assert overwritten(steps(Where(source="web"), Namer()), 0) is None
+    assert overwritten(steps(Namer(), Where(language="en")), 1) is None
 
 
 @pytest.mark.parametrize(("steps", "said"), [
