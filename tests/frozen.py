@@ -30,8 +30,11 @@ FILE = Path(__file__).with_name("frozen.json")
 TIMES = {"cpu_s", "wall_s", "docs_per_core_s", "docs_per_cpu_s", "max_rss_mb", "share"}
 #: sections of the report that name the run or say where it ran; its folder is part of the recipe's hash
 NAMES = {"run", "recipe", "made"}
-#: sections that follow from other ones or from the datasets
-DERIVED = {"totals", "samples", "licences"}
+#: sections that follow from other ones, from the datasets or from what was dropped of them, and such a key of sections.
+#: They have tests of their own, which compute them again
+DERIVED = {"totals", "samples", "licences", "signals", "domains", "graph", "clusters", "course", "losses",
+           "order_quality"}
+DERIVED_KEYS = {"dropped_lengths", "match"}
 
 
 def hold(name: str, value: Any) -> None:
@@ -93,7 +96,7 @@ def figures(store: Path | str) -> dict[str, Any]:
 
 def timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
+        return {k: timeless(v) for k, v in value.items() if k not in TIMES | DERIVED_KEYS}
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
