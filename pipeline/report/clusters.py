@@ -16,9 +16,10 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from pipeline.report import sampled
+from pipeline.report.marks import verdict
 from pipeline.report.nodes import Node, batches
 from pipeline.report.sampled import Stratum
-from pipeline.report.samples import Place, rows_at, sample, verdict
+from pipeline.report.samples import Place, rows_at, sample
 from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
 from stages.scrub.pii import scrub_text

@@ -19,7 +19,7 @@ def match(stage: str, reason: str, text: str, meta: str | None = None) -> dict[s
     kinds are "text", "mark" (a place) and "cut". {} where the stage names none. The text is scrubbed before it is
     searched, because a cut could halve an address."""
     finder = _finder(stage)
-    if finder is None or (meta and stage in meta and "kept" in json.loads(meta).get(stage, {})):
+    if finder is None or verdict(meta, stage) is not None:
         return {}
     head = text[:SEARCHED]
     if len(text) > SEARCHED:
@@ -27,6 +27,16 @@ def match(stage: str, reason: str, text: str, meta: str | None = None) -> dict[s
     head = scrub_text(head)
     spans = finder(head, reason)
     return {"match": excerpt(head, spans)} if spans else {}
+
+
+def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
+    """Why the barrier removed a document: {"kept": id of the document it duplicates, "similarity"}, from the document's
+    `meta`. None when the barrier has noted nothing there. A field of the source that has the step's name is no
+    verdict."""
+    found = json.loads(meta or "{}").get(barrier) if barrier and meta and "kept" in meta else None
+    if not isinstance(found, dict) or not isinstance(found.get("kept"), str):
+        return None
+    return found if isinstance(found.get("similarity", ""), int | float | None) else None
 
 
 @cache

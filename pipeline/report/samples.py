@@ -9,13 +9,12 @@ it before, because the recipe of a dataset may scrub nothing.
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any
 
-from pipeline.report.marks import match
+from pipeline.report.marks import match, verdict
 from pipeline.report.nodes import Node, batches, take
 from pipeline.store.dataset import QUARANTINE
 from pipeline.store.fs import Store
@@ -123,13 +122,6 @@ def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
     return {"id": row["id"], "url": shown(row["url"]), "file": shown(file), "source": row["source"],
             "chars": len(row["text"]), "excerpt": excerpt(row["text"]),
             **({"kept": removal["kept"], "similarity": removal["similarity"]} if removal else {})}
-
-
-def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
-    """Why the barrier removed a document: {"kept": id of the document it duplicates, "similarity"}, from the document's
-    `meta`. None when the barrier has noted nothing there."""
-    removal = json.loads(meta or "{}").get(barrier) if barrier and meta and "kept" in meta else None
-    return removal if isinstance(removal, dict) and "kept" in removal else None
 
 
 def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
+
 from pipeline.report.figures import places
 from pipeline.report.marks import SHOWN, excerpt, match
+from pipeline.report.samples import sample
 
 
 def test_the_place_is_marked_with_words_around_it():
@@ -28,6 +31,17 @@ def test_what_no_rule_names_is_not_marked():
     assert match("c4", "too_few_sentences", "{") == {} == match("mine:Own", "lorem_ipsum", "lorem ipsum")
     assert match("minhash", "minhash", "{") == {} == match("c4", "curly_bracket", "none of it")
     assert match("exact", "exact_text", "{", json.dumps({"exact": {"kept": "0"}})) == {}
+
+
+@pytest.mark.parametrize("column", [0.5, None, "kept", ["kept"], {"kept": 1}, {"kept": "1"},
+                                    {"kept": "1", "similarity": "high"}])
+def test_a_column_with_the_name_of_a_step_is_no_verdict(column):
+    meta = json.dumps({"c4": column, "kept": 1})
+    assert match("c4", "lorem_ipsum", "Lorem ipsum.", meta) == match("c4", "lorem_ipsum", "Lorem ipsum.") != {}
+    row = {"id": "0", "url": None, "source": "web", "text": "Lorem ipsum.", "locator": None, "meta": meta}
+    assert sample(row, "c4").keys().isdisjoint({"kept", "similarity"})
+    noted = {"kept": "1", "similarity": None}
+    assert sample({**row, "meta": json.dumps({"exact": noted})}, "exact").items() >= noted.items()
 
 
 def test_addresses_never_come_through():
