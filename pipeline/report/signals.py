@@ -102,7 +102,9 @@ def _declared(passes: list[Node]) -> dict[str, _Signal]:
             for name in stage["signals"]:
                 found.setdefault(name, _Signal(stage["step"], [])).step = stage["step"]
             for bound in stage["bounds"]:
-                found.setdefault(bound["signal"], _Signal(stage["step"], [])).bounds.append(Bound(**bound))
+                bounds = found.setdefault(bound["signal"], _Signal(stage["step"], [])).bounds
+                if (limit := Bound(**bound)) not in bounds:         # of a step that is used twice, or two steps
+                    bounds.append(limit)
     return found
 
 

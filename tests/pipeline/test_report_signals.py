@@ -69,6 +69,14 @@ def nodes(store: Store, values: list[tuple[float | None, bool]], tasks: int) -> 
                   "measures": [{"step": "step", "signals": ["s", "t"], "bounds": bounds}]}, lambda: iter(records))]
 
 
+def test_a_bound_that_two_steps_set_counts_once(tmp_path: Path):
+    passes = nodes(Store(str(tmp_path)), drawn_values(60), 2)
+    once = signal_section(Store(str(tmp_path)), passes)["signals"]
+    [measured] = passes[0].measures
+    passes[0].measures = [measured, {"step": "again", "signals": [], "bounds": measured["bounds"]}]
+    assert signal_section(Store(str(tmp_path)), passes)["signals"] == once != []
+
+
 def drawn_values(n: int) -> list[tuple[float | None, bool]]:
     rng = random.Random(4)
     return [(None, False) if i % 50 == 0 else (value, value >= 0.5) for i in range(n) for value in [rng.random()]]
