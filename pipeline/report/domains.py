@@ -32,11 +32,12 @@ def domain_section(store: Store, passes: list[Node]) -> dict[str, Any]:
     counts: dict[bool, dict[str, float]] = {True: defaultdict(float), False: defaultdict(float)}
     parts = strata(passes)
     for part in parts:
-        seen: Counter[str] = Counter()
-        for batch in part.rows(store, ["url"]):
-            seen.update(map(domain_of, batch.column("url").to_pylist()))
-        for domain, docs in seen.items():
-            counts[part.kept][domain] += docs * part.scale
+        seen: dict[float, Counter[str]] = defaultdict(Counter)             # by what a row stands for
+        for batch, scale in part.rows(store, ["url"]):
+            seen[scale].update(map(domain_of, batch.column("url").to_pylist()))
+        for scale, by in seen.items():
+            for domain, docs in by.items():
+                counts[part.kept][domain] += docs * scale
     without = sum(by.pop("", 0.0) for by in counts.values())
     every = {d: counts[True].get(d, 0.0) + counts[False].get(d, 0.0) for d in counts[True] | counts[False]}
     ordered = sorted(every, key=lambda d: (-every[d], d))

@@ -39,17 +39,17 @@ class Stratum:
     def read(self) -> int:
         return sum(min(info.rows, self.quota) for info in self.files)
 
-    @property
-    def scale(self) -> float:
-        """Documents that a row which is read stands for."""
-        return self.total / self.read if self.read else 0.0
+    def scale(self, info: FileInfo) -> float:
+        """Documents that a row which is read of this file stands for. The quota cuts each file separately, so the rows
+        of a large file stand for more."""
+        return info.rows / min(info.rows, self.quota) * self.total / sum(f.rows for f in self.files)
 
-    def rows(self, store: Store, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Some columns of the rows that are read, a batch at a time."""
+    def rows(self, store: Store, columns: list[str]) -> Iterator[tuple[pa.RecordBatch, float]]:
+        """Some columns of the rows that are read, a batch at a time, and the documents that each row stands for."""
         for info in self.files:
             left = self.quota
             for batch in batches(store, info, columns):
-                yield batch.slice(0, left)
+                yield batch.slice(0, left), self.scale(info)
                 left -= batch.num_rows
                 if left <= 0:
                     break
@@ -74,6 +74,8 @@ def _with_rows(files: list[dict[str, FileInfo]], name: str) -> tuple[FileInfo, .
 
 
 def extent(parts: list[Stratum]) -> dict[str, Any]:
-    """How much of the documents was read: {docs, of, exact}. If not `exact`, the figures are estimates."""
+    """How much of the documents was read: {docs, of, exact}. If not `exact`, the figures are estimates. `uncovered`
+    documents are of strata without a part that is read, so no figure has them."""
     read, total = sum(s.read for s in parts), sum(s.total for s in parts)
-    return {"docs": read, "of": total, "exact": read == total}
+    uncovered = sum(s.total for s in parts if not s.files)
+    return {"docs": read, "of": total, "exact": read == total, **({"uncovered": uncovered} if uncovered else {})}

@@ -14,6 +14,8 @@ class Extent(Part):
     docs: int = fact("documents read", "documents")
     of: int = fact("documents there are", "documents")
     exact: bool = fact("whether all were read; if not, the figures are estimates")
+    uncovered: int | None = maybe("documents that no figure has, because none of those kept, or of those that a pass "
+                                  "dropped, is in a part read; left out if there are none", "documents")
 
 
 class Try(Part):

@@ -86,8 +86,8 @@ def signal_section(store: Store, passes: list[Node]) -> dict[str, Any]:
             with store.parquet(info.path, info.sha256) as file:
                 there = _fields(file.schema_arrow)
             columns = [name for name in found if name in there]
-            for batch in part.rows(store, [f"signals.{name}" for name in columns]) if columns else ():
-                _add(found, batch, part.kept, part.scale)
+            for batch, scale in part.rows(store, [f"signals.{name}" for name in columns]) if columns else ():
+                _add(found, batch, part.kept, scale)
     rows = [signal.to_json(name) for name, signal in found.items()]
     rows = [row for row in rows if row["docs"]]
     return {"read": extent(parts), "signals": rows[:MOST], "left_out": max(0, len(rows) - MOST)}

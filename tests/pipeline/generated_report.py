@@ -43,7 +43,7 @@ def dataset(sources: list[str], reasons: int, scores: int) -> dict[str, Any]:
 
 def figures(names: list[str], sets: list[str], scores: int) -> dict[str, Any]:
     """The sections about signals, the plan and groups of duplicates."""
-    read = {"docs": 9, "of": 90, "exact": False}
+    read = {"docs": 9, "of": 90, "exact": False, "uncovered": 4}
     bound = {"key": "most", "side": "max", "value": 2.0, "at": [{"value": 2.0, "docs": 9, "kept": 9}]}
     signals = [{"signal": f"signal_{i}", "step": f"stage{i}", "docs": 199, "kept": 199, "bounds": [bound],
                 "bins": {"kept": {str(j): 1 for j in range(200, 399)}, "dropped": {}}} for i in range(scores)]

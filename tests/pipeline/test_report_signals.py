@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pipeline.passes.tally import score_bin
 from pipeline.report import sampled
 from pipeline.report.distributions import histogram, sections
+from pipeline.report.domains import domain_section
 from pipeline.report.nodes import Node
 from pipeline.report.signals import score_bins, signal_section, tried
 from pipeline.store.fs import Store
@@ -43,18 +44,18 @@ def test_bounds_follow_the_settings():
         ("a", "signals.a.min", "min", 1.0), ("a", "signals.a.max", "max", 2.0)]
 
 
-def nodes(store: Store, values: list[tuple[float | None, bool]], tasks: int) -> list[Node]:
-    """A pass of `tasks` tasks over documents given as (value of the signal, kept)."""
+def nodes(store: Store, values: list[tuple[float | None, bool]], tasks: int,
+          cut: list[list[tuple[float | None, bool]]] | None = None) -> list[Node]:
+    """A pass of `tasks` tasks over documents given as (value of the signal, kept). `cut` gives them by task instead."""
     store.local.mkdir(parents=True, exist_ok=True)
     records = []
-    for task in range(tasks):
-        mine = values[task::tasks]
+    for task, mine in enumerate(cut or [values[task::tasks] for task in range(tasks)]):
         files = {}
         for name, kept in (("kept.parquet", True), ("dropped.parquet", False)):
             writer = PartWriter(str(store.local / f"{task}.{name}"), document_schema(("s", "t"), dropped=not kept))
             for i, (value, stays) in enumerate(mine):
                 if stays == kept:
-                    doc = Document(id=f"{task:016x}{i:016x}", text="t", source="x", language="",
+                    doc = Document(id=f"{task:016x}{i:016x}", text="t", source="x", language="", url=f"https://{value}/",
                                    signals={} if value is None else {"s": value})
                     writer.write(doc) if kept else writer.write(doc, stage="step", reason="r")
             writer.close()
@@ -116,6 +117,25 @@ def test_estimates_where_not_all_parts_are_read(tmp_path: Path, monkeypatch: pyt
         assert abs(at["docs"] - sum(v >= at["value"] for v, _ in there)) < 0.06 * len(there)
     again = nodes(Store(str(tmp_path)), values, 20)
     assert signal_section(Store(str(tmp_path)), again) == section, "the choice is the same each time"
+
+
+def test_rows_of_a_large_part_stand_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sampled, "ROWS", 200)
+    passes = nodes(Store(str(tmp_path)), [], 0, [[(0.6, True)] * 900, [(0.9, True)] * 100])
+    [signal] = signal_section(Store(str(tmp_path)), passes)["signals"]
+    assert signal["bins"]["kept"] == {str(score_bin(0.6)): 900, str(score_bin(0.9)): 100}
+    top = domain_section(Store(str(tmp_path)), passes)["top"]
+    assert [(row["domain"], row["kept"]) for row in top] == [("0.6", 900), ("0.9", 100)]
+    assert "uncovered" not in signal_section(Store(str(tmp_path)), passes)["read"]
+
+
+def test_documents_that_no_part_read_has_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    passes = nodes(Store(str(tmp_path)), [], 0, [[(0.6, True)] * 4, [(0.1, False)] * 3])
+    last = max(record.key for record in passes[0].records())
+    kept_last = next(r for r in passes[0].records() if r.key == last).files["kept.parquet"].rows > 0
+    monkeypatch.setattr(sampled, "PARTS", 1)
+    read = signal_section(Store(str(tmp_path)), passes)["read"]
+    assert read == {"docs": 3 if kept_last else 4, "of": 7, "exact": False, "uncovered": 4 if kept_last else 3}
 
 
 def test_charts_say_what_they_show():
