@@ -16,6 +16,8 @@ def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum |
     """{nodes, edges}. A node has its name, kind, steps, tasks and, where it drops documents, `dropped`. An edge has
     `from`, `to` and the `docs` that the first hands to the second, or the `tokens` that a stream gives a curriculum
     (windows read more than once count once). A pass that applies the verdicts of a barrier gets its documents from it.
+    Where a `where` chooses among the documents of several passes, `docs` is left out, because a pass counts what it
+    reads by source.
     """
     by_name = {n.name: n for n in nodes}
     drawn: list[dict[str, Any]] = []
@@ -39,8 +41,11 @@ def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum |
                 if by_name[dep].kind == "pass":
                     edge["docs"] = (stream["docs"] + stream["val_docs"] + stream["near_held_out"]
                                     + sum(stream["quarantined"].values()))
+            elif by_name[dep].kind == "pass" and node.kind == "pass":
+                if (docs := _taken(node, by_name[dep], by_name)) is not None:
+                    edge["docs"] = docs
             elif by_name[dep].kind == "pass" and node.kind != "tokenizer":
-                edge["docs"] = sum(s["docs"] for s in by_name[dep].counters.get("kept", {}).values())
+                edge["docs"] = _kept(by_name[dep])
             edges.append(edge)
     if curriculum is not None:
         drawn.append({"name": "curriculum", "kind": "curriculum", "steps": [p.name for p in curriculum.phases],
@@ -52,6 +57,21 @@ def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum |
 
 def _read(node: Node) -> int:
     return sum(s["docs"] for s in node.counters.get("in", {}).values())
+
+
+def _kept(node: Node) -> int:
+    return sum(s["docs"] for s in node.counters.get("kept", {}).values())
+
+
+def _taken(node: Node, parent: Node, by_name: Mapping[str, Node]) -> int | None:
+    """Documents that a pass reads of another. None if it has several parents and reads less than they keep together."""
+    parents = [by_name[d] for d in node.deps if d in by_name]
+    if parents == [parent]:
+        return _read(node)
+    counted = node.counters.get("in", {})
+    direct = sum(counted.get(p.name.removeprefix("index:"), {}).get("docs", 0) for p in parents if p.kind == "index")
+    kept = sum(_kept(p) for p in parents if p.kind == "pass")
+    return _kept(parent) if _read(node) - direct == kept else None
 
 
 def _dropped(node: Node, prefix: str, *, wanted: bool) -> int:

@@ -6,8 +6,12 @@ import xml.etree.ElementTree as ET
 from itertools import combinations
 from typing import Any
 
+import pytest
+
+from pipeline.engine.driver.sums import NodeSums
 from pipeline.report.dag import BOX, draw
-from pipeline.report.graph import joined
+from pipeline.report.graph import graph, joined
+from pipeline.report.nodes import Node
 
 
 def node(name: str, kind: str = "pass", steps: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
@@ -22,6 +26,26 @@ def many(sources: int) -> dict[str, Any]:
     edges = [e for i in range(sources) for e in ({"from": f"index:s{i}", "to": f"d:s{i}", "docs": 10 + i},
                                                  {"from": f"d:s{i}", "to": "d/exact.1", "docs": 8 + i})]
     return {"nodes": nodes, "edges": [*edges, {"from": "d/exact.1", "to": "d", "docs": 5}]}
+
+
+def passed(name: str, deps: list[str], read: dict[str, int], kept: dict[str, int]) -> Node:
+    counters = {"in": {s: {"docs": n} for s, n in read.items()}, "kept": {s: {"docs": n} for s, n in kept.items()}}
+    return Node({"name": name, "kind": "pass", "dataset": name, "steps": [], "deps": deps, "publishes": True},
+                lambda: iter(()), NodeSums(counters=counters))
+
+
+@pytest.mark.parametrize(("deps", "read", "docs"), [
+    (["one"], {"a": 400, "b": 100}, [500]), (["one"], {"b": 100}, [100]),
+    (["one", "two"], {"a": 400, "b": 107}, [500, 7]), (["one", "two"], {"b": 107}, [None, None]),
+    (["index:c", "one"], {"a": 400, "b": 100, "c": 3}, [3, 500]), (["index:c", "one"], {"b": 100, "c": 3}, [3, None])])
+def test_an_arrow_says_what_the_second_pass_takes(deps, read, docs):
+    """A `where` may leave out documents of the first."""
+    index = Node({"name": "index:c", "kind": "index", "dataset": "", "steps": [], "deps": [], "publishes": False},
+                 lambda: iter(()), NodeSums())
+    nodes = [index, passed("one", [], {}, {"a": 400, "b": 100}), passed("two", [], {}, {"b": 7}),
+             passed("five", deps, read, read)]
+    edges = graph(nodes, {}, None)["edges"]
+    assert [(e["from"], e.get("docs")) for e in edges] == list(zip(deps, docs, strict=True))
 
 
 def test_nodes_that_are_alike_are_joined_and_their_counts_added_up():
