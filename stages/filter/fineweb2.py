@@ -14,7 +14,7 @@ from stages.filter.fineweb import FineWeb
 from stages.filter.fineweb2_limits import Limits, read_limits, table
 from stages.filter.gopher_quality import GopherQuality
 from stages.filter.gopher_repetition import GopherRepetition
-from stages.stage import Stage, StageConfig, decision, resource, signal
+from stages.stage import Bound, Stage, StageConfig, decision, resource, signal
 from stages.text.cache import rules_paths
 from stages.text.language_codes import names
 from stages.text.languages import installed, split_words, splitter
@@ -90,6 +90,11 @@ class FineWeb2(Stage):
         self.libraries = ("datatrove", "spacy", *(name for name in needed.values() if installed(name)))
         if needed:
             self.memory_mb = 1500                       # datatrove, spaCy, dictionaries
+
+    def bounds(self) -> list[Bound]:
+        # 0 switches these rules off, as null does; of the shares of lines it is a limit
+        off = {"min_doc_words", "max_doc_words", "min_stop_words"}
+        return [bound for bound in super().bounds() if bound.value or bound.key not in off]
 
     def reads(self) -> dict[str, str]:
         return {"language": "languages"}

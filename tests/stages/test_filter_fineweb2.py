@@ -290,3 +290,9 @@ def test_the_table_is_whole():
         assert 0 < limits.dup_line_frac < 0.5
         assert 0.6 < limits.max_non_alpha_words_ratio <= 0.9
         assert limits.min_avg_word_length < limits.max_avg_word_length <= 21
+
+
+def test_rules_that_are_off_set_no_bounds():
+    off = FineWeb2(min_doc_words=0, max_doc_words=0, min_stop_words=0, char_duplicates_ratio=0)
+    assert {b.key for b in off.bounds()} == {"short_line_thr", "char_duplicates_ratio"}
+    assert {b.key for b in FineWeb2().bounds()} >= {"min_doc_words", "max_doc_words", "min_stop_words"}
