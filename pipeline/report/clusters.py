@@ -39,7 +39,7 @@ def cluster_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str,
 
     `sizes` counts groups by log2 of their documents, `components` those of the graph of candidates (near-duplicates
     only; from counters, so always of all documents). `pairs` counts removed documents by their source and that of the
-    kept document; `unknown` are those whose kept document is in none of the parts read.
+    kept document; `unknown` are those whose kept document is in none of the parts read, or was dropped by a later step.
     """
     step = barrier.steps[0]
     appliers = [n for n in nodes if barrier.name in n.deps]

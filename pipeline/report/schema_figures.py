@@ -99,7 +99,7 @@ class Group(Part):
 
     kept_id: str = fact("id of the kept document")
     size: int = fact("documents, the kept one included", "documents")
-    kept: Sample | None = fact("the kept document; null if it is in none of the parts read")
+    kept: Sample | None = fact("the kept document; null if it is in none of the parts read, or a later step dropped it")
     removed: list[Removed] = fact("at most 2 removed documents")
 
 
@@ -123,7 +123,8 @@ class Clusters(Part):
                                       "out for exact deduplication", "clusters")
     largest: list[Group] = fact("at most 4 groups, the largest first")
     pairs: list[SourcePair] = fact("at most 40 pairs of sources, the most documents first")
-    unknown: int = fact("removed documents whose kept one is in none of the parts read", "documents")
+    unknown: int = fact("removed documents whose kept one is in none of the parts read, or a later step dropped it",
+                        "documents")
 
 
 class CoursePhase(Part):

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from pipeline.report.clusters import AROUND, SHOWN, difference
 from pipeline.report.groups import cluster_cards, words
+from pipeline.report.html import render
+from tests.pipeline.generated_report import generated
 
 ADDRESS = "someone.somewhere@mail.example.org"
 
@@ -62,3 +64,10 @@ def test_many_sources_are_listed_as_pairs():
     assert card["table"]["names"] == ["s0", "s1"]
     assert [[c["docs"] for c in row["cells"]] for row in card["table"]["rows"]] == [[3, 0], [3, 0]]
     assert cluster_cards({"names": {"sources": names}, "clusters": [{**section, "groups": 0}]}) == []
+
+
+def test_a_kept_text_that_was_not_found_may_have_been_dropped_later():
+    document = generated(2)
+    assert "a later step dropped it" not in render(document)
+    document["clusters"][0]["unknown"] = 3
+    assert "a later step dropped it" in render(document)
