@@ -26,6 +26,7 @@ from pipeline.engine.driver.sums import NodeSums
 from pipeline.plan.changes import run_recipe_of
 from pipeline.report.collect import VERSION as REPORT_VERSION
 from pipeline.report.collect import collect
+from pipeline.report.made import masked_root
 from pipeline.report.moved import CHANGES, DROPPED, QUARANTINED, Moved, Side, compare_documents
 from pipeline.report.nodes import Node, take
 from pipeline.report.recipe_diff import compare_recipes
@@ -123,7 +124,7 @@ def compare_runs(before: Run, after: Run, limit: int = EXAMPLES) -> dict[str, An
 
 
 def _about(run: Run) -> dict[str, Any]:
-    return {"run": run.name, "store": run.store.root, "recipe": run.plan["recipe"], "about": run.plan["about"],
+    return {"run": run.name, "store": masked_root(run.store), "recipe": run.plan["recipe"], "about": run.plan["about"],
             "order": run.report["order"], "missing_records": run.report["missing_records"]}
 
 

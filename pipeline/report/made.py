@@ -16,10 +16,14 @@ from stages.scrub.pii import scrub_text, scrub_value
 def made(store: Store, run: str) -> dict[str, Any]:
     """The section. What run.json does not say is None. The date, host and author are those of the latest attempt."""
     facts = facts_of(store, run)
-    root = store.root if "://" in store.root else os.path.abspath(store.root)
     return {"at": facts.get("begun"), "host": _masked(facts.get("host")), "author": _masked(facts.get("author")),
             "version": facts.get("version") or None, "python": facts.get("python"),
-            "name": _masked(facts.get("recipe")), "store": _masked(root), "recipe": masked_recipe(store, run)}
+            "name": _masked(facts.get("recipe")), "store": masked_root(store), "recipe": masked_recipe(store, run)}
+
+
+def masked_root(store: Store) -> str:
+    """The folder or URL of a store with secrets and personal data masked."""
+    return scrub_text(redact(store.root if "://" in store.root else os.path.abspath(store.root)))
 
 
 def _masked(value: str | None) -> str | None:

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.base.redact import redact_json
+from stages.scrub.pii import scrub_value
 
 
 def compare_recipes(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:
     """The keys that were added, removed or changed, as [{key, change, before, after}], in the order of the second
-    recipe. `before` and `after` are None where the key is missing.
+    recipe. `before` and `after` are None where the key is missing. Secrets and personal data are masked.
 
     Keys are written as for `--set`: `datasets.clean.steps.language.min`. Steps and phases are matched by name, so that
     a step in front does not change the keys behind it. An order of common steps that differs is a change of the list's
     own key.
     """
-    return [redact_json(row) for row in _compare(before, after, "")]
+    return [scrub_value(redact_json(row)) for row in _compare(before, after, "")]
 
 
 def _compare(before: Any, after: Any, key: str) -> Iterator[dict[str, Any]]:

@@ -315,6 +315,18 @@ def test_a_recipe_compares_as_equal_to_itself():
     assert [row["change"] for row in compare_recipes({"a": None}, {})] == ["removed"]
 
 
+def test_personal_data_in_paths_is_masked(site, tmp_path):
+    """As in the report's section `made`."""
+    home = tmp_path / "jane.roe@mail.example.org"
+    shutil.copytree(site["first"].store, home / "store")
+    one = Run.open(Store(home / "store"), "first")
+    other = Run(one.store, one.name, one.plan, {**one.recipe, "sources": {"web": {"path": f"{home}/web"}}}, one.report,
+                one.get)
+    document = compare_runs(one, other)
+    for text in (json.dumps(document), compare_html.render(document)):
+        assert "jane.roe" not in text and "email@example.com/web" in text and "email@example.com/store" in text
+
+
 # -- figures ---------------------------------------------------------------------------------------------------------
 def numbers(value: Any) -> list[float]:
     """All numbers below a section of a report but those of samples, in the test's own walk."""
