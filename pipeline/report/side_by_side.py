@@ -16,8 +16,8 @@ LISTS = frozenset({"samples", "quarantine_samples", "pairs", "largest", "listed"
 #: figures that differ between two runs of the same work on the same machine
 MEASURED = frozenset({"cpu_s", "wall_s", "max_rss_mb", "docs_per_core_s", "docs_per_cpu_s", "seconds", "tokens_per_s"})
 #: mappings in which a key that is missing stands for no document
-COUNTS = frozenset({"kept", "reasons", "quarantined", "languages", "lengths", "dropped_languages", "scores", "pii",
-                    "skipped", "bad", "looked_at", "removed", "similarity", "sources"})
+COUNTS = frozenset({"kept", "reasons", "quarantined", "languages", "lengths", "dropped_languages", "dropped_lengths",
+                    "scores", "pii", "skipped", "bad", "looked_at", "removed", "similarity", "sources"})
 #: texts that are compared like figures: hashes of outputs and of the order of samples
 HASHES = frozenset({"content", "order"})
 
@@ -32,14 +32,22 @@ def compare_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     `relative` is the difference divided by the figure before; None where that is 0 or missing.
     """
     first, second = dict(figures(before)), dict(figures(after))
-    heads = [{path[:2] for path in side} for side in (first, second)]
+    heads = [{path[:2] for path in side} | {(key, str(name)) for key, inside in report.items()
+                                            if isinstance(inside, Mapping) for name in inside}     # empty ones, too
+             for side, report in ((first, before), (second, after))]
     rows = []
     for path in dict.fromkeys([*second, *first]):
         values = [side.get(path) for side in (first, second)]
-        if not COUNTS.isdisjoint(path[2:-1]) and all(path[:2] in head for head in heads):
+        if _counts(path) and all(path[:2] in head for head in heads):
             values = [0 if value is None else value for value in values]
         rows.append(_row(path, *values))
     return rows
+
+
+def _counts(path: Path) -> bool:
+    """Whether a figure that is missing stands for no document. `licences` is a whole section, and `dropped` is a
+    mapping only in the bins of a signal."""
+    return path[0] == "licences" or not COUNTS.isdisjoint(path[2:-1]) or path[-3:-1] == ("bins", "dropped")
 
 
 def _row(path: Path, before: Any, after: Any) -> dict[str, Any]:

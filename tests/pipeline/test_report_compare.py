@@ -23,6 +23,7 @@ from pipeline.report.compare import NotFinished, Run, compare_runs
 from pipeline.report.margins import Margins
 from pipeline.report.moved import Side, compare_documents
 from pipeline.report.recipe_diff import compare_recipes
+from pipeline.report.side_by_side import compare_figures
 from pipeline.store.fs import Store
 from pipeline.store.parts import PartWriter, document_schema
 from pipeline.store.records import FileInfo
@@ -370,6 +371,16 @@ def test_figures_are_those_of_the_documents(site, compared):
             assert row["after"] == n
             assert row["before"] == sum((r["stage"], r["reason"], r["fate"]) == (*reason, "dropped")
                                         for r in site["first"].rows[dataset].values())
+
+
+def test_a_count_that_only_one_report_has_is_0_in_the_other():
+    reports = [{"datasets": {"d": {"docs": 1, "dropped_lengths": lengths}}, "licences": {"d": licences},
+                "signals": {"d": {"signals": [{"signal": "x", "docs": 1, "bins": {"kept": {}, "dropped": bins}}]}}}
+               for lengths, licences, bins in (({}, {}, {}), ({"web": {"9": 2}}, {"web": {"mit": 3}}, {"200": 4}))]
+    for before, after in (reports, reports[::-1]):
+        rows = [row for row in compare_figures(before, after) if row["difference"] != 0]
+        assert sorted(abs(row["difference"] or 0) for row in rows) == [2, 3, 4]
+        assert 0 in [row["before"] for row in rows] + [row["after"] for row in rows]
 
 
 def test_a_report_of_another_version_is_collected_again_and_not_written(site, tmp_path, compared):
