@@ -18,6 +18,7 @@ from pipeline.report import card_sections as sections
 from pipeline.report.html import headline
 from pipeline.report.markdown import code, plain
 from pipeline.report.recipe_words import hub_datasets, recipe_of
+from pipeline.report.totals import distinct, shared
 
 #: a language is named in the front matter if it has at least this share of the documents
 LANGUAGE_SHARE = 0.01
@@ -55,7 +56,7 @@ def front_matter(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
     of the hub's viewer. A licence is given only if every document states a known one."""
     final = document["names"]["final"]
     docs = sum(document["datasets"][name]["docs"] for name in final)
-    matter: dict[str, Any] = {"pretty_name": title(document), "size_categories": [size_category(docs)]}
+    matter: dict[str, Any] = {"pretty_name": title(document), "size_categories": [size_category(distinct(document))]}
     stated = sections.licence_counts(document)
     if docs and sum(stated.values()) == docs and "other" not in stated:
         matter["license"] = sorted(stated)
@@ -93,10 +94,12 @@ def summary(document: Mapping[str, Any]) -> list[str]:
     head, final, about = headline(dict(document)), document["names"]["final"], document["about"]
     made = document["made"]
     sources = plural(len(document["names"]["sources"]), "source")
+    several = shared(document)
+    share = f" ({percent(head['kept'] / head['read'])} of those read)" if head["read"] and not several else ""
     lines = [f"{plural(head['kept'], 'document')} with {size(head['bytes'])} of text, made by Tokenmill from "
-             f"{plural(head['read'], 'document')} of {sources}"
-             f"{' (' + percent(head['kept'] / head['read']) + ' of those read)' if head['read'] else ''}. "
-             f"{'Dataset' if len(final) == 1 else 'Datasets'}: {sections.listed(final)}."]
+             f"{plural(head['read'], 'document')} of {sources}{share}. "
+             f"{'Dataset' if len(final) == 1 else 'Datasets'}: {sections.listed(final)}."
+             + (f" {sections.IN_SEVERAL}" if several else "")]
     if head["tokens"]:
         lines.append(f"{count(head['tokens'])} training tokens in "
                      f"{plural(len(document['tokens']), 'stream')}.")

@@ -9,12 +9,16 @@ from typing import Any
 from pipeline.base.humanize import percent, plural, size
 from pipeline.report.markdown import block, code, plain, table
 from pipeline.report.recipe_words import inputs_of, steps_of, unscrubbed
+from pipeline.report.totals import shared
 
 #: most rows of a table, names in a list, and lines of the recipe
 ROWS, NAMES, RECIPE_LINES = 50, 20, 400
 #: a source with more than this share of the kept text is named as a limitation, and so is a share of unknown languages
 #: or unreadable records of more than SMALL
 DOMINANT, SMALL = 0.5, 0.01
+
+#: where final datasets share a source
+IN_SEVERAL = "Documents may be in several of these datasets, and then count in each."
 
 Report = Mapping[str, Any]
 
@@ -63,15 +67,19 @@ def kept_docs(document: Report) -> int:
 def sources(document: Report, recipe: Mapping[str, Any]) -> list[str]:
     by_source = document["totals"]["by_source"]
     names = sorted(by_source, key=lambda name: (-by_source[name]["read"], document["names"]["sources"].index(name)))
-    readers = recipe.get("sources", {})
+    readers, several = recipe.get("sources", {}), shared(document)
     rows = [[plain(name), plain(readers.get(name, {}).get("read", "")), f"{row['files']:,}", size(row["bytes"]),
-             f"{row['read']:,}", f"{row['kept']:,}", share(row["kept"], row["read"]), f"{row['tokens']:,}"]
+             f"{row['read']:,}", f"{row['kept']:,}", share(row["kept"], 0 if name in several else row["read"]),
+             f"{row['tokens']:,}"]
             for name in names[:ROWS] for row in [by_source[name]]]
     all_of = document["totals"]
     rows.append(["**all**", "", f"{all_of['files']:,}", size(all_of["bytes"]), f"{all_of['read']:,}",
-                 f"{all_of['kept']:,}", share(all_of["kept"], all_of["read"]), f"{all_of['tokens']:,}"])
+                 f"{all_of['kept']:,}", share(all_of["kept"], 0 if several else all_of["read"]),
+                 f"{all_of['tokens']:,}"])
     head = ["source", "reader", "files", "size", "documents read", "kept", "share kept", "tokens"]
-    return ["## Sources", "", *table(head, rows, 2), *more(names, "source")]
+    return ["## Sources", "", *table(head, rows, 2), *more(names, "source"),
+            *([f"No share is given where several datasets have documents of a source. {IN_SEVERAL}", ""]
+              if several else [])]
 
 
 def steps(document: Report, recipe: Mapping[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from pipeline.passes.tally import BINS, SIMILARITY_BINS, bin_edges
 from pipeline.report import charts
 from pipeline.report.figures import figures
 from pipeline.report.overview import beside, source_rows
+from pipeline.report.totals import shared
 from pipeline.report.trim import LARGEST, ROWS, trimmed
 
 #: most languages shown for a source, most stages in the bar of costs, and most languages shown in the table of a
@@ -53,7 +54,7 @@ def _page(whole: dict[str, Any], rows: int) -> str:
     cut |= {"phases": len(grouped) - rows} if len(grouped) > rows else {}
     return _template().render(
         d=document, cut=cut, color=color, names=document["names"], head=headline(whole),
-        sources=source_rows(whole["totals"], document["names"]["sources"]), beside=beside(document),
+        sources=source_rows(whole, document["names"]["sources"]), several=bool(shared(whole)), beside=beside(document),
         phases=[{**phase, "rows": phase["rows"][:rows], "rest": phase["rows"][rows:]} for phase in grouped[:rows]],
         cost=cost_bar(whole), lengths=length_charts(document, color), languages=language_rows(document),
         similarity_charts=similarity_charts(document), **figures(whole, score_charts(document), color, rows),

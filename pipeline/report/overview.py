@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.report.totals import shared
+
 #: dropped documents shown of a source in a dataset
 DROPPED = 2
 #: columns of the table of sources that are added up
 SUMS = ("files", "bytes", "records", "read", "kept", "kept_bytes", "dropped", "tokens")
 
 
-def source_rows(totals: Mapping[str, Any], shown: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of the table of sources: those in `shown`, then one row for all others (its name is None)."""
+def source_rows(document: Mapping[str, Any], shown: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of the table of sources: those in `shown`, then one row for all others (its name is None).
+    `share` is that of the documents kept; None where nothing was read, or final datasets share the source."""
+    rows, several = _source_rows(document["totals"], shown), shared(document)
+    for row in rows:
+        of = several & {row["name"]} if row["name"] is not None else several - set(shown)
+        row["share"] = row["kept"] / row["read"] if row["read"] and not of else None
+    return rows
+
+
+def _source_rows(totals: Mapping[str, Any], shown: Sequence[str]) -> list[dict[str, Any]]:
     by_source = totals["by_source"]
-    rows = [{"name": name, **by_source[name]} for name in shown]
+    rows: list[dict[str, Any]] = [{"name": name, **by_source[name]} for name in shown]
     rest = [row for name, row in by_source.items() if name not in set(shown)]
     if rest:
         rows.append({"name": None, "sources": len(rest), **{key: sum(row[key] for row in rest) for key in SUMS}})

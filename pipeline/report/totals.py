@@ -40,6 +40,21 @@ def _source(name: str, document: Mapping[str, Any]) -> dict[str, int]:
             "tokens": sum(t["sources"].get(name, {"tokens": 0})["tokens"] for t in document["tokens"].values())}
 
 
+def shared(document: Mapping[str, Any]) -> frozenset[str]:
+    """The sources of which several final datasets kept documents. A document may be in more than one of these, so their
+    sums have no share of what was read."""
+    finals = [{source for source, kept in document["datasets"][name]["kept"].items() if kept["docs"]}
+              for name in document["names"]["final"]]
+    return frozenset(s for s in document["names"]["sources"] if sum(s in kept for kept in finals) > 1)
+
+
+def distinct(document: Mapping[str, Any]) -> int:
+    """At least how many different documents the final datasets have: of each source those of the dataset with most."""
+    finals = [document["datasets"][name]["kept"] for name in document["names"]["final"]]
+    sources = {source for kept in finals for source in kept}
+    return sum(max(kept.get(source, {"docs": 0})["docs"] for kept in finals) for source in sources)
+
+
 def steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The funnel over all sources: each step with its sums over the sources that come by it. What was read comes first,
     then the datasets and the streams in plan order."""

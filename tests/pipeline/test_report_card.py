@@ -189,6 +189,23 @@ def test_shares_of_the_input_are_recomputed():
     assert "- 11.1% of the documents is not known" not in card and "The language of 11.1% of the documents" in card
 
 
+def test_no_share_is_given_where_final_datasets_share_a_source():
+    document = generated(2, datasets=2, streams=0)
+    card = render_card(document)
+    assert "of those read" not in card and "Documents may be in several of these datasets" in card
+    assert "| **all** |  | 4 | 2 kB | 29 | 36 | – | 0 |" in card and "| 14 | 18 | – | 0 |" in card
+    table = render(document).partition("<caption>Sources and their sums</caption>")[2].partition("</table>")[0]
+    assert "%</td>" not in table and "no share is given" in render(document)
+    many = copy.deepcopy(document)
+    for section in many["datasets"].values():
+        section["docs"], section["kept"] = 600, {s: {"docs": 300, "bytes": 900} for s in section["kept"]}
+    assert front(many).to_dict()["size_categories"] == ["n<1K"], "600 documents, each in two datasets"
+    apart = json.loads(json.dumps(many))             # deepcopy would keep the section that the datasets share
+    for name, source in zip(("clean", "clean-1"), ("source-0000", "source-0001"), strict=True):
+        apart["datasets"][name] |= {"kept": {source: {"docs": 600, "bytes": 900}}}
+    assert front(apart).to_dict()["size_categories"] == ["1K<n<10K"] and "of those read" in render_card(apart)
+
+
 # -- the page --------------------------------------------------------------------------------------------------------
 def test_a_report_of_500_sources_is_small_and_says_what_it_leaves_out():
     document = generated(500, reasons=30, scores=20, warnings=700)
