@@ -28,8 +28,13 @@ from stages.scrub.pii import scrub_text
 LARGEST, MEMBERS = 4, 2
 #: pairs of sources that are listed
 PAIRS = 40
-#: at most this many characters and words of two texts are compared; words shown around a difference and in all
+#: at most this many characters of two texts, and words from where they part, are compared; words shown around a
+#: difference and in all
 CHARS, WORDS, AROUND, SHOWN = 1 << 15, 1500, 6, 160
+#: characters at the end of a text that was cut, which are left out; characters shown of a word
+MARGIN, WORD = 512, 80
+#: words of more characters in the mean are no words; characters shown for each word that would be
+LONG, LETTERS = 15, 5
 
 COLUMNS = ["id", "url", "source", "text", "meta", "locator"]
 
@@ -146,37 +151,69 @@ def _group(store: Store, step: str, kept: str, size: int, removed: list[FileInfo
 def difference(kept: str, removed: str) -> list[list[str]]:
     """The words in which a removed text differs from the kept one: a list of [kind, words] with the kinds "both",
     "kept" (only there), "removed" (only there) and "cut" (words that are left out). The texts are scrubbed before they
-    are compared. For equal texts there is one entry, the beginning."""
+    are compared. For equal texts there is one entry, the beginning. Texts in a script without spaces are compared by
+    characters."""
     a, b = (_words(text) for text in (kept, removed))
+    around, most, gap = AROUND, SHOWN, " "
+    if sum(map(len, a + b)) > LONG * len(a + b):
+        a, b = list(" ".join(a)), list(" ".join(b))
+        around, most, gap = AROUND * LETTERS, SHOWN * LETTERS, ""
+
+    def shown(words: list[str]) -> str:
+        return gap.join(map(_short, words))
+
     if a == b:
-        return [["both", " ".join(a[:SHOWN // 2])], *([["cut", ""]] if len(a) > SHOWN // 2 else [])]
+        return [["both", shown(a[:most // 2])], *([["cut", ""]] if len(a) > most // 2 else [])]
     out: list[list[str]] = []
-    left = SHOWN
-    codes = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    left = most
+    codes = _opcodes(a, b)
     for place, (kind, i, j, k, m) in enumerate(codes):
         if left <= 0:
             out.append(["cut", ""])
             break
         if kind == "equal":
-            head, tail = (0 if place == 0 else AROUND), (0 if place == len(codes) - 1 else AROUND)
+            head, tail = (0 if place == 0 else around), (0 if place == len(codes) - 1 else around)
             if j - i <= head + tail:
-                out.append(["both", " ".join(a[i:j])])
+                out.append(["both", shown(a[i:j])])
             else:
-                out += [["both", " ".join(a[i:i + head])], ["cut", ""],
-                        ["both", " ".join(a[j - tail:j] if tail else [])]]
+                out += [["both", shown(a[i:i + head])], ["cut", ""],
+                        ["both", shown(a[j - tail:j] if tail else [])]]
             left -= min(j - i, head + tail)
             continue
         for word, some in (("kept", a[i:j]), ("removed", b[k:m])):
             if some:
-                out.append([word, " ".join(some[:SHOWN // 4])])
-                if len(some) > SHOWN // 4:
+                out.append([word, shown(some[:most // 4])])
+                if len(some) > most // 4:
                     out.append(["cut", ""])
-                left -= min(len(some), SHOWN // 4)
+                left -= min(len(some), most // 4)
     return [entry for entry in out if entry[0] == "cut" or entry[1]]
 
 
+def _opcodes(a: list[str], b: list[str]) -> list[tuple[str, int, int, int, int]]:
+    """The opcodes of `SequenceMatcher`. Between the common beginning and the common end, WORDS are compared."""
+    least = min(len(a), len(b))
+    same = next((n for n in range(least) if a[n] != b[n]), least)
+    end = next((n for n in range(least - same) if a[-1 - n] != b[-1 - n]), least - same)
+    one, two = a[same:len(a) - end], b[same:len(b) - end]
+    codes: list[tuple[str, int, int, int, int]] = [("equal", 0, same, 0, same)] if same else []
+    middle = SequenceMatcher(None, one[:WORDS], two[:WORDS], autojunk=False).get_opcodes()
+    if max(len(one), len(two)) > WORDS:
+        if len(middle) > 1 and middle[-1][0] != "equal":
+            middle.pop()                            # what the other text has beyond WORDS
+        end = 0
+    codes += [(kind, i + same, j + same, k + same, m + same) for kind, i, j, k, m in middle]
+    return [*codes, *([("equal", len(a) - end, len(a), len(b) - end, len(b))] if end else [])]
+
+
+def _short(word: str) -> str:
+    return word if len(word) <= WORD else f"{word[:WORD // 2]}…{word[-WORD // 2:]}"
+
+
 def _words(text: str) -> list[str]:
-    head = text[:CHARS]
+    head = scrub_text(text[:CHARS])
     if len(text) > CHARS:
-        head = head.rpartition(" ")[0]              # the last word may be half an address, which scrubbing would miss
-    return [word[:80] for word in scrub_text(head).split()[:WORDS]]
+        head = head[:-MARGIN]                       # the end may be half an address, which scrubbing would miss
+        whole = head.rsplit(None, 1)
+        if len(whole) == 2 and len(whole[1]) <= MARGIN:
+            head = whole[0]
+    return head.split()

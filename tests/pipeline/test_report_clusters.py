@@ -46,6 +46,28 @@ def test_addresses_are_scrubbed_wherever_texts_are_cut():
     assert "someone" not in str(difference("a b", f"a {ADDRESS} b"))
 
 
+def test_scripts_without_spaces_are_compared_by_characters():
+    text = "".join(chr(0x4e00 + i % 997) for i in range(3000))
+    for place in (0, 100, 1600, 2999):
+        diff = difference(text, text[:place] + "新しい" + text[place:])
+        assert only(diff, "removed") == ["新しい"] and only(diff, "kept") == [], place
+        assert sum(len(part) for _, part in diff) < 100
+    assert difference(text * 20, text * 20)[0][1] == text[:400], "more than CHARS without a space"
+    assert only(difference("新" + text * 20, text * 20), "kept")[0].startswith("新")
+
+
+def test_long_words_are_compared_whole_and_shown_short():
+    words_ = ["some", "short", "words", "stand", "around", "it", "so", "that", "words", "are", "words"] * 4
+    long = "x" * 100
+    diff = difference(" ".join([*words_, long + "a"]), " ".join([*words_, long + "b"]))
+    assert [[kind, text[-1], len(text) < 90] for kind, text in diff if kind in ("kept", "removed")] == [
+        ["kept", "a", True], ["removed", "b", True]]
+    late = [f"w{i}" for i in range(4000)]
+    assert only(difference(" ".join(late), " ".join([*late, "end"])), "removed") == ["end"]
+    lines = "\n".join(f"w{i}" for i in range(20_000))
+    assert difference(lines, lines)[0][1].startswith("w0 w1 "), "cut at any white space"
+
+
 def test_words_are_escaped():
     shown = str(words([["both", "<i>"], ["kept", "<script>"], ["removed", "a\"b"], ["cut", ""]]))
     assert "<script" not in shown and "<i>" not in shown and "&lt;script&gt;" in shown
