@@ -103,19 +103,20 @@ def steps(document: Report, recipe: Mapping[str, Any]) -> list[str]:
 
 
 def drops(document: Report) -> list[str]:
-    """What was dropped and why: for each dataset the reasons with their share of the documents that came in."""
+    """What was dropped and why: for each dataset the reasons with their share of the judged documents. As on the page,
+    these were kept or dropped, but not quarantined."""
     lines = ["## What was dropped and why", ""]
     for dataset in document["names"]["datasets"]:
         section = document["datasets"][dataset]
-        lost = [(r["stage"], r["reason"], r["docs"]) for r in section["reasons"]]
-        lost += [("quarantine", reason, docs) for reason, docs in
+        judged = section["docs"] + sum(r["docs"] for r in section["reasons"])
+        lost = [(r["stage"], r["reason"], r["docs"], share(r["docs"], judged)) for r in section["reasons"]]
+        lost += [("quarantine", reason, docs, "–") for reason, docs in
                  sorted(section["quarantined"].items(), key=lambda item: (-item[1], item[0]))]
-        came = section["docs"] + sum(docs for *_, docs in lost)
-        lines += [f"**{plain(dataset)}** kept {section['docs']:,} of {plural(came, 'document')} "
-                  f"({share(section['docs'], came)}).", ""]
-        lines += table(["step", "reason", "documents", "share of the input"],
-                       [[plain(stage), plain(reason), f"{docs:,}", share(docs, came)]
-                        for stage, reason, docs in lost[:ROWS]], 2)
+        failed = sum(section["quarantined"].values())
+        lines += [f"**{plain(dataset)}** kept {section['docs']:,} of {plural(judged, 'document')} that were judged "
+                  f"({share(section['docs'], judged)}){f'; {failed:,} more were quarantined' if failed else ''}.", ""]
+        lines += table(["step", "reason", "documents", "share of the judged"],
+                       [[plain(stage), plain(reason), f"{docs:,}", of] for stage, reason, docs, of in lost[:ROWS]], 2)
         lines += more(lost, "reason")
     totals = document["totals"]
     bad = sum(totals["unreadable"].values())

@@ -179,11 +179,16 @@ def test_the_steps_are_said_in_words():
 
 
 def test_shares_of_the_input_are_recomputed():
-    """Documents that came in = kept + dropped + quarantined; here 18 + 5·2 + 5."""
-    card, came = render_card(generated(2)), 33
-    assert "**clean** kept 18 of 33 documents (54.5%)." in card
-    assert f"| stage0 | reason\\_0 | 2 | {2 / came:.1%} |" in card
-    assert f"| quarantine | error\\:E0 | 1 | {1 / came:.1%} |" in card
+    """Judged documents = kept + dropped, here 18 + 5·2, on the card and on the page."""
+    card, judged = render_card(generated(2)), 28
+    assert "**clean** kept 18 of 28 documents that were judged (64.3%); 5 more were quarantined." in card
+    assert f"| stage0 | reason\\_0 | 2 | {2 / judged:.1%} |" in card
+    assert "| quarantine | error\\:E0 | 1 | – |" in card
+    page = render(generated(2))
+    shares = page.partition("<caption>Shares of the input of clean</caption>")[2].partition("</table>")[0]
+    assert "28 documents judged" in page and f">{2 / judged:.1%}</td>" in shares
+    reasons = page.partition("<caption>Drop reasons of clean</caption>")[2].partition("</table>")[0]
+    assert ">of dropped</th>" in reasons and ">20.0%</td>" in reasons
     assert "| **all** |  | 4 | 2 kB | 29 | 18 | 62.1% | 211 |" in card
     assert "| en | 12 | 66.7% |" in card and "| not identified | 2 | 11.1% |" in card
     assert "- 11.1% of the documents is not known" not in card and "The language of 11.1% of the documents" in card
