@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,19 @@ def test_answers_are_those_of_the_playground(app, site):
     game = Playground(Store(str(site / "store")), "r", "clean")
     wanted = game.answer(Changes({1: {"min_doc_words": 120}}), exact=True)
     assert response.json() == json.loads(json.dumps(wanted)) and wanted["leaves"]["documents"] > 0
+
+
+def test_the_commands_of_the_documentation_are_answered(app, site):
+    """The changes that the page about the playground sends, and its recipe with the header that it names."""
+    page = (Path(__file__).parents[2] / "docs" / "playground.md").read_text()
+    [changes] = re.findall(r"curl -sG \"\$T/answer\" --data-urlencode 'changes=(.*)'", page)
+    response = client(app).get(f"{PLACE}/answer", params={"changes": changes})
+    assert response.status_code == 200 and json.loads(changes)["thresholds"] == {"1": {"min_doc_words": 60}}
+    headers = dict(re.findall(r"-H '([\w-]+): ([\w/]+)'", page))
+    assert headers == {"X-Tokenmill": "1", "Content-Type": "application/json"}
+    body = {"recipe": (site / "store" / "runs" / "r" / "recipe.yaml").read_text(), "changes": json.loads(changes)}
+    response = client(app, OPERATOR).post(f"{PLACE}/recipe.yaml", headers=headers, content=json.dumps(body))
+    assert response.status_code == 200
 
 
 def test_changed_documents_come_in_pages(app):
