@@ -1,7 +1,8 @@
 """Reads a recipe's YAML into plain data, and notes the line and column at which every key stands.
 
 Tags (`!!python/object` …) and duplicate keys are errors. Scalars follow YAML 1.2: `no` is a string (the code of the
-Norwegian language), and `1e-5` is a number. Aliases and `<<` work; the number of values they may expand to is limited.
+Norwegian language), and `1e-5` is a number. Aliases and `<<` work; their number, and that of the values they may expand
+to, is limited.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pipeline.recipe.errors import KeyPath, Mark, Problem, RecipeError
 
 #: limits for an untrusted file: bytes, nodes after alias expansion, nesting
 MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 100_000, 50
+#: aliases that a file may have, and merges (`<<`) once those in merged mappings are counted each time
+MAX_ALIASES = MAX_MERGES = 1000
 
 _SCALARS = ("null", "bool", "int", "float", "str")
 
@@ -23,6 +26,14 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader that resolves plain scalars as the YAML 1.2 core schema does."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    aliases, too_many = 0, None               # `too_many`: the place of the first alias beyond those that there may be
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases == MAX_ALIASES + 1:
+                self.too_many = self.peek_event().start_mark
+        return super().compose_node(parent, index)
 
 
 def _resolve(tag: str, pattern: str, first: list[str]) -> None:
@@ -81,6 +92,8 @@ def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
+        if loader.too_many is not None:
+            raise builder.error(loader.too_many, (), f"more than {MAX_ALIASES:,} aliases; write the values out")
         return (builder.build(root, ()) if root is not None else None), builder.marks
     except yaml.MarkedYAMLError as e:
         problem = " ".join(filter(None, [e.context, e.problem])) + _syntax_remedy(e.problem or "")
@@ -99,7 +112,7 @@ class _Builder:
 
     def __init__(self, file: str) -> None:
         self.marks = Marks(file)
-        self.count = 0
+        self.count = self.merges = 0
 
     def error(self, node_mark: Any, path: KeyPath, message: str) -> RecipeError:
         file = self.marks.file
@@ -142,10 +155,15 @@ class _Builder:
         for value, key in merged:
             if not isinstance(value, yaml.MappingNode):
                 raise self.error(key.start_mark, path, "'<<' takes an alias of a mapping, e.g. '<<: *defaults'")
-            saved = dict(places)
+            self.merges += 1
+            if self.merges > MAX_MERGES:
+                raise self.error(key.start_mark, path, f"more than {MAX_MERGES:,} merges ('<<'); write the keys out")
+            self.marks.places = {}                      # keys that stand here keep their places
             for name, item in self._mapping(value, path).items():
                 out.setdefault(name, item)
-            places.update(saved)
+            for at, mark in self.marks.places.items():
+                places.setdefault(at, mark)
+            self.marks.places = places
         return out
 
     def _scalar(self, kind: str, node: yaml.ScalarNode, path: KeyPath) -> Any:

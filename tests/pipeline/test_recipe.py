@@ -323,6 +323,9 @@ def test_all_mistakes_come_at_once_in_file_order(load):
     ("x: &a [1,2,3,4,5,6,7,8,9]\n" + "".join(
         f"{c}: &{c}{c} [{', '.join(['*' + p] * 9)}]\n" for c, p in zip("bcdefgh", ["a", *[x + x for x in "bcdefg"]])),
      "more than 100,000 values once aliases are expanded"),
+    ("a: &a {}\nb:\n" + "- <<: *a\n" * 1001, "1003 more than 1,000 aliases; write the values out"),
+    ("x: &a {}\n" + "".join(f"{c}: &{c} {{<<: [{', '.join(['*' + p] * 9)}]}}\n" for c, p in zip("bcdefg", "abcdef")),
+     "more than 1,000 merges ('<<'); write the keys out"),
 ])
 def test_hostile_and_broken_yaml(load, text, expected):
     assert expected in problems(load, text)[0]
