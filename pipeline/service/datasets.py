@@ -20,6 +20,7 @@ from pipeline.service.filters import STORED, Filter, Order, Range, place_value
 from pipeline.service.parts import FOLDERS, NoDataset, published
 from pipeline.service.problems import Problem
 from pipeline.service.query import Documents, Queries
+from pipeline.service.session import Role
 from pipeline.service.stores import StoreOf
 from pipeline.store.dataset import MANIFEST, MANIFEST_SCHEMA
 from pipeline.store.fs import Store
@@ -106,6 +107,14 @@ async def allow_unmasked(request: Request, store: Store, unmasked: bool, what: d
         await run_in_threadpool(audit.note_write, store, entry)
 
 
+def may_search(request: Request, filter: Filter) -> None:
+    """Raise Problem when a viewer searches in texts: even the number of the documents found, or whether there is a next
+    page, tells which personal data there is, letter by letter."""
+    if filter.text and request.state.role is not Role.operator:
+        raise Problem(403, "Operators only", "a search in texts could tell which personal data they hold", "text",
+                      "leave the filter out, or ask for an operator's token")
+
+
 # -- datasets --------------------------------------------------------------------------------------------------------
 @router.get("", summary="List the datasets of a store")
 def list_datasets(at: StoreOf) -> dict[str, Any]:
@@ -156,10 +165,11 @@ async def list_documents(
         show: Annotated[list[str], Query(max_length=20, description="columns to show")] = [],  # noqa: B006
         chars: Annotated[int, Query(ge=0, le=2000, description="characters of the text to show")] = 400,
         unmasked: Unmasked = False) -> dict[str, Any]:
-    """One page of documents. `next` gives the page after it; null: there is none.
+    """One page of documents. `next` gives the page after it; null: there is none. A filter by text is for operators.
 
     With `text`, a page may have fewer documents than asked for although there are more: those are left out whose only
-    match is personal data."""
+    match is personal data, unless it is shown."""
+    may_search(request, filter)
     columns = tuple(show) or (SHOW if kind != "quarantined" else SHOW_QUARANTINED)
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "kind": kind})
     stop = queries.stop()
@@ -181,12 +191,6 @@ def _personal(value: Any) -> bool:
     return isinstance(value, str) and scrub_text(value) != value
 
 
-def _may_count(request: Request, filter: Filter) -> None:
-    """Counting texts that hold a string would tell a viewer which personal data there is."""
-    if filter.text:
-        require_operator(request)
-
-
 @router.get("/{dataset}/{kind}/counts", summary="Count documents")
 async def count_documents(
         request: Request, at: StoreOf, dataset: str, kind: Kind, filter: FilterOf, queries: QueriesOf,
@@ -194,7 +198,7 @@ async def count_documents(
                                        description="source, reason, stage, language, domain")]) -> dict[str, Any]:
     """Documents and bytes of text by one or two columns: the most frequent 1,000 groups. A filter by text is for
     operators."""
-    _may_count(request, filter)
+    may_search(request, filter)
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
@@ -213,7 +217,7 @@ async def histogram(
         least: Annotated[float | None, Query(allow_inf_nan=False)] = None,
         most: Annotated[float | None, Query(allow_inf_nan=False)] = None) -> dict[str, Any]:
     """How the values of a signal are spread. A filter by text is for operators."""
-    _may_count(request, filter)
+    may_search(request, filter)
     stop = queries.stop()
     return await answer(request, stop, functools.partial(
         queries.histogram, Documents(at, kind, dataset), filter, of, bins, stop, least, most))

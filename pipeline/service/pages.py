@@ -137,9 +137,7 @@ async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, 
         request, at, dataset, kind, filter, queries, view.sort, view.descending, DOCUMENTS, view.after, [], EXCERPT,
         False), problems)
     counts: list[dict[str, Any]] = []
-    # the API counts a search by text for operators only
-    countable = listed is not None and (not filter.text or role is Role.operator)
-    if countable and (count or shown[kind]["documents"] <= COUNTED):
+    if listed is not None and (count or shown[kind]["documents"] <= COUNTED):
         for by in COUNTS[kind]:
             counted = await _or_problem(datasets.count_documents(
                 request, at, dataset, kind, filter, queries, [by]), problems)
@@ -152,7 +150,7 @@ async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, 
         shown=shown, listed=listed, counts=counts, problems=problems, signals=signals, chosen=CHOSEN, groups=GROUPS,
         many=[name for name in MANY if name in columns], has_text="text" in columns, linkable=linkable,
         sorts=[STORED, *(name for name in SORTED_BY if name in columns), *(f"signals.{s}" for s in signals)],
-        countable=countable, count=count, by=COUNTS[kind])
+        may_search=role is Role.operator, by=COUNTS[kind])
 
 
 def _kind_of(view: View) -> Kind:
