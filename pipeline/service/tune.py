@@ -18,6 +18,7 @@ from pipeline.recipe.errors import RecipeError
 from pipeline.service.access import operator, viewer
 from pipeline.service.cube import Cube, make_cube
 from pipeline.service.finished import PlaygroundError
+from pipeline.service.outward import outward_text
 from pipeline.service.playground import MOST, Changes, Playground
 from pipeline.service.problems import Problem
 from pipeline.service.stores import RunOf, StoreOf, read_file
@@ -174,27 +175,30 @@ def cube(request: Request, game: GameOf, changes: ChangesOf,
 
 @router.get("/recipe.yaml", summary="Save as a recipe", response_class=Response)
 def save(game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
-    """The recipe that the run keeps, with the changes."""
-    text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode()
-    return _edited(game, text, "recipe.yaml", changes)
+    """The recipe that the run keeps, with the changes; what must not leave the server is masked."""
+    text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode("utf-8", "replace")
+    return _answered(outward_text(_edited(game, text, "recipe.yaml", changes), []))
 
 
 @router.post("/recipe.yaml", summary="Put the changes into your recipe", response_class=Response,
              dependencies=[Depends(operator)])
 def save_own(game: GameOf, body: Text) -> Response:
     """A recipe as you wrote it, with the changes; its comments and order stay."""
-    return _edited(game, body.recipe, "recipe", body.changes.changes())
+    return _answered(_edited(game, body.recipe, "recipe", body.changes.changes()))
 
 
-def _edited(game: Playground, text: str, file: str, changes: Changes) -> Response:
+def _edited(game: Playground, text: str, file: str, changes: Changes) -> str:
     try:
         game.moved(changes)
-        new = edit_recipe(text, file, game.dataset, changes.thresholds, changes.off)
+        return edit_recipe(text, file, game.dataset, changes.thresholds, changes.off)
     except PlaygroundError as e:
         raise _problem(e) from None
     except RecipeError as e:
         first = e.problems[0]
         detail, _, remedy = visible(first.message).partition("; ")
         raise Problem(422, "Not changed", detail, ".".join(map(str, first.path)), remedy) from None
-    return Response(new, media_type="application/yaml",
+
+
+def _answered(recipe: str) -> Response:
+    return Response(recipe, media_type="application/yaml",
                     headers={"Content-Disposition": 'attachment; filename="recipe.yaml"'})

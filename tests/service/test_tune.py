@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,19 @@ def test_a_recipe_is_saved_with_the_changes(app, site):
     assert refused.status_code == 403
     text = client(app, OPERATOR).post(f"{PLACE}/recipe.yaml", json=body).text
     assert text.startswith("# mine\n") and text.endswith("# end\n") and '"min_doc_words": 77' in text
+
+
+def test_a_saved_recipe_tells_no_more_than_that_of_the_run(app, site):
+    shutil.copytree(site / "store/runs/r", site / "store/runs/secret")
+    with open(site / "store/runs/secret/recipe.yaml", "a", encoding="utf-8") as file:
+        file.write("# jane.roe@home.example.com, https://me:hunter2@example.org/\n")
+    api = client(app)
+    kept = api.get("/api/v1/stores/s/runs/secret/recipe.yaml").text
+    response = api.get(f"{PLACE.replace('runs/r/', 'runs/secret/')}/recipe.yaml",
+                       params=asked({1: {"min_doc_words": 77}}))
+    assert parse_yaml(response.text, "")[0]["datasets"]["clean"]["steps"][1]["gopher_quality"]["min_doc_words"] == 77
+    assert not any(word in text for text in (kept, response.text) for word in ("home.example", "hunter2"))
+    assert response.text.splitlines()[-1] == kept.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("path", "params", "status", "key"), [
