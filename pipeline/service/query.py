@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -37,6 +36,7 @@ from pipeline.service.filters import (
     where,
 )
 from pipeline.service.parts import Changed, Checked, Part, published
+from pipeline.service.turns import Turns
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from stages.scrub.rows import MARGIN
@@ -107,8 +107,7 @@ class Queries:
     def __init__(self, limits: Limits | None = None, clock: Clock = SYSTEM) -> None:
         self.limits, self._clock = limits or Limits(), clock
         self.checked = Checked(self.limits)
-        self._slots = threading.BoundedSemaphore(self.limits.at_once)
-        self._room = threading.BoundedSemaphore(WAITING * self.limits.at_once)
+        self._turns = Turns(self.limits.at_once, (WAITING - 1) * self.limits.at_once)
 
     def stop(self) -> Stop:
         """What ends a query that begins now."""
@@ -302,7 +301,7 @@ class Queries:
     def _over(self, of: Documents, stop: Stop, work: Callable[[list[Part], list[tuple[str, ...]]], T]) -> T:
         """`work` over the parts with rows that are published now. If they are replaced meanwhile, it is called again
         with the new ones."""
-        with self._turn(stop):
+        with self._turns.turn(min(self.limits.wait_s, stop.left)):
             parts = [part for part in published(*of) if part.rows]
             for last in (*[False] * (TRIES - 1), True):
                 try:
@@ -316,21 +315,6 @@ class Queries:
                                        "try again in a moment") from e
                     parts = now
             raise AssertionError("the last try returns or raises")
-
-    @contextlib.contextmanager
-    def _turn(self, stop: Stop) -> Iterator[None]:
-        """Wait until fewer queries run than may. Raises Busy when too many wait already, or it takes too long."""
-        if not self._room.acquire(blocking=False):
-            raise Busy("too many queries wait", remedy="try again in a few seconds")
-        try:
-            if not self._slots.acquire(timeout=min(self.limits.wait_s, stop.left)):
-                raise Busy(f"{self.limits.at_once} other queries run", remedy="try again in a few seconds")
-            try:
-                yield
-            finally:
-                self._slots.release()
-        finally:
-            self._room.release()
 
     @contextlib.contextmanager
     def _database(self, store: Store, parts: Sequence[Part], stop: Stop) -> Iterator[tuple[Database, list[str]]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -17,20 +20,36 @@ from pipeline.recipe.edit import edit_recipe
 from pipeline.recipe.errors import RecipeError
 from pipeline.service.access import operator, viewer
 from pipeline.service.cube import Cube, make_cube
+from pipeline.service.duck import Busy
 from pipeline.service.finished import PlaygroundError
 from pipeline.service.outward import outward_text
 from pipeline.service.playground import MOST, Changes, Playground
 from pipeline.service.problems import Problem
 from pipeline.service.stores import RunOf, StoreOf, read_file
+from pipeline.service.turns import Turns
 from pipeline.store.fs import Store
 
-router = APIRouter(prefix="/api/v1/stores/{store}/runs/{run}/datasets/{dataset}/tune", tags=["playground"],
-                   dependencies=[Depends(viewer)])
-
+#: requests that work at a time, those that may wait for it, and how many seconds
+AT_ONCE, WAITING, WAIT_S = 2, 8, 10.0
 #: cubes that stay in memory
 MOST_CUBES = 32
 #: documents of a list of changed ones; bytes of a recipe, and of a plan
 MOST_LISTED, RECIPE, PLAN = 1000, 1 << 20, 256 << 20
+
+
+def _turn(request: Request) -> Iterator[None]:
+    """Hold one of the places to work in while a request is answered: each may take much memory and time."""
+    games: Playgrounds = request.app.state.playgrounds
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(games.turns.turn(WAIT_S, "requests to the playground"))
+        except Busy as e:
+            raise Problem(503, "Busy", e.detail, remedy=e.remedy, headers={"Retry-After": "5"}) from None
+        yield
+
+
+router = APIRouter(prefix="/api/v1/stores/{store}/runs/{run}/datasets/{dataset}/tune", tags=["playground"],
+                   dependencies=[Depends(viewer), Depends(_turn)])
 
 
 class Asked(BaseModel):
@@ -59,7 +78,7 @@ class Playgrounds:
     was made again is read anew."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._most = most
+        self._most, self.turns = most, Turns(AT_ONCE, WAITING)
         self._lock = threading.Lock()
         self._games: OrderedDict[tuple[str, str, str, bytes], Playground] = OrderedDict()
         self._cubes: OrderedDict[tuple[Any, ...], Cube] = OrderedDict()
@@ -152,12 +171,13 @@ def documents(game: GameOf, changes: ChangesOf,
     """Ids of the documents that change sides, or of which it is not known, with both outcomes, in a fixed random order.
     Of a dataset that is too big to be counted exactly, those in the sample."""
     try:
-        listed = list(game.outcomes(game.moved(changes)).documents())
+        found = game.outcomes(game.moved(changes))
     except PlaygroundError as e:
         raise _problem(e) from None
-    page = [{"id": id, "from": was._asdict(), "to": now._asdict()} for id, was, now in listed[after:after + limit]]
-    end = after + len(page)
-    return {"documents": page, "of": len(listed), "after": end if end < len(listed) else None}
+    page = [{"id": id, "from": was._asdict(), "to": now._asdict()}
+            for id, was, now in itertools.islice(found.documents(), after, after + limit)]
+    end, of = after + len(page), len(found.changed())
+    return {"documents": page, "of": of, "after": end if end < of else None}
 
 
 @router.get("/cube", summary="Get all moves of a threshold")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from pipeline.recipe.marks import parse_yaml
 from pipeline.service.app import create_app
 from pipeline.service.playground import Changes, Playground
 from pipeline.service.settings import Settings
+from pipeline.service.tune import Playgrounds
 from pipeline.store.fs import Store
 from tests.service.tuned_site import make_site
 
@@ -145,13 +148,54 @@ def test_an_unfinished_run_says_so(app, site):
     assert response.status_code in (404, 409) and response.json()["key"] == "run"
 
 
+@pytest.mark.parametrize("path", ["", "/answer", "/documents", "/cube?step=1&key=min_doc_words", "/recipe.yaml"])
+def test_few_work_at_a_time_and_few_wait(app, monkeypatch, path):
+    get, lock, go = Playgrounds.get, threading.Lock(), threading.Event()
+    at_once, most, answers = 0, 0, []
+
+    def slow(self: Playgrounds, *of: Any) -> Playground:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        try:
+            assert go.wait(20)
+            return get(self, *of)
+        finally:
+            with lock:
+                at_once -= 1
+
+    def ask() -> None:
+        answers.append(client(app).get(PLACE + path))
+
+    monkeypatch.setattr(Playgrounds, "get", slow)
+    threads = [threading.Thread(target=ask) for _ in range(13)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 5
+    while len(answers) < 3 and time.monotonic() < deadline:        # two work, eight wait
+        time.sleep(0.01)
+    go.set()
+    for thread in threads:
+        thread.join()
+    busy = [answer for answer in answers if answer.status_code == 503]
+    assert most == 2 and len(busy) == 3
+    assert all(answer.headers["Retry-After"] and answer.json()["title"] == "Busy" for answer in busy)
+    assert sum(answer.status_code == 200 for answer in answers) == 10
+    assert client(app).get(PLACE + path).status_code == 200         # all places are free again
+
+
+def test_mistakes_free_their_place(app):
+    for _ in range(5):
+        assert client(app).get(f"{PLACE}/cube", params={"step": 77, "key": "a"}).status_code == 422
+        assert client(app).get(PLACE.replace("clean", "gone")).status_code == 404
+
+
 def test_nobody_asks_without_a_token(app):
     assert client(app, "x" * 24).get(PLACE).status_code == 401
 
 
 def test_datasets_leave_the_memory_when_others_need_it(site):
-    from pipeline.service.tune import Playgrounds
-
     games, store = Playgrounds(most=200), Store(str(site / "store"))
     first = games.get(store, "r", "clean")
     assert games.get(store, "r", "clean") is first
