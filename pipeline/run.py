@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.base.collector import rarely_collected
 from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
-from pipeline.cluster.cancellation import GRACE_S, watching
+from pipeline.cluster.cancellation import GRACE_S, interrupted, watching
 from pipeline.engine.driver.bad_files import BadFiles
 from pipeline.engine.driver.endings import TaskFailed
 from pipeline.engine.driver.progress import Progress
@@ -136,7 +136,9 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
     """
     our_code()                                    # early: another version may be installed while sources are listed
     mended = dict(collect_garbage(log).damaged)
-    if (hub := hub_tokenizer(recipe)) is not None:
+    with interrupted(store, name, attempt):
+        hub = hub_tokenizer(recipe)
+    if hub is not None:
         recipe.pin_tokenizer(hub.pinned)
         store.write(f"{code_folder(name)}/{hub.path.name}", hub.path.read_bytes())
     store.write(f"runs/{name}/recipe.yaml", recipe.canonical_yaml().encode())
@@ -155,12 +157,14 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     journal = ListingJournal(store, log.check_lease)
     planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                       verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal)
-    nodes = planner.nodes() + token_nodes(recipe, planner)
-    files = {s: len(planner.source_files(s)) for s in planner.sources_used()}  # fail early on a missing input
+    with interrupted(store, name, attempt):
+        nodes = planner.nodes() + token_nodes(recipe, planner)
+        files = {s: len(planner.source_files(s)) for s in planner.sources_used()}  # fail early on a missing input
     journal.remove()
     bad_files = scheduler.bad_files = BadFiles(recipe.run.max_bad_files, sum(files.values()))
     log.check_lease()
-    ingredients = node_ingredients(planner, nodes)
+    with interrupted(store, name, attempt):
+        ingredients = node_ingredients(planner, nodes)
     write_provenance(store, name, planner, ingredients, log.epoch)
     sums: dict[str, NodeSums] = {}
     max_error_rate = float(recipe.run.max_error_rate)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.cli import options as opt
 from pipeline.cli.errors import BadUsage, in_words, report_error
 from pipeline.cluster.attempts import asked_to_stop, note_attempt, note_refusal
+from pipeline.cluster.cancellation import interrupted
 from pipeline.cluster.dispatch import begin, confined_to, end
 from pipeline.cluster.driver_log import DriverLog
 from pipeline.cluster.queue import Entry, Queue, Submission
@@ -69,7 +70,8 @@ def _drive(store: Store, entry: Entry, submission: Submission, backend: opt.Back
     if asked_to_stop(store, entry.run, entry.attempt):
         raise KeyboardInterrupt("cancelled before it began; nothing was run")
     opt.check_backend(backend, address, insecure_local)
-    recipe = _recipe(submission, allow_code)
+    with interrupted(store, entry.run, entry.attempt):
+        recipe = _recipe(submission, allow_code)
     if address is None:
         workers = workers or default_workers()
     summary = run_recipe(recipe, store.root, run=entry.run, show="rich", attempt=entry.attempt,

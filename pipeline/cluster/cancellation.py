@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -35,3 +37,11 @@ def watching(store: Store, run: str, attempt: int, stop: Callable[[], None],
     finally:
         ended.set()
         thread.join(timeout=poll_s)
+
+
+def interrupted(store: Store, run: str, attempt: int) -> contextlib.AbstractContextManager[None]:
+    """A context manager for work outside the scheduler, such as planning: a request to stop sends SIGTERM to this
+    process. Does nothing in a process that has no handler for SIGTERM, which would end without cleaning up."""
+    if not callable(signal.getsignal(signal.SIGTERM)):
+        return contextlib.nullcontext()
+    return watching(store, run, attempt, lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from pipeline.cluster.queue import Queue
 from pipeline.service import audit
 from pipeline.service.app import create_app
 from pipeline.service.settings import BadSettings, Settings
 from pipeline.store.fs import Store
+from pipeline.store.lease import identity
+from pipeline.store.log import Log
 from tests.corpus import sentences
 
 VIEWER, OPERATOR = "viewer-token-of-the-tests", "operator-token-of-the-tests"
@@ -222,3 +227,34 @@ def test_a_running_run_is_cancelled_and_the_next_one_starts(site):
     assert document["state"] == "cancelled"
     assert [e["kind"] for e in document["events"]] == ["submitted", "start", "running", "cancelling", "cancelled"]
     assert site.get(f"/runs/{document['run']}")["state"] in ("stopped", "cancelled")
+
+
+@pytest.mark.parametrize("slow", ["pipeline.cli.queued._recipe", "pipeline.run.hub_tokenizer",
+                                  "pipeline.plan.planner.Planner.nodes", "pipeline.run.node_ingredients"])
+def test_a_run_is_cancelled_while_it_plans(site, slow):
+    site.post("/queue", {"recipe": RECIPE, "run": "slow"})
+    queue = site.app.state.queues["store"]
+    queue.append(queue.entry(1), "start", holder=identity(""))
+    module, name = slow.split(".Planner.") if ".Planner." in slow else slow.rsplit(".", 1)
+    script = f"""if True:
+        import sys, time
+        import {module} as module
+        from pipeline.cli.options import BackendName
+        from pipeline.cli.queued import work
+        from pipeline.cluster.attempts import ask_to_stop
+        from pipeline.store.fs import Store
+        store = Store({site.store.root!r})
+
+        def long(*_, **__):
+            ask_to_stop(store, "slow", 1)
+            for _ in range(300):
+                time.sleep(0.1)
+            raise ValueError("was not cancelled")
+
+        setattr({"module.Planner" if ".Planner." in slow else "module"}, {name!r}, long)
+        sys.exit(work(store, "1/2", BackendName.inline, 1, None, False, False))
+    """
+    began = time.monotonic()
+    said = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True, check=False).stderr
+    assert Queue(site.store).entry(1).state == "cancelled" and time.monotonic() - began < 25, said
+    assert Log.open(site.store, run="next").close() is None
