@@ -165,7 +165,9 @@ def test_urls_below_a_root_are_allowed(top, monkeypatch):
 
 @pytest.mark.parametrize("address", [
     "127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::", "169.254.169.254", "169.254.170.2", "fe80::1", "fe80::1%eth0",
-    "::ffff:127.0.0.1", "::ffff:169.254.169.254", "fd00:ec2::254", "100.100.100.200", "224.0.0.1", "2002:7f00:1::"])
+    "::ffff:127.0.0.1", "::ffff:169.254.169.254", "fd00:ec2::254", "100.100.100.200", "224.0.0.1", "2002:7f00:1::",
+    "fd20:ce::254", "fc00::1", "fdff::1", "192.0.0.192", "::ffff:192.0.0.1", "2001::1", "2001:0:7f00:1::", "fec0::1",
+    "64:ff9b::a9fe:a9fe", "64:ff9b::10.0.0.7"])
 def test_addresses_of_this_machine_and_its_cloud_are_refused(top, monkeypatch, address):
     assert not addresses.outside(address)
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: [(0, 0, 0, "", ("93.184.216.34", 0)),
