@@ -19,7 +19,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -252,15 +252,17 @@ def piece_name(run: str, attempt: int, piece: int) -> str:
 
 
 class LogReader:
-    """Reads the log of one attempt from its beginning; each call of `more` continues where the previous one stopped."""
+    """Reads the log of one attempt from its beginning; each call of `more` continues where the previous one stopped.
+    `check` gets the path of every piece before it is read, and may raise."""
 
-    def __init__(self, store: Store, run: str, attempt: int) -> None:
-        self.store, self.run, self.attempt = store, run, attempt
+    def __init__(self, store: Store, run: str, attempt: int, check: Callable[[str], None] = lambda piece: None) -> None:
+        self.store, self.run, self.attempt, self._check = store, run, attempt, check
         self.piece, self.offset = 1, 0
 
     def more(self) -> Iterator[str]:
         """Yield the text that was added since the last call."""
         while True:
+            self._check(piece_name(self.run, self.attempt, self.piece))
             try:
                 data = self.store.read(piece_name(self.run, self.attempt, self.piece))
             except FileNotFoundError:

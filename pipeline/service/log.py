@@ -53,8 +53,7 @@ def read_log(store: Store, run: str, place: LogPlace | None) -> Stretch:
     if not store.exists(piece_name(run, place.attempt, 1)) and current.facts.get("how") == "local":
         raise Problem(404, "No log", f"the run {run!r} was started in a terminal, and its output went there", "run",
                       "follow the run itself")
-    inside(store, piece_name(run, place.attempt, place.piece))
-    reader = LogReader(store, run, place.attempt)
+    reader = LogReader(store, run, place.attempt, check=lambda piece: inside(store, piece))
     reader.piece, reader.offset = place.piece, place.offset
     text = next(reader.more(), "")
     if not text and place.attempt < current.attempt:

@@ -321,6 +321,19 @@ def test_links_out_of_the_store_are_not_followed(client, store, tmp_path):
     problem(client.get(f"{RUNS}/linked"), 404)
 
 
+def test_a_next_piece_of_a_log_that_is_a_link_is_not_followed(client, store, tmp_path):
+    (tmp_path / "secret").write_text("outside")
+    write_log(store, "first", "one\n", "two\n")
+    place = client.get(f"{RUNS}/first/log").json()["next"]
+    piece = store.local / "runs/first/log/0001-000002.txt"
+    piece.unlink()
+    piece.symlink_to(tmp_path / "secret")
+    answer = client.get(f"{RUNS}/first/log", params={"from": place})
+    assert "outside" not in answer.text
+    problem(answer, 404)
+    assert "outside" not in client.get(f"{RUNS}/first/log/events").text
+
+
 # -- stores that come and go -----------------------------------------------------------------------------------------
 def test_a_store_that_vanishes_and_comes_back(client, store):
     before = client.get(f"{RUNS}/first").content
