@@ -96,7 +96,8 @@ async def submit(request: Request, store: str, at: StoreOf, role: Operator, give
     known = next((e for e in entries if e.request == submission.request), None)
     if known is not None:                                         # its inputs may be gone by now, so it is not checked
         return {**await _put(request, store, submission, submission.run or known.run), "problems": []}
-    if submission.run and await run_in_threadpool(has_run, at, submission.run):
+    taken: bool = bool(submission.run) and await run_in_threadpool(has_run, at, submission.run)
+    if taken:
         raise Problem(409, "Name is taken", f"there is a run {submission.run!r}, whose results another recipe would "
                       f"replace", "run", "leave `run` out, choose another name, or resume that run")
     result = await _check(request, submission, None)
