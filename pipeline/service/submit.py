@@ -96,12 +96,12 @@ async def submit(request: Request, store: str, at: StoreOf, role: Operator, give
     known = next((e for e in entries if e.request == submission.request), None)
     if known is not None:                                         # its inputs may be gone by now, so it is not checked
         return {**await _put(request, store, submission, submission.run or known.run), "problems": []}
-    taken: bool = bool(submission.run) and await run_in_threadpool(has_run, at, submission.run)
-    if taken:
-        raise Problem(409, "Name is taken", f"there is a run {submission.run!r}, whose results another recipe would "
-                      f"replace", "run", "leave `run` out, choose another name, or resume that run")
+    await _refuse_taken(at, submission.run, entries)
     result = await _check(request, submission, None)
     _refuse_errors(result)
+    entries = await run_in_threadpool(_queue(request, store).entries)             # others came during the check
+    if all(e.request != submission.request for e in entries):
+        await _refuse_taken(at, submission.run, entries)
     entry = await _put(request, store, submission, result["run"])
     return {**entry, "problems": result["problems"]}
 
@@ -211,6 +211,19 @@ def _refuse_errors(result: dict[str, Any]) -> None:
         more = f" (and {len(errors) - 1} more; recipes/validate lists all)" if len(errors) > 1 else ""
         raise Problem(422, "The recipe has an error", f"{first['file']}:{first['line']}: {first['message']}{more}",
                       first["key"], first["remedy"])
+
+
+async def _refuse_taken(at: Store, run: str, entries: list[Entry]) -> None:
+    """Raise Problem when the name that a client gives its run is that of a run, or of an entry that has not ended."""
+    if not run:
+        return
+    there: bool = await run_in_threadpool(has_run, at, run)
+    if there:
+        raise Problem(409, "Name is taken", f"there is a run {run!r}, whose results another recipe would replace",
+                      "run", "leave `run` out, choose another name, or resume that run")
+    if any(e.run == run and not e.ended for e in entries):
+        raise Problem(409, "Name is taken", f"the run {run!r} of another submission is in the queue", "run",
+                      "leave `run` out, choose another name, or cancel that run")
 
 
 async def _put(request: Request, store: str, submission: Submission, run: str) -> dict[str, Any]:

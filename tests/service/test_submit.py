@@ -186,6 +186,15 @@ def test_the_name_of_a_run_that_is_there_is_not_taken(site):
     assert site.post("/queue", {"recipe": RECIPE, "run": "other"}).status_code == 202
 
 
+def test_the_name_of_a_run_that_waits_is_not_taken(site):
+    assert site.post("/queue", {"recipe": RECIPE, "run": "mine"}, **{"Idempotency-Key": "k1"}).status_code == 202
+    answer = site.post("/queue", {"recipe": RECIPE.replace("5", "6"), "run": "mine"})
+    assert answer.status_code == 409 and answer.json()["key"] == "run" and len(site.get("/queue")["entries"]) == 1
+    assert site.post("/queue", {"recipe": RECIPE, "run": "mine"}, **{"Idempotency-Key": "k1"}).json()["number"] == 1
+    site.post("/queue/1/cancel")
+    assert site.post("/queue", {"recipe": RECIPE, "run": "mine"}).status_code == 202
+
+
 def _until(holds: Any, seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
