@@ -7,6 +7,7 @@ much memory, and may name code. The process has limits for all of these, and is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,8 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
 
 from pipeline.base.errors import TokenmillError
 from pipeline.base.process import die_with_parent, import_path, limit_data, no_core
@@ -28,6 +31,8 @@ from pipeline.store.web import DIRECT
 
 #: checks that run at a time; each takes a core and some hundred MB
 AT_ONCE = 2
+#: checks that may wait, and plans: others are refused
+WAITING = 6
 #: seconds and bytes that one may take
 CHECK_S, CHECK_BYTES = 50.0, 4 << 30
 ELSEWHERE = "or plan it with tokenmill plan on the server's machine"
@@ -41,12 +46,38 @@ class CheckRoom:
 
     def __init__(self, settings: Settings) -> None:
         self._room, self._folder = asyncio.Semaphore(AT_ONCE), driver_options(settings).folder
+        self._plan_room = asyncio.Semaphore(AT_ONCE - 1)          # plans are slow: what is submitted goes past them
+        self._inside = {False: 0, True: 0}
         self._environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {
             DIRECT: "1", "PYTHONPATH": import_path()}
 
-    async def check(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of `check` for this request. Raises Problem when it takes too long or cannot be planned."""
-        async with self._room:
+    async def check(self, client: Request, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of `check` for this request. Raises Problem when it takes too long, cannot be planned, or too many
+        wait; ends when the client goes."""
+        async def gone() -> None:
+            while (await client.receive())["type"] != "http.disconnect":
+                pass
+
+        plans = request["store"] is not None
+        if self._inside[plans] >= WAITING + AT_ONCE - plans:
+            raise Problem(503, "Busy", "too many recipes wait to be checked", remedy="try again in a few seconds",
+                          headers={"Retry-After": "5"})
+        self._inside[plans] += 1
+        work, left = asyncio.ensure_future(self._wait_and_check(plans, request)), asyncio.ensure_future(gone())
+        try:
+            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientDisconnect
+            return work.result()
+        finally:
+            self._inside[plans] -= 1
+            left.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait((work,))                       # it kills its process
+
+    async def _wait_and_check(self, plans: bool, request: Mapping[str, Any]) -> dict[str, Any]:
+        async with self._plan_room if plans else contextlib.nullcontext(), self._room:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "pipeline.service.checks", env=self._environment, cwd=self._folder,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)

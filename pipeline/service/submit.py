@@ -197,7 +197,7 @@ def _kept(request: Request, at: Store, run: str, key: str | None, by: str, entri
 async def _check(request: Request, submission: Submission, plan_in: Store | None) -> dict[str, Any]:
     """Check a submission in a process of its own, and with `plan_in` plan it in that store."""
     options = driver_options(request.app.state.settings)
-    result: dict[str, Any] = await request.app.state.checks.check({
+    result: dict[str, Any] = await request.app.state.checks.check(request, {
         "text": submission.text, "name": submission.name, "base": submission.base, "run": submission.run,
         "overrides": submission.overrides, "inputs": submission.inputs, "verify_inputs": submission.verify_inputs,
         "roots": options.roots, "allow_code": options.allow_code, "store": plan_in.root if plan_in else None})

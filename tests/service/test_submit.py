@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 from pipeline.cluster.queue import Queue
 from pipeline.service import audit
 from pipeline.service.app import create_app
+from pipeline.service.checks import CheckRoom
+from pipeline.service.problems import Problem
 from pipeline.service.settings import BadSettings, Settings
 from pipeline.store.fs import Store
 from pipeline.store.lease import identity
@@ -267,3 +271,50 @@ def test_a_run_is_cancelled_while_it_plans(site, slow):
     said = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True, check=False).stderr
     assert Queue(site.store).entry(1).state == "cancelled" and time.monotonic() - began < 25, said
     assert Log.open(site.store, run="next").close() is None
+
+
+class Client:
+    """A request whose client goes when told."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+def test_checks_end_with_their_clients_and_few_wait(site, monkeypatch):
+    processes = []
+
+    async def slow(*_: Any, start: Any = asyncio.create_subprocess_exec, **pipes: Any) -> Any:
+        processes.append(await start("sleep", "60", **pipes))
+        return processes[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slow)
+
+    async def main() -> None:
+        room = CheckRoom(site.settings)
+
+        async def begin(store: str | None, number: int) -> list[tuple[Client, Any]]:
+            clients = [Client() for _ in range(number)]
+            begun = [(c, asyncio.ensure_future(room.check(c, {"store": store}))) for c in clients]
+            await asyncio.sleep(0.3)
+            return begun
+
+        plans = await begin("store", 7)
+        assert len(processes) == 1, "one place is left for other checks"
+        checks = await begin(None, 8)
+        assert len(processes) == 2
+        for store in ("store", None):
+            with pytest.raises(Problem) as refused:
+                await asyncio.wait_for(room.check(Client(), {"store": store}), 5)
+            assert refused.value.status == 503 and refused.value.headers["Retry-After"]
+        for client, _ in [*plans[::-1], *checks[::-1]]:
+            client.left.set()
+        ends = await asyncio.wait_for(asyncio.gather(*(task for _, task in plans + checks), return_exceptions=True), 10)
+        assert all(isinstance(end, ClientDisconnect) for end in ends), ends
+        assert all(process.returncode is not None for process in processes)
+        assert room._inside == {False: 0, True: 0}
+
+    asyncio.run(main())
