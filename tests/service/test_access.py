@@ -383,7 +383,7 @@ def test_the_access_log_has_no_token_and_one_line_a_request(guarded, caplog):
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 4 and all("\n" not in line and "\x1b" not in line and "\u202e" not in line for line in lines)
     assert not any(word in line for line in lines for word in (VIEWER, OPERATOR, "w" * 30))
-    assert [" 200 " in lines[0], " 404 " in lines[1], " 204 " in lines[2], " 401 " in lines[3]] == [True] * 4
+    assert [" 422 " in lines[0], " 404 " in lines[1], " 204 " in lines[2], " 401 " in lines[3]] == [True] * 4
 
 
 # -- audit -----------------------------------------------------------------------------------------------------------
