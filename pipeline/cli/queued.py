@@ -32,12 +32,12 @@ def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None
     if not (number.isdecimal() and event.isdecimal()):
         raise BadUsage(f"--queued {claim}: give NUMBER/EVENT")
 
-    told: list[int] = []
+    signals: list[int] = []
 
     def interrupt(signum: int, frame: Any) -> None:
         raise Interrupted(signum)
 
-    signal.signal(signal.SIGTERM, lambda signum, frame: told.append(signum))    # what has begun must be able to end
+    signal.signal(signal.SIGTERM, lambda signum, frame: signals.append(signum))    # what has begun must be able to end
     queue, position = Queue(store), (int(number), int(event))
     try:
         entry = begin(queue, *position, identity(""))
@@ -47,8 +47,8 @@ def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None
     with DriverLog(store, entry.run, attempt):
         try:
             signal.signal(signal.SIGTERM, interrupt)      # until the scheduler installs its handlers
-            if told:
-                raise Interrupted(told[0])
+            if signals:
+                raise Interrupted(signals[0])
             _drive(store, entry, queue.submission(entry.number), backend, workers, address, insecure_local, allow_code)
         except BaseException as e:
             stopped = isinstance(e, (KeyboardInterrupt, SystemExit))

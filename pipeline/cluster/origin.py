@@ -37,8 +37,9 @@ def tokenmill_version() -> str:
 def author() -> str:
     """The author's name from the environment, else from git's `user.name`; '' where neither is set. It is one line, and
     e-mail addresses and other personal data in it are masked, because reports leave the machine."""
-    said = next((value for name in AUTHOR_VARIABLES if (value := os.environ.get(name, "").strip())), "") or _git_name()
-    return scrub_text(" ".join(said.split())[:LONGEST])
+    stated = (os.environ.get(variable, "").strip() for variable in AUTHOR_VARIABLES)
+    name = next(filter(None, stated), "") or _git_name()
+    return scrub_text(" ".join(name.split())[:LONGEST])
 
 
 def _git_name() -> str:

@@ -31,12 +31,12 @@ _LONGEST = 200
 
 def licence_label(meta: Mapping[str, Any]) -> str:
     """The licence that a document states, as a key of counters; '' where it states none."""
-    said = meta.get("licence") or meta.get("license")
-    if not said:
+    stated = meta.get("licence") or meta.get("license")
+    if not stated:
         return ""
-    if not isinstance(said, str) or len(said) > _LONGEST:
+    if not isinstance(stated, str) or len(stated) > _LONGEST:
         return OTHER
-    name = said.strip().lower()
+    name = stated.strip().lower()
     if match := _CREATIVE.match(name):
         name = f"cc0-{match[4]}" if match[3] else f"cc-{match[1]}-{match[2]}"
     name = re.sub(r"-(?:only|or-later)$", "", name)

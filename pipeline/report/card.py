@@ -47,8 +47,8 @@ def render_card(document: dict[str, Any]) -> str:
 def title(document: Mapping[str, Any]) -> str:
     """The title of the ready recipe, else the name of the recipe's file, else that of the run."""
     about = document["about"] or {}
-    said = about.get("title") or document["made"]["name"] or document["run"]
-    return " ".join(visible(said).split())[:LONGEST_NAME] or "corpus"
+    name = about.get("title") or document["made"]["name"] or document["run"]
+    return " ".join(visible(name).split())[:LONGEST_NAME] or "corpus"
 
 
 def front_matter(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def language_codes(counts: Mapping[str, int]) -> list[str]:
 def summary(document: Mapping[str, Any]) -> list[str]:
     """What the corpus is, in a few sentences."""
     head, final, about = headline(dict(document)), document["names"]["final"], document["about"]
-    made = document["made"]
+    origin = document["made"]
     sources = plural(len(document["names"]["sources"]), "source")
     several = shared(document)
     share = f" ({percent(head['kept'] / head['read'])} of those read)" if head["read"] and not several else ""
@@ -109,8 +109,8 @@ def summary(document: Mapping[str, Any]) -> list[str]:
                else "as the recipe itself says")
         lines.append(f"It follows the recipe {plain(about['name'])}, version {about['version']} ({how}), after "
                      f"{sections.listed(about['after'])}.")
-    if made["at"] or made["author"]:
-        when = f" on {plain(made['at'][:10])}" if made["at"] else ""
-        lines.append(f"Made{when}{' by ' + plain(made['author']) if made['author'] else ''}.")
+    if origin["at"] or origin["author"]:
+        when = f" on {plain(origin['at'][:10])}" if origin["at"] else ""
+        lines.append(f"Made{when}{' by ' + plain(origin['author']) if origin['author'] else ''}.")
     lines.append(f"Run {code(document['run'])}. Every figure below is in `report.json` of the run.")
     return [" ".join(lines), ""]

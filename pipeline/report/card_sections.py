@@ -188,15 +188,17 @@ def licences(document: Report) -> list[str]:
 def contamination(document: Report) -> list[str]:
     """What is known of documents that hold test data: only what steps have found."""
     lines = ["## Contamination", ""]
-    said = [f"{plain(dataset)}: {plain(r['stage'])} removed {plural(r['docs'], 'document')} ({plain(r['reason'])})."
-            for dataset in document["names"]["datasets"] for r in document["datasets"][dataset]["reasons"]
-            if "contamin" in f"{r['stage']} {r['reason']}".lower()]
+    sentences = [
+        f"{plain(dataset)}: {plain(r['stage'])} removed {plural(r['docs'], 'document')} ({plain(r['reason'])})."
+        for dataset in document["names"]["datasets"] for r in document["datasets"][dataset]["reasons"]
+        if "contamin" in f"{r['stage']} {r['reason']}".lower()]
     near = sum(t["near_held_out"] for t in document["tokens"].values())
     if near:
-        said.append(f"{plural(near, 'training document')} that resemble a held-out one were left out of the tokens.")
-    if not any("removed" in line for line in said):
-        said.append("Overlap with benchmarks is not known: no step of the recipe looks for it.")
-    return [*lines, " ".join(said), ""]
+        left_out = plural(near, "training document")
+        sentences.append(f"{left_out} that resemble a held-out one were left out of the tokens.")
+    if not any("removed" in line for line in sentences):
+        sentences.append("Overlap with benchmarks is not known: no step of the recipe looks for it.")
+    return [*lines, " ".join(sentences), ""]
 
 
 def tokens(document: Report) -> list[str]:
@@ -223,12 +225,12 @@ def tokens(document: Report) -> list[str]:
 
 def reproduce(document: Report, recipe: Mapping[str, Any]) -> list[str]:
     """How to make the corpus again: program, hashes, command and recipe."""
-    made = document["made"]
+    origin = document["made"]
     final = {name: node["content"] for name in document["names"]["final"] for node in document["lineage"]
              if node["kind"] == "pass" and node["name"] == name}
-    program = " ".join(filter(None, ["Tokenmill", plain(made["version"] or "of an unknown version")]))
+    program = " ".join(filter(None, ["Tokenmill", plain(origin["version"] or "of an unknown version")]))
     lines = ["## How to reproduce", "", f"- Made with {program}"
-             + (f" and Python {plain(made['python'])}." if made["python"] else "."),
+             + (f" and Python {plain(origin['python'])}." if origin["python"] else "."),
              f"- Hash of the recipe: {code(document['recipe'])}"]
     lines += [f"- Hash of the order of all samples: {code(document['order'])}"] if document["order"] else []
     lines += [f"- Content of {plain(name)}: {code(content)}" for name, content in final.items()]
@@ -236,8 +238,8 @@ def reproduce(document: Report, recipe: Mapping[str, Any]) -> list[str]:
     lines += ["", "The same recipe, input, version and quarantined documents give the same documents and hashes. "
               "Scores of models may also depend on the kind of CPU.", "",
               *block(f"tokenmill run recipe.yaml --store STORE{own}", "sh"), ""]
-    if made["recipe"]:
-        text = made["recipe"].split("\n")
+    if origin["recipe"]:
+        text = origin["recipe"].split("\n")
         lines += ["`recipe.yaml` as it ran, with secrets and personal data masked:", "",
                   *block("\n".join(text[:RECIPE_LINES]), "yaml"), ""]
         lines += ([f"The beginning is shown; {plural(len(text) - RECIPE_LINES, 'line')} more in `recipe.yaml` of the "

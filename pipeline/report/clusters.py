@@ -58,7 +58,8 @@ def cluster_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str,
         read += 1
     total = sum(n for node in appliers for by in node.counters.get("stages", {}).get(f"barrier:{step}", {}).get(
         "dropped", {}).values() for n in by.values())
-    kept_files = [info for node in appliers for info in _texts(node, nodes)]
+    texts = {info.path: (key, info) for node in appliers for key, info in _texts(node, nodes)}
+    kept_files = [info for _, info in heapq.nsmallest(sampled.PARTS, texts.values(), key=lambda text: text[0])]
     largest = heapq.nsmallest(LARGEST, groups.items(), key=lambda group: (-group[1], group[0]))
     places, origin = _look_up(store, kept_files, {kept for _, kept in sources}, {kept for kept, _ in largest})
     pairs: Counter[tuple[str, str]] = Counter()
@@ -102,13 +103,14 @@ def _rows(store: Store, files: list[FileInfo], step: str) -> Iterator[tuple[int,
                 break
 
 
-def _texts(node: Node, nodes: list[Node]) -> list[FileInfo]:
-    """The files that are read of the documents that a pass kept. For a pass that wrote row sets, those of the passes
-    before it."""
+def _texts(node: Node, nodes: list[Node]) -> list[tuple[str, FileInfo]]:
+    """Files with documents that a pass kept, with the keys of their tasks: PARTS at most, those with the smallest keys.
+    For a pass that wrote row sets, those of each pass before it."""
     if "gone.parquet" not in node.writes:
-        return [info for record in node.choose(sampled.PARTS) if (info := record.files["kept.parquet"]).rows]
-    return [info for before in nodes if before.kind == "pass" and before.name in node.deps
-            for info in _texts(before, nodes)]
+        return [(record.key, info) for record in node.choose(sampled.PARTS)
+                if (info := record.files["kept.parquet"]).rows]
+    return [text for before in nodes if before.kind == "pass" and before.name in node.deps
+            for text in _texts(before, nodes)]
 
 
 def _look_up(store: Store, files: list[FileInfo], ids: set[str],

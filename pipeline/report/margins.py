@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,10 +25,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.passes.verdicts import stored_verdicts
 from stages.barrier import Barrier
 from stages.catalog import stage_class
 from stages.document import Document
 from stages.stage import Stage, StageConfig, role_of
+
+log = logging.getLogger("tokenmill")
 
 #: documents of one (stage, reason, language) that are tried without learning a rule before the distance counts as
 #: unknown
@@ -201,19 +205,19 @@ def _loaded(name: str, config: Any) -> Iterator[Stage]:
     """The stage of a step, without its models. A step that this installation does not know, or whose config it refuses,
     yields none: the run may have been made by another version or with other packages."""
     try:
-        yield stage_class(name)(dict(config or {}))
-    except Exception:
+        stage = stage_class(name)(dict(config or {}))
+    except Exception as e:                    # a plug-in's stage may raise anything
+        log.info("step %s cannot be set up here, so no distance to its thresholds is known: %s", name, e)
         return
+    yield stage
 
 
 def _verdict(stage: Stage, config: StageConfig, document: Document) -> str | None:
-    """What a stage says under a config; None also when it cannot tell without the text, or fails."""
+    """The verdict of a stage under a config. None also when the stage cannot give one from stored signals."""
     judge = copy.copy(stage)
     judge.config = config
-    try:
-        return judge.verdict(document)
-    except Exception:
-        return None
+    verdicts = stored_verdicts(document, judge)
+    return None if verdicts is None else verdicts[0]
 
 
 def _beside(value: float, rule: Rule) -> tuple[float, float]:

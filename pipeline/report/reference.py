@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from pipeline.base.generated import replace_generated
 from pipeline.report.schema import Report
 
 BETWEEN = re.compile(r"(?<=<!-- schema: `make docs` writes it -->\n).*?(?=<!-- end of schema -->)", re.S)
@@ -65,10 +66,7 @@ def table(model: type[BaseModel]) -> str:
 def rewrite(page: str) -> str:
     """The page with the schema as it is now. Raises ValueError unless the page has the marks exactly once."""
     text = "\n".join(table(model) for model in models(Report))
-    new, count = BETWEEN.subn(lambda _: f"\n{text}\n", page)
-    if count != 1:
-        raise ValueError(f"the page has {count} places for the schema, not one")
-    return new
+    return replace_generated(page, BETWEEN, f"\n{text}\n", "the schema")
 
 
 if __name__ == "__main__":

@@ -57,9 +57,12 @@ class RunTasks:
         occurs twice."""
         with self._store.parquet(self._path) as file:
             for group in range(file.num_row_groups):  # iterating over all groups at once would buffer them all
-                found = file.read_row_group(group, use_threads=False)
-                mine = found.filter(pc.equal(found.column("node").cast(pa.string()), node))
-                yield from (key.hex() for key in mine.column("key").to_pylist())
+                names = file.metadata.row_group(group).column(0).statistics
+                if names is not None and names.has_min_max and not names.min <= node <= names.max:
+                    continue                          # hundreds of nodes would each read the keys of all
+                tasks = file.read_row_group(group, use_threads=False)
+                of_node = tasks.filter(pc.equal(tasks.column("node").cast(pa.string()), node))
+                yield from (key.hex() for key in of_node.column("key").to_pylist())
 
     def all(self) -> Iterator[str]:
         """Yield the keys of the tasks of all plan nodes, in the order of the plan."""

@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from tests.trainer.checkpoint_ranks import killed
 from tests.trainer.processes import begin
@@ -76,8 +77,14 @@ class Gate:
         self.writer = Waiting
 
 
-def test_it_is_the_same_checkpoint_bit_for_bit(folder, sync, tmp_path, alone):
-    """Also when training has gone on before the first byte is written: the copy is what is written."""
+@pytest.mark.parametrize("kept", [False, True], ids=["new copies", "one copy, as on CUDA"])
+def test_it_is_the_same_checkpoint_bit_for_bit(folder, sync, tmp_path, alone, monkeypatch, kept):
+    """Also when training has gone on before the first byte is written: the copy is what is written. On CUDA the copy of
+    a checkpoint is written over that of the one before."""
+    if kept:
+        stager = BlockingAsyncStager(True)
+        monkeypatch.setattr(ckpt, "BlockingAsyncStager", lambda _cuda: stager)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)    # only CUDA has pinned memory
     gate, steps = Gate(), []
 
     def opens(saver: ckpt.Saver, *_: object) -> None:
@@ -91,6 +98,7 @@ def test_it_is_the_same_checkpoint_bit_for_bit(folder, sync, tmp_path, alone):
             mock.patch.object(ckpt.Saver, "poll", lambda self: (opens(self), real(self))[1]):
         train(opened(folder, tmp_path, "checkpoint.keep=99"), alone, 20, quiet)
     assert steps == [6, 6, 6]                        # it was in flight while steps were done
+    assert not kept or stager.state_dict_cache
     there, here = (ckpt.complete(out / "checkpoints") for out in (sync, tmp_path))
     assert [c.step for c in there] == [c.step for c in here] == [6, 12, 18, 20]
     for a, b in zip(there, here):

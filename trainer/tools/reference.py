@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.generated import replace_generated
 from trainer.loop.config import TrainConfig
 from trainer.optim.config import OptimizerConfig, kinds
 
@@ -61,10 +62,7 @@ def rewrite(page: str) -> str:
     rows = list(settings(TrainConfig))
     width = max(len(key) for key, _ in rows)
     text = "".join(f"{key:<{width}}  {default}\n" for key, default in rows)
-    new, count = BETWEEN.subn(lambda _: f"```text\n{text}```\n", page)
-    if count != 1:
-        raise ValueError(f"the page has {count} places for the list of settings, not one")
-    return new
+    return replace_generated(page, BETWEEN, f"```text\n{text}```\n", "the list of settings")
 
 
 if __name__ == "__main__":
