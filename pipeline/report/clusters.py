@@ -94,8 +94,8 @@ def _rows(store: Store, files: list[FileInfo], step: str) -> Iterator[tuple[int,
         for batch in batches(store, info, ["id", "source", "stage", "meta"]):
             columns = (batch.column(name).to_pylist() for name in ("id", "source", "stage", "meta"))
             for id, source, stage, meta in zip(*columns, strict=True):
-                if stage == step and (found := verdict(meta, step)) is not None:
-                    yield number, row, id, source, found["kept"]
+                if stage == step and (stated := verdict(meta, step)) is not None:
+                    yield number, row, id, source, stated["kept"]
                 row += 1
                 if row >= quota:
                     break
@@ -144,9 +144,9 @@ def _group(store: Store, step: str, kept: str, size: int, removed: list[FileInfo
     shown = []
     for member in members:
         row = rows[member]
-        found = sample(row, step)
-        found["similarity"] = (json.loads(row["meta"])[step] or {}).get("similarity")
-        shown.append({**found, "diff": difference(twin["text"], row["text"]) if twin else None})
+        excerpt = sample(row, step)
+        excerpt["similarity"] = (json.loads(row["meta"])[step] or {}).get("similarity")
+        shown.append({**excerpt, "diff": difference(twin["text"], row["text"]) if twin else None})
     return {"kept_id": kept, "size": size, "kept": sample(twin) if twin else None, "removed": shown}
 
 

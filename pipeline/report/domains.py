@@ -21,8 +21,8 @@ _HOST = re.compile(r"[a-z][a-z0-9+.-]*://(?:[^/?#@\\]*@)?([^/?#:@\\]+)", re.IGNO
 
 def domain_of(url: str | None) -> str:
     """The host of a URL in lower case, without port and "www."; "" for anything else."""
-    found = _HOST.match(url or "")
-    host = found[1].lower().rstrip(".").removeprefix("www.") if found else ""
+    match = _HOST.match(url or "")
+    host = match[1].lower().rstrip(".").removeprefix("www.") if match else ""
     return host if len(host) <= LONGEST else ""
 
 

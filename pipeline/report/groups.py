@@ -64,7 +64,7 @@ def words(diff: Sequence[Sequence[str]] | None) -> Markup:
         elif kind == "cut":
             out.append(Markup('<span class="dim">…</span>'))
         else:
-            said = "only in the kept text" if kind == "kept" else "only in the removed text"
-            out.append(Markup('<mark class="{}" title="{}">{}</mark>').format(f"only-{kind}", said, text))
+            label = "only in the kept text" if kind == "kept" else "only in the removed text"
+            out.append(Markup('<mark class="{}" title="{}">{}</mark>').format(f"only-{kind}", label, text))
     return Markup(" ").join(out)
 

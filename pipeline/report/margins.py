@@ -108,10 +108,10 @@ class Margins:
     # -- barriers ------------------------------------------------------------------------------------------------
     def _similarities(self, barrier: str, batch: pa.RecordBatch, rows: list[int]) -> np.ndarray:
         metas = batch.column("meta").take(pa.array(rows)).to_pylist()
-        found = [self._similarity(barrier, meta) for meta in metas]
+        pairs = [self._similarity(barrier, meta) for meta in metas]
         return np.array([np.nan if threshold is None or value is None else
                          (value - threshold) / threshold if value >= threshold else np.nan
-                         for threshold, value in found])
+                         for threshold, value in pairs])
 
     def _similarity(self, barrier: str, meta: str | None) -> tuple[float | None, float | None]:
         """(threshold, similarity) of a document that a barrier removed; None where there is none."""

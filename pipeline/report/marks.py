@@ -33,10 +33,10 @@ def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
     """Why the barrier removed a document: {"kept": id of the document it duplicates, "similarity"}, from the document's
     `meta`. None when the barrier has noted nothing there. A field of the source that has the step's name is no
     verdict."""
-    found = json.loads(meta or "{}").get(barrier) if barrier and meta and "kept" in meta else None
-    if not isinstance(found, dict) or not isinstance(found.get("kept"), str):
+    verdict = json.loads(meta or "{}").get(barrier) if barrier and meta and "kept" in meta else None
+    if not isinstance(verdict, dict) or not isinstance(verdict.get("kept"), str):
         return None
-    return found if isinstance(found.get("similarity", ""), int | float | None) else None
+    return verdict if isinstance(verdict.get("similarity", ""), int | float | None) else None
 
 
 @cache

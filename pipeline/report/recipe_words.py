@@ -54,15 +54,15 @@ def _words(name: str, config: Mapping[str, Any] | None) -> StepWords:
         cls = stage_class(name)
     except (UnknownName, ImportError, AttributeError):
         return StepWords(name, "", tuple((key, _value(v)) for key, v in config.items() if _is_set(v)), False)
-    said = []
+    settings = []
     for key, value in config.items():
         field = cls.Config.model_fields.get(key)
         default = field.get_default(call_default_factory=True) if field is not None else None
         # a threshold is always said, another setting only if it was changed
         if _is_set(value) and (field is None or role_of(cls.Config, key) == "decision" or value != _plain(default)):
             meaning = (field.description if field is not None else None) or key
-            said.append((" ".join(meaning.split()), _value(value)))
-    return StepWords(name, first_sentence(cls.__doc__ or ""), tuple(said), bool(cls.scrubs))
+            settings.append((" ".join(meaning.split()), _value(value)))
+    return StepWords(name, first_sentence(cls.__doc__ or ""), tuple(settings), bool(cls.scrubs))
 
 
 def _is_set(value: Any) -> bool:
@@ -96,8 +96,8 @@ def _value(value: Any) -> str:
 
 def inputs_of(recipe: Mapping[str, Any], dataset: str) -> list[str]:
     """The sources and datasets that a dataset is made from."""
-    said = (recipe.get("datasets", {}).get(dataset) or {}).get("from") or []
-    return [said] if isinstance(said, str) else list(said)
+    inputs = (recipe.get("datasets", {}).get(dataset) or {}).get("from") or []
+    return [inputs] if isinstance(inputs, str) else list(inputs)
 
 
 def unscrubbed(recipe: Mapping[str, Any], final: list[str]) -> list[str]:

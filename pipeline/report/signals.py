@@ -79,16 +79,16 @@ def signal_section(store: Store, passes: list[Node]) -> dict[str, Any]:
     """The section of a dataset: {read, signals, left_out}. `read` is the extent of what was read; each signal has its
     step, documents, bins by score_bin, and bounds with the documents within each threshold tried (`docs`: of all that
     have a value; `kept`: of those that the dataset keeps). Signals without a value are left out."""
-    found = _declared(passes)
+    signals = _declared(passes)
     parts = strata(passes)
     for part in parts:
         for info in part.files[:1]:                       # all files of a stratum have the same columns
             with store.parquet(info.path, info.sha256) as file:
                 there = _fields(file.schema_arrow)
-            columns = [name for name in found if name in there]
+            columns = [name for name in signals if name in there]
             for batch, scale in part.rows(store, [f"signals.{name}" for name in columns]) if columns else ():
-                _add(found, batch, part.kept, scale)
-    rows = [signal.to_json(name) for name, signal in found.items()]
+                _add(signals, batch, part.kept, scale)
+    rows = [signal.to_json(name) for name, signal in signals.items()]
     rows = [row for row in rows if row["docs"]]
     return {"read": extent(parts), "signals": rows[:MOST], "left_out": max(0, len(rows) - MOST)}
 
@@ -96,16 +96,16 @@ def signal_section(store: Store, passes: list[Node]) -> dict[str, Any]:
 def _declared(passes: list[Node]) -> dict[str, _Signal]:
     """The signals that the steps of a dataset compute or judge, in the order of the recipe. Of a signal that several
     steps compute, the last one's name is given, since its values are stored."""
-    found: dict[str, _Signal] = {}
+    declared: dict[str, _Signal] = {}
     for node in passes:
         for stage in node.measures:
             for name in stage["signals"]:
-                found.setdefault(name, _Signal(stage["step"], [])).step = stage["step"]
+                declared.setdefault(name, _Signal(stage["step"], [])).step = stage["step"]
             for bound in stage["bounds"]:
-                bounds = found.setdefault(bound["signal"], _Signal(stage["step"], [])).bounds
+                bounds = declared.setdefault(bound["signal"], _Signal(stage["step"], [])).bounds
                 if (limit := Bound(**bound)) not in bounds:         # of a step that is used twice, or two steps
                     bounds.append(limit)
-    return found
+    return declared
 
 
 def _fields(schema: pa.Schema) -> set[str]:
@@ -113,9 +113,9 @@ def _fields(schema: pa.Schema) -> set[str]:
     return {kind.field(i).name for i in range(kind.num_fields)}
 
 
-def _add(found: Mapping[str, _Signal], batch: pa.RecordBatch, kept: bool, scale: float) -> None:
+def _add(by_name: Mapping[str, _Signal], batch: pa.RecordBatch, kept: bool, scale: float) -> None:
     signals = batch.column("signals")
     for i in range(signals.type.num_fields):
         values = signals.field(i).to_numpy(zero_copy_only=False).astype(np.float64)      # null becomes NaN
-        found[signals.type.field(i).name].add(values, kept, scale)
+        by_name[signals.type.field(i).name].add(values, kept, scale)
 

@@ -153,8 +153,8 @@ class _Builder:
         values = np.empty(len(self.table))
         for number, edge in enumerate(edges):
             values[some] = edge
-            said = np.where(number >= switch[some], last[some], first[some])
-            if (self._sides(values, some) != said).any():
+            expected = np.where(number >= switch[some], last[some], first[some])
+            if (self._sides(values, some) != expected).any():
                 return False
         return True
 

@@ -145,15 +145,15 @@ async def show_dataset(request: Request, at: StoreOf, dataset: str, queries: Que
 
 
 def _sizes(store: Store, dataset: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"dataset": dataset}
+    sizes: dict[str, Any] = {"dataset": dataset}
     for kind, folder in FOLDERS.items():
         try:
             table = store.table(f"{folder}/{dataset}/{MANIFEST}")
         except FileNotFoundError:                                 # a copy of the store may lack what was dropped
             table = MANIFEST_SCHEMA.empty_table()
-        found[kind] = {"documents": pc.sum(table["rows"]).as_py() or 0, "parts": table.num_rows,
+        sizes[kind] = {"documents": pc.sum(table["rows"]).as_py() or 0, "parts": table.num_rows,
                        "text_bytes": pc.sum(table["text_bytes"]).as_py() or 0}
-    return found
+    return sizes
 
 
 @router.get("/{dataset}/{kind}", summary="List documents")
@@ -202,9 +202,9 @@ async def count_documents(
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
-        found = queries.counts(Documents(at, kind, dataset), filter, by, stop)
-        groups = [{**group, **{name: scrub_value(group[name]) for name in by}} for group in found["groups"]]
-        return {**found, "groups": groups}
+        counts = queries.counts(Documents(at, kind, dataset), filter, by, stop)
+        groups = [{**group, **{name: scrub_value(group[name]) for name in by}} for group in counts["groups"]]
+        return {**counts, "groups": groups}
 
     return await answer(request, stop, call)
 

@@ -50,13 +50,13 @@ async def dispatching(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _look_after(name: str, dispatcher: Dispatcher, stopping: threading.Event) -> None:
-    said = ""
+    logged = ""
     while not stopping.wait(TICK_S):
         try:
             dispatcher.tick()
-            said = ""
+            logged = ""
         except Exception as e:                                    # a damaged queue, a store that does not answer
             message = visible(redact(f"{type(e).__name__}: {e}"))
-            if message != said:
+            if message != logged:
                 logger.error("the queue of store %s: %s", visible(name), message)
-            said = message
+            logged = message

@@ -97,15 +97,15 @@ def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool
     if kind == "quarantined":
         return {"kind": kind, "id": row["id"], "document": None, "verdict": None, "twin": None, "windows": [],
                 "quarantine": _entries(queries, store, dataset, row["id"], masked, stop)}
-    found: dict[str, Any] = {"kind": kind, "id": row["id"], "document": shown(row, masked, chars)}
+    facts: dict[str, Any] = {"kind": kind, "id": row["id"], "document": shown(row, masked, chars)}
     verdict = _verdict(row)
-    found["verdict"] = verdict
-    found["twin"] = _twin(queries, store, dataset, row, verdict["kept"], masked, stop) if verdict and verdict.get(
+    facts["verdict"] = verdict
+    facts["twin"] = _twin(queries, store, dataset, row, verdict["kept"], masked, stop) if verdict and verdict.get(
         "kept") else None
-    found["windows"] = windows(queries, store, row["id"], stop) if kind == "kept" else []
+    facts["windows"] = windows(queries, store, row["id"], stop) if kind == "kept" else []
     lost = [] if kind != "kept" else [entry for stream in _streams(store) for entry in _entries(
         queries, store, stream_quarantine(stream), row["id"], masked, stop)]
-    return {**found, "quarantine": lost}
+    return {**facts, "quarantine": lost}
 
 
 def _find(queries: Queries, store: Store, dataset: str, id: str, chars: int, stop: Stop) -> tuple[str, dict[str, Any]]:
@@ -192,7 +192,7 @@ def _streams(store: Store) -> list[str]:
 def windows(queries: Queries, store: Store, id: str, stop: Stop) -> list[dict[str, Any]]:
     """Where a document stands in the shard sets of a store: its range of tokens in the stream and, for each length of
     sequence in the curriculum of the latest run, the first and the last window that hold one of its tokens."""
-    found: list[dict[str, Any]] = []
+    spans: list[dict[str, Any]] = []
     lengths = _lengths(store)
     for path in _manifests(store):
         folder = path.rpartition("/")[0]
@@ -208,11 +208,11 @@ def windows(queries: Queries, store: Store, id: str, stop: Stop) -> list[dict[st
                 with open_parquet(local) as table:
                     for name, start, end in ranges(table, id):
                         if name == id:
-                            found.append({"stream": manifest.stream, "split": manifest.split, "start": offset + start,
+                            spans.append({"stream": manifest.stream, "split": manifest.split, "start": offset + start,
                                           "stop": offset + end, "tokens": end - start, "file": shard.body,
                                           "windows": _windows(offset + start, offset + end, manifest.tokens, lengths)})
             offset += shard.tokens
-    return found
+    return spans
 
 
 def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str, list[int]]:

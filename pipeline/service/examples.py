@@ -78,13 +78,13 @@ def _edges(judge: Judge, moved: Moved, replayed: Replayed, places: np.ndarray) -
 
 
 def _read(store: Store, replayed: Replayed, rows: list[int], signals: list[str]) -> list[dict[str, Any]]:
-    table, found = replayed.table, {}
+    table, examples = replayed.table, {}
     columns = ["id", "url", "source", "language", "text", "meta", "locator", "signals"]
     for number in sorted({int(table.file[row]) for row in rows}):
         here = [row for row in rows if table.file[row] == number]
         taken = take(store, table.files[number].info, [int(table.row[row]) for row in here], columns)
         for row in here:
             values = taken[int(table.row[row])]
-            found[row] = {**sample(values), "signals": {name: value for name in signals
+            examples[row] = {**sample(values), "signals": {name: value for name in signals
                                                         if (value := values["signals"].get(name)) is not None}}
-    return [found[row] for row in rows]
+    return [examples[row] for row in rows]

@@ -154,7 +154,7 @@ def read_cursor(text: str, query: str, kinds: Sequence[type | tuple[type, ...]])
     try:
         if len(text) > 8 * LONGEST:
             raise ValueError
-        found, *place = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
+        origin, *place = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
         place = [float.fromhex(v["f"]) if isinstance(v, dict) else v for v in place]
         sound = len(place) == len(kinds) and all(isinstance(v, kind) for v, kind in zip(place, kinds))
         for value in place:
@@ -163,8 +163,8 @@ def read_cursor(text: str, query: str, kinds: Sequence[type | tuple[type, ...]])
             elif isinstance(value, int) and not 0 <= value < 1 << 62:
                 raise ValueError
     except (ValueError, TypeError, KeyError, LookupError, OverflowError, RecursionError):
-        found, sound = None, False
-    if found != query or not sound:
+        origin, sound = None, False
+    if origin != query or not sound:
         raise QueryError("this is not a place in the results of this query", "after",
                          "take it from `next` of the page before, and change nothing else")
     return place

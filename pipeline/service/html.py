@@ -45,14 +45,17 @@ def page(request: Request, template: str, status: int = 200, headers: Mapping[st
 def environment() -> Environment:
     """The templates, and what they may call."""
     # finalize sees what a template prints before it is escaped; Markup is what the templates themselves have made
-    made = Environment(loader=PackageLoader("pipeline.service", "templates"), undefined=StrictUndefined,
-                       autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_printed)
-    made.filters |= {"number": _figure(humanize.count), "size": _figure(humanize.size),
-                     "seconds": _figure(humanize.duration), "exact": _figure(lambda n: f"{n:,}"),
-                     "value": _figure(lambda n: f"{n:.6g}"), "words": lambda text: str(text).replace("_", " "),
-                     "json": lambda value: json_text(value, indent=2, sort_keys=True), "instant": instant}
-    made.globals |= {"path": path, "static": static_path, "sides": sides, "plural": humanize.plural, "UNKNOWN": UNKNOWN}
-    return made
+    templates = Environment(
+        loader=PackageLoader("pipeline.service", "templates"), undefined=StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True, finalize=_printed)
+    templates.filters |= {
+        "number": _figure(humanize.count), "size": _figure(humanize.size), "seconds": _figure(humanize.duration),
+        "exact": _figure(lambda n: f"{n:,}"), "value": _figure(lambda n: f"{n:.6g}"),
+        "words": lambda text: str(text).replace("_", " "),
+        "json": lambda value: json_text(value, indent=2, sort_keys=True), "instant": instant}
+    templates.globals |= {
+        "path": path, "static": static_path, "sides": sides, "plural": humanize.plural, "UNKNOWN": UNKNOWN}
+    return templates
 
 
 def _printed(value: Any) -> Any:

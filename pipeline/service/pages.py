@@ -80,8 +80,8 @@ async def _section(request: Request, name: str, at: Store, after: str, most: int
         return {"store": name, "runs": None, "datasets": None, "problems": [e.document()]}
     problems: list[dict[str, Any]] = []
     listed = await _or_problem(runs.list_runs(request, name, at, after, most), problems)
-    found = await _or_problem(run_in_threadpool(datasets.list_datasets, at), problems)
-    return {"store": name, "runs": listed, "datasets": found and found["datasets"], "problems": problems}
+    listing = await _or_problem(run_in_threadpool(datasets.list_datasets, at), problems)
+    return {"store": name, "runs": listed, "datasets": listing and listing["datasets"], "problems": problems}
 
 
 async def _or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -171,9 +171,9 @@ def linkable(id: Any) -> bool:
 async def document_page(request: Request, store: str, at: StoreOf, dataset: str, id: str, queries: QueriesOf,
                         chars: Annotated[int, Query(ge=0, le=LENGTHS[-1])] = LENGTHS[0]) -> HTMLResponse:
     """One document: its text, verdict, signals, metadata, and the kept twin of a duplicate with what differs."""
-    found = await datasets.show_document(request, at, dataset, id, queries, chars, False)
-    row = found["document"] or {}
+    facts = await datasets.show_document(request, at, dataset, id, queries, chars, False)
+    row = facts["document"] or {}
     total = row.get("chars")
     longer = next((n for n in LENGTHS if n > chars), None) if total is not None and total > chars else None
-    return page(request, "document.html.j2", store=store, dataset=dataset, found=found, row=row, chars=chars,
+    return page(request, "document.html.j2", store=store, dataset=dataset, facts=facts, row=row, chars=chars,
                 total=total, longer=longer, linkable=linkable)

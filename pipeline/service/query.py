@@ -165,11 +165,11 @@ class Queries:
                 values.append(row)
             with self._database(store, [parts[i] for i in some], stop) as (database, files):
                 source, bound = _source(files, [columns[i] for i in some])
-                found = database.rows(f"SELECT file_index, file_row_number FROM {source} {_where(conditions)} "
-                                      f"ORDER BY file_index, file_row_number LIMIT ?",
-                                      [*bound, *values, most - len(hits)])
+                rows = database.rows(f"SELECT file_index, file_row_number FROM {source} {_where(conditions)} "
+                                     f"ORDER BY file_index, file_row_number LIMIT ?",
+                                     [*bound, *values, most - len(hits)])
             hits += [Hit(at + r["file_index"], r["file_row_number"],
-                         (parts[at + r["file_index"]].key, r["file_row_number"])) for r in found]
+                         (parts[at + r["file_index"]].key, r["file_row_number"])) for r in rows]
             at, size = at + len(some), min(2 * size, AT_A_TIME)
         return hits
 
@@ -191,11 +191,11 @@ class Queries:
         ranked = f"v {turn}" if order.by == "id" else f"v IS NULL, v {turn}, id"
         with self._database(store, parts, stop) as (database, files):
             source, bound = _source(files, columns)
-            found = database.rows(
+            rows = database.rows(
                 f"SELECT v, id, file_index, file_row_number FROM (SELECT {column(order.by, known)} AS v, id, "
                 f"file_index, file_row_number FROM {source} {_where(conditions)}) {_where([beyond] if beyond else [])} "
                 f"ORDER BY {ranked} LIMIT ?", [*bound, *values, most])
-        return [Hit(r["file_index"], r["file_row_number"], (r["v"], r["id"])) for r in found]
+        return [Hit(r["file_index"], r["file_row_number"], (r["v"], r["id"])) for r in rows]
 
     def _fetch(self, store: Store, parts: list[Part], columns: list[tuple[str, ...]], hits: list[Hit],
                show: Sequence[str], text: str, chars: int, stop: Stop) -> list[dict[str, Any]]:
@@ -287,9 +287,9 @@ class Queries:
                     f"SELECT CASE WHEN v < ? THEN -1 WHEN v > ? THEN {bins} ELSE {place} END AS bin, count(*) AS n "
                     f"FROM {inner} WHERE isfinite(v) GROUP BY bin",
                     [low, high, *([low, width] if width else []), *bound, *values])
-            found = {row["bin"]: row["n"] for row in rows}
-            return {**result, "below": found.get(-1, 0), "above": found.get(bins, 0),
-                    "counts": [found.get(i, 0) for i in range(bins)]}
+            by_bin = {row["bin"]: row["n"] for row in rows}
+            return {**result, "below": by_bin.get(-1, 0), "above": by_bin.get(bins, 0),
+                    "counts": [by_bin.get(i, 0) for i in range(bins)]}
 
         return self._over(of, stop, work)
 

@@ -67,8 +67,8 @@ def list_writes(at: StoreOf, after: After = "", limit: Limit = 100) -> dict[str,
     """The audit log of a store, oldest first. Operators only."""
     if "/" in after:
         raise Problem(422, "Not valid", "not the id of an entry", "after", "give the id of the last entry of a page")
-    found = audit.entries(at, after, limit)
-    return {"entries": found, "after": found[-1]["id"] if len(found) == limit else None}
+    entries = audit.entries(at, after, limit)
+    return {"entries": entries, "after": entries[-1]["id"] if len(entries) == limit else None}
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------

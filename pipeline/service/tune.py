@@ -171,12 +171,12 @@ def documents(game: GameOf, changes: ChangesOf,
     """Ids of the documents that change sides, or of which it is not known, with both outcomes, in a fixed random order.
     Of a dataset that is too big to be counted exactly, those in the sample."""
     try:
-        found = game.outcomes(game.moved(changes))
+        outcomes = game.outcomes(game.moved(changes))
     except PlaygroundError as e:
         raise _problem(e) from None
     page = [{"id": id, "from": was._asdict(), "to": now._asdict()}
-            for id, was, now in itertools.islice(found.documents(), after, after + limit)]
-    end, of = after + len(page), len(found.changed())
+            for id, was, now in itertools.islice(outcomes.documents(), after, after + limit)]
+    end, of = after + len(page), len(outcomes.changed())
     return {"documents": page, "of": of, "after": end if end < of else None}
 
 

@@ -31,11 +31,11 @@ async def _client(**options: Any) -> Any:
 
     class Resolver(ThreadedResolver):
         async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[Any]:
-            found = await super().resolve(host, port, family)
-            if not all(outside(info["host"]) for info in found):
+            addresses = await super().resolve(host, port, family)
+            if not all(outside(info["host"]) for info in addresses):
                 raise StoreError(f"{host} is this machine, or a service of its network; a submitted recipe must not "
                                  f"read there")
-            return found
+            return addresses
 
     async def refuse(session: Any, context: Any, parameters: Any) -> None:
         raise StoreError(f"{parameters.url} redirects elsewhere, which is refused for submitted recipes; name the file "

@@ -60,9 +60,9 @@ class TaskRecords(OnDisk[PartRecord]):
         return self._records(self._rows(first, min(stop, self._size)))
 
     def _records(self, rows: Sequence[Row]) -> list[PartRecord]:
-        found = self._get([key for key, _, _ in rows])
+        records = self._get([key for key, _, _ in rows])
         try:
-            return [found[key] for key, _, _ in rows]
+            return [records[key] for key, _, _ in rows]
         except KeyError as e:
             raise KeyError(f"task {e.args[0]} has no record in the log") from None
 
@@ -186,9 +186,9 @@ class TaskQueue:
         resources are of one kind."""
         heads = []
         for kind in self.waiting:
-            found = self._db.execute("SELECT rank, key FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? "
-                                     "ORDER BY rank, key LIMIT 1", kind).fetchone()
-            heads.append((found, kind))
+            head = self._db.execute("SELECT rank, key FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? "
+                                    "ORDER BY rank, key LIMIT 1", kind).fetchone()
+            heads.append((head, kind))
         return [kind for _, kind in sorted(heads)]
 
     def pop(self, kind: ResourceRequest) -> TaskSpec:
