@@ -37,11 +37,11 @@ def parser(command: str | None) -> argparse.ArgumentParser:
     text. If `command` is None, no command has options."""
     top = argparse.ArgumentParser(prog="tokenmill train", description="Train on the shards of a run.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, said) in COMMANDS.items():
+    for name, (module, help_text) in COMMANDS.items():
         if name == command:
             importlib.import_module(module).add_parser(commands)
         else:
-            commands.add_parser(name, help=said)
+            commands.add_parser(name, help=help_text)
     return top
 
 

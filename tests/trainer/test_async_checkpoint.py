@@ -258,10 +258,10 @@ def test_what_stays(config, stay):
     """Ten tokens a step; step 40 ends a phase; the best were 70 and 50. A deleted one is never missed later."""
     rows = [(s, 10 * s, s == 40, {50: 2.0, 60: 3.0, 70: 1.5, 80: None}.get(s, 4.0)) for s in range(10, 100, 10)]
     found = metas(*rows)
-    assert sorted(ckpt.kept(found, ckpt.CheckpointConfig(**config))) == stay
+    assert sorted(ckpt.steps_to_keep(found, ckpt.CheckpointConfig(**config))) == stay
     there: list[ckpt.Checkpoint] = []                # one by one, as a training does it
     for one in found:
-        there = [c for c in (*there, one) if c.step in ckpt.kept([*there, one], ckpt.CheckpointConfig(**config))]
+        there = [c for c in (*there, one) if c.step in ckpt.steps_to_keep([*there, one], ckpt.CheckpointConfig(**config))]
     assert [c.step for c in there] == stay
 
 

@@ -70,7 +70,7 @@ def test_a_watch_that_always_runs_for_one_cause(hand):
     assert one.watch.wall == 45
     one.watch.move(1e9, "data", "lost")                              # never more than there is
     assert nonzero(one.watch)["lost"] == 1.5 and one.watch.wall == 45
-    assert one.watch.told().startswith("0:45 of wall time: training 45.6%, compile and warm-up 22.2%")
+    assert one.watch.describe().startswith("0:45 of wall time: training 45.6%, compile and warm-up 22.2%")
 
 
 def test_an_error_in_a_block_does_not_leave_the_watch_there(hand):

@@ -54,7 +54,7 @@ def test_verdicts():
     assert loader_benchmark.together([FINE], 500.0)["sound"]
     slow = loader_benchmark.together([FINE, {**FINE, "wait_share": 0.03}], 500.0)
     assert not slow["sound"] and "3.0% of the time" in slow["problems"][0]
-    assert "verdict    at 500 tokens/s" in loader_benchmark.told(slow)
+    assert "verdict    at 500 tokens/s" in loader_benchmark.text(slow)
     # as fast as it goes it waits all the time, which says nothing
     assert loader_benchmark.together([{**FINE, "wait_share": 0.99}], 0)["sound"]
     grown = loader_benchmark.together([FINE, {**FINE, "memory_after": 400 << 20}], 0)
@@ -62,7 +62,7 @@ def test_verdicts():
     assert loader_benchmark.together([{**FINE, "memory_after": 150 << 20}], 0)["sound"]       # 50 MB are noise
     two = loader_benchmark.together([FINE, {**FINE, "seconds": 4.0, "wait_p99_ms": 7.0}], 500.0)
     assert (two["tokens_per_s"], two["mb_per_s"], two["wait_p99_ms"], two["ranks"]) == (250, 1.0, 7.0, 2)
-    assert "it keeps up" in loader_benchmark.told(two)
+    assert "it keeps up" in loader_benchmark.text(two)
 
 
 def test_a_loader_that_is_too_slow_is_found_out(folder, monkeypatch, capsys):

@@ -152,7 +152,7 @@ def test_update_norms_are_what_the_parameters_moved_by(alone):
     norm = first.detach().norm().item()
     updates = norms.Updates(optimizer)
     optimizer.step()
-    told = norms.told(optimizer.param_groups, updates.sums().tolist())
+    told = norms.metrics_fields(optimizer.param_groups, updates.sums().tolist())
     moved = told["updates"]["a"]
     assert moved["ratio"] == pytest.approx(0.5 * first.grad.norm().item() / norm, rel=1e-4)
     assert moved["parameter_norm"] == pytest.approx(first.detach().norm().item(), rel=1e-5)
@@ -170,7 +170,7 @@ def test_large_models_are_sampled(alone):
     copied = [t.numel() for t in updates.before[0]]
     assert copied == [2000, 4000, 1]
     optimizer.step()
-    found = norms.told(optimizer.param_groups, updates.sums().tolist())["updates"]["all"]
+    found = norms.metrics_fields(optimizer.param_groups, updates.sums().tolist())["updates"]["all"]
     assert found["ratio"] == pytest.approx(1e-3, rel=0.05)
     square = sum(p.detach().square().sum().item() for p in parameters)
     assert found["parameter_norm"] == pytest.approx(math.sqrt(square), rel=1e-5)

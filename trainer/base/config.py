@@ -54,24 +54,26 @@ def build(cls: type[T], value: Any, where: str) -> T:
         raise ConfigError(f"{where}: expected a mapping with keys {', '.join(names(cls))}, got {value!r}")
     value = dict(value)
     hints = typing.get_type_hints(cls)
-    fields = {f.name.removesuffix("_"): f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {field.name.removesuffix("_"): field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     presets: Mapping[str, Mapping[str, Any]] = getattr(cls, "PRESETS", {})
     if presets and "preset" in value:
         name = str(value.pop("preset"))
         if name not in presets:
-            raise ConfigError(f"{where}.preset: unknown preset {name!r}{meant(name, presets)}; there are "
+            raise ConfigError(f"{where}.preset: unknown preset {name!r}{suggestion(name, presets)}; there are "
                               f"{', '.join(presets)}")
         value = {**presets[name], **value}
     for key in value:
         if key not in fields:
-            known = [*(["preset"] if presets else []), *fields]
-            raise ConfigError(f"{where}.{key}: unknown key{meant(str(key), known)}; known keys: {', '.join(known)}")
-    made = {fields[key].name: convert(hints[fields[key].name], item, f"{where}.{key}") for key, item in value.items()}
-    missing = [n for n, f in fields.items()
-               if f.name not in made and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+            valid = [*(["preset"] if presets else []), *fields]
+            raise ConfigError(f"{where}.{key}: unknown key{suggestion(str(key), valid)}; known keys: "
+                              f"{', '.join(valid)}")
+    values = {fields[key].name: convert(hints[fields[key].name], item, f"{where}.{key}") for key, item in value.items()}
+    missing = [n for n, field in fields.items()
+               if field.name not in values and field.default is dataclasses.MISSING
+               and field.default_factory is dataclasses.MISSING]
     if missing:
         raise ConfigError(f"{where}: {', '.join(missing)} must be given")
-    config = cls(**made)
+    config = cls(**values)
     if hasattr(config, "check"):
         try:
             config.check()
@@ -94,7 +96,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return convert(classes[0] if classes and isinstance(value, Mapping) else inner[0], value, where)
     if origin is Literal:
         if value not in args:
-            raise ConfigError(f"{where}: {value!r} is not one of {', '.join(map(repr, args))}{meant(str(value), args)}")
+            raise ConfigError(f"{where}: {value!r} is not one of {', '.join(map(repr, args))}"
+                              f"{suggestion(str(value), args)}")
         return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
@@ -158,7 +161,7 @@ def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
         raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {value!r}")
     kind = value.get("kind", cls.DEFAULT)
     if kind not in kinds:
-        raise ConfigError(f"{where}.kind: {kind!r} is not one of {', '.join(kinds)}{meant(str(kind), kinds)}")
+        raise ConfigError(f"{where}.kind: {kind!r} is not one of {', '.join(kinds)}{suggestion(str(kind), kinds)}")
     for key, problem in keys_of_others(kinds, kind, value).items():
         raise ConfigError(f"{where}.{key}: {problem}")
     return build(kinds[kind].load(), value, where)
@@ -180,10 +183,10 @@ def keys_of(cls: type, path: str) -> dict[str, list[str]]:
     """List the keys that a config and its nested mappings may have, by path: {'train': ['model', …], 'train.model': …}.
     For a class with variants, the list has the keys of all variants. No variant's module is imported."""
     if hasattr(cls, "variants"):
-        known = list(dict.fromkeys(key for variant in cls.variants().values() for key in variant.keys))
+        keys = list(dict.fromkeys(key for variant in cls.variants().values() for key in variant.keys))
     else:
-        known = [*(["preset"] if hasattr(cls, "PRESETS") else []), *names(cls)]
-    result = {path: known}
+        keys = [*(["preset"] if hasattr(cls, "PRESETS") else []), *names(cls)]
+    result = {path: keys}
     for field, hint in typing.get_type_hints(cls).items():
         for inner in typing.get_args(hint) or (hint,):
             if isinstance(inner, type) and dataclasses.is_dataclass(inner):
@@ -191,8 +194,9 @@ def keys_of(cls: type, path: str) -> dict[str, list[str]]:
     return result
 
 
-def meant(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, [str(k) for k in known], n=1)
+def suggestion(word: str, names: Any) -> str:
+    """Return '; did you mean NAME?' for the one of `names` that is most like `word`, or '' if none is similar."""
+    close = difflib.get_close_matches(word, [str(k) for k in names], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

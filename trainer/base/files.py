@@ -45,20 +45,20 @@ def alone(folder: Path) -> Iterator[None]:
     same metrics, and the slower one would fail at its next checkpoint. A process on another machine is not noticed, so
     this failure can still happen. The mark is not a file lock, because on a shared disk the lock of a dead node would
     block the next start."""
-    path, mine = folder / "trainer.pid", _process(os.getpid())
-    held = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
-    pid = held.partition(" ")[0]
-    if pid.isdecimal() and held == _process(int(pid)) != mine:
+    path, identity = folder / "trainer.pid", _process(os.getpid())
+    owner = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
+    pid = owner.partition(" ")[0]
+    if pid.isdecimal() and owner == _process(int(pid)) != identity:
         raise ConfigError(f"{folder}: process {pid} of this machine trains there; stop it (kill {pid}: it writes a "
                           f"checkpoint), or name another folder with --out")
     with suppress(OSError):  # if the folder cannot be written, the metrics file, opened next, reports it
         folder.mkdir(parents=True, exist_ok=True)
-        replace(path, mine)
+        replace(path, identity)
     try:
         yield
     finally:
         with suppress(OSError):
-            if path.read_text(encoding="ascii") == mine:
+            if path.read_text(encoding="ascii") == identity:
                 path.unlink()
 
 

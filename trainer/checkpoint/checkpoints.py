@@ -108,8 +108,8 @@ def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
     """Read a COMPLETE file. Returns (folder of the committed attempt, {file: size in bytes}, {file: sha256}). Raises
     CheckpointError when the file is damaged."""
     try:
-        said = json.loads(marker.read_bytes())
-        attempt, files, sums = marker.parent / said["attempt"], said["files"], said["sha256"]
+        record = json.loads(marker.read_bytes())
+        attempt, files, sums = marker.parent / record["attempt"], record["files"], record["sha256"]
         if not files.keys() == sums.keys() >= {"meta.json"} or not all(type(n) is int for n in files.values()):
             raise ValueError("files without size or sum")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -152,9 +152,9 @@ def at(folder: Path, step: int) -> Checkpoint | None:
     does not see the checkpoint within PATIENCE_S seconds."""
     since = time.monotonic()
     while step:
-        found = next((c for c in survey(folder)[0] if c.step == step), None)
-        if found is not None:
-            return found
+        checkpoint = next((c for c in survey(folder)[0] if c.step == step), None)
+        if checkpoint is not None:
+            return checkpoint
         if time.monotonic() - since >= PATIENCE_S:
             raise CheckpointError(f"{folder}: this rank does not see the checkpoint of step {step}, the first rank "
                                   f"does: all must share the folder")
@@ -204,7 +204,7 @@ class Writing:
     attempt: Path
     meta: dict[str, Any]
     began: float                  # time.perf_counter()
-    held: float = 0.0             # seconds that training waited for it
+    waited_s: float = 0.0         # time that training waited for it
     thread: threading.Thread | None = None
     failed: BaseException | None = None
     parameters: int = 0
@@ -213,7 +213,7 @@ class Writing:
 
     def describe(self) -> str:
         size = f"{self.size / 1e9:.2f} GB" if self.size >= 1e9 else f"{self.size / 1e6:.2f} MB"
-        waited = f"; training waited for {self.held:.2f} s of it" if self.thread is not None else ""
+        waited = f"; training waited for {self.waited_s:.2f} s of it" if self.thread is not None else ""
         return (f"checkpoint {self.attempt.parent.name}: {size}, {self.size / self.parameters:.1f} bytes a parameter, "
                 f"{self.seconds:.2f} s{waited}")
 
@@ -264,7 +264,7 @@ class Saver:
             staged = self.stager.stage(state)
             job.thread = threading.Thread(target=self._write, args=(job, staged), name="checkpoint", daemon=True)
             job.thread.start()
-        job.held = time.perf_counter() - began
+        job.waited_s = time.perf_counter() - began
         if self.stager is None:
             self.poll()
 
@@ -295,7 +295,7 @@ class Saver:
         if self.writing is not None and self.writing.thread is not None:
             since = time.perf_counter()
             self.writing.thread.join()
-            self.writing.held += time.perf_counter() - since
+            self.writing.waited_s += time.perf_counter() - since
         self.poll()
 
     def _write(self, job: Writing, state: dict[str, torch.Tensor]) -> None:
@@ -340,38 +340,37 @@ class Saver:
         files = {name: (job.attempt / name).stat().st_size for name in sorted(names)}
         sums |= {name: sha256(job.attempt / name) for name in files if name not in sums}
         job.size = sum(files.values())
-        said = {"attempt": job.attempt.name, "files": files, "sha256": sums}
-        if not put_absent(step / "COMPLETE", json.dumps(said, indent=1).encode()):
+        record = {"attempt": job.attempt.name, "files": files, "sha256": sums}
+        if not put_absent(step / "COMPLETE", json.dumps(record, indent=1).encode()):
             raise CheckpointError(f"{step}: another trainer has completed this step; two runs must not share a folder: "
                                   f"give one of them another --out")
         retain(self.folder, self.config)
 
 
-def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
-    """Return the steps of those checkpoints of `found` (oldest first) that are to be kept under the settings
-    `config`."""
-    stay = {c.step for c in found[-config.keep:]} | {c.step for c in found if c.meta.get("pinned")}
+def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
+    """Return the steps of those `checkpoints` (oldest first) that are to be kept under the settings `config`."""
+    steps = {c.step for c in checkpoints[-config.keep:]} | {c.step for c in checkpoints if c.meta.get("pinned")}
     if config.keep_every:
         first: dict[int, int] = {}
-        for c in found:
+        for c in checkpoints:
             first.setdefault(c.meta["tokens"] // config.keep_every, c.step)
-        stay |= {step for stretch, step in first.items() if stretch}
-    judged = sorted((c.meta["heldout"], c.step) for c in found if c.meta.get("heldout") is not None)
-    return stay | {step for _, step in judged[:config.keep_best]}
+        steps |= {step for stretch, step in first.items() if stretch}
+    judged = sorted((c.meta["heldout"], c.step) for c in checkpoints if c.meta.get("heldout") is not None)
+    return steps | {step for _, step in judged[:config.keep_best]}
 
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
-    """Delete the checkpoints that `kept` does not return, and attempts that were not committed, up to the latest
-    checkpoint's step. Damaged checkpoints stay."""
-    found, damaged = survey(folder)
-    stay = kept(found, config)
-    for old in found:
-        if old.step not in stay:
+    """Delete the checkpoints whose steps `steps_to_keep` does not return, and attempts that were not committed, up to
+    the latest checkpoint's step. Damaged checkpoints stay."""
+    checkpoints, damaged = survey(folder)
+    steps = steps_to_keep(checkpoints, config)
+    for old in checkpoints:
+        if old.step not in steps:
             (old.folder.parent / "COMPLETE").unlink()      # before its files: no reader may see a part of them
-    committed, untouched = {c.folder for c in found if c.step in stay}, {d.step for d in damaged}
+    committed, untouched = {c.folder for c in checkpoints if c.step in steps}, {d.step for d in damaged}
     for attempt in folder.glob(f"{STEP}/*/"):
         step = int(attempt.parent.name.removeprefix("step_"))
-        if attempt not in committed and step not in untouched and step <= found[-1].step:
+        if attempt not in committed and step not in untouched and step <= checkpoints[-1].step:
             shutil.rmtree(attempt, ignore_errors=True)  # NFS keeps files that are being read; a later call deletes them
     for place in folder.glob(f"{STEP}/"):
         if {p.name for p in place.iterdir()} <= {ASIDE}:

@@ -78,13 +78,13 @@ def fault(checkpoint: Checkpoint, name: str) -> int:
 
 
 def choose(folder: Path, world: World, say: Callable[[str], None],
-           wanted: Callable[[Sequence[Checkpoint]], Checkpoint | None],
+           pick: Callable[[Sequence[Checkpoint]], Checkpoint | None],
            loaded: Callable[[Checkpoint | None], bool] = lambda _found: True) -> Checkpoint | None:
-    """Choose a checkpoint, the same on every rank. Every rank must call this. `wanted` is called on rank 0 only; it
-    picks one of the undamaged checkpoints (oldest first), or None for the start of the training. `loaded` says whether
-    the chosen checkpoint will be loaded; if not, its files are not checked.
+    """Choose a checkpoint, the same on every rank. Every rank must call this. `pick` is called on rank 0 only, with the
+    undamaged checkpoints (oldest first); it returns one of them, or None for the start of the training. `loaded` says
+    whether the chosen checkpoint will be loaded; if not, its files are not checked.
 
-    If the chosen checkpoint turns out to be damaged, this is reported, and `wanted` picks from the others. Once a
+    If the chosen checkpoint turns out to be damaged, this is reported, and `pick` chooses from the others. Once a
     checkpoint that will be loaded is chosen, damaged checkpoints of later steps are set aside (see `set_aside`),
     because the training will write these steps again. Raises CheckpointError when all checkpoints are damaged.
     """
@@ -95,12 +95,12 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
         if world.first:
             try:
                 with _storage(folder):
-                    there, damaged = ckpt.survey(folder)
-                for one in damaged:
-                    if one.step not in wrong:
-                        wrong[one.step] = one.why
-                        say(f"checkpoint step_{one.step:08d} is damaged and not used: {one.why}")
-                answer = _answer([c for c in there if c.step not in wrong], wrong, folder, wanted)
+                    sound, damaged = ckpt.survey(folder)
+                for bad in damaged:
+                    if bad.step not in wrong:
+                        wrong[bad.step] = bad.why
+                        say(f"checkpoint step_{bad.step:08d} is damaged and not used: {bad.why}")
+                answer = _answer([c for c in sound if c.step not in wrong], wrong, folder, pick)
             except (CheckpointError, TrainingError) as error:
                 refused = error
         [step] = struct.unpack("<q", world.broadcast(struct.pack("<q", answer)))
@@ -144,15 +144,15 @@ def _storage(folder: Path) -> Iterator[None]:
 
 
 def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
-            wanted: Callable[[Sequence[Checkpoint]], Checkpoint | None]) -> int:
-    """Return the step of the checkpoint of `sound` that `wanted` picks; 0 for the start of the training. `wrong` has
+            pick: Callable[[Sequence[Checkpoint]], Checkpoint | None]) -> int:
+    """Return the step of the checkpoint of `sound` that `pick` chooses; 0 for the start of the training. `wrong` has
     the damaged checkpoints. Raises CheckpointError when all checkpoints are damaged, instead of starting anew: their
     files may be restored from a copy, but a training that starts anew would delete them."""
     if wrong and not sound:
         last = max(wrong)
         raise CheckpointError(f"{wrong[last]}; there is no sound checkpoint before it: restore the file from a copy, "
                               f"or delete {folder} to start anew")
-    chosen = wanted(sound)
+    chosen = pick(sound)
     return chosen.step if chosen else 0
 
 

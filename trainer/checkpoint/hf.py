@@ -132,17 +132,18 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
     where: dict[str, str] = {}
     files = list(split(layout(config), sizes, shard // width))
     write(out / "generation_config.json", {"eos_token_id": eos, "do_sample": True})
-    for i, theirs in enumerate(files):
+    for i, tensors in enumerate(files):
         name = "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
-        ours = {n: torch.empty(sizes[n]) for names in theirs.values() for n in names}
+        parameters = {n: torch.empty(sizes[n]) for names in tensors.values() for n in names}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # it warns that there is no process group; none is needed
-            dcp.load({f"model.{n}": x for n, x in ours.items()}, storage_reader=Reader(checkpoint.folder), no_dist=True)
-        save_file({their: torch.cat([ours[n] * factor(n, factors) for n in names]).to(DTYPES[dtype])
-                   for their, names in theirs.items()}, out / name, metadata={"format": "pt"})
+            dcp.load({f"model.{n}": x for n, x in parameters.items()}, storage_reader=Reader(checkpoint.folder),
+                     no_dist=True)
+        save_file({their: torch.cat([parameters[n] * factor(n, factors) for n in names]).to(DTYPES[dtype])
+                   for their, names in tensors.items()}, out / name, metadata={"format": "pt"})
         # safetensors makes its files private; they get the mode that the umask gives the other files
         (out / name).chmod((out / "generation_config.json").stat().st_mode)
-        where |= dict.fromkeys(theirs, name)
+        where |= dict.fromkeys(tensors, name)
     total = config.parameters(vocab)
     if len(files) > 1:
         write(out / INDEX, {"metadata": {"total_size": total * width}, "weight_map": where})
@@ -152,18 +153,18 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
     return result
 
 
-def split(theirs: Mapping[str, tuple[str, ...]], sizes: Mapping[str, torch.Size],
+def split(tensors: Mapping[str, tuple[str, ...]], sizes: Mapping[str, torch.Size],
           numbers: int) -> Iterator[dict[str, tuple[str, ...]]]:
     """Divide the tensors among files, in order. Yields the tensors of one file at a time: at most `numbers` values, or
     a single larger tensor."""
     part: dict[str, tuple[str, ...]] = {}
-    held = 0
-    for name, ours in theirs.items():
+    size = 0
+    for name, ours in tensors.items():
         n = sum(sizes[o].numel() for o in ours)
-        if part and held + n > numbers:
+        if part and size + n > numbers:
             yield part
-            part, held = {}, 0
-        part[name], held = ours, held + n
+            part, size = {}, 0
+        part[name], size = ours, size + n
     yield part
 
 
@@ -217,23 +218,23 @@ def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
     file}. Raises ConfigError for a tensor that is missing, unknown or of another shape. Embedding and output may have
     more rows than `vocab` (padding)."""
     package, files, sizes = safetensors(), files_of(folder), shapes(config, vocab)
-    theirs = layout(config)
+    tensors = layout(config)
     spare = {"lm_head.weight"} if config.tie else set()
-    missing = sorted(theirs.keys() - files.keys())
-    unknown = sorted(n for n in files.keys() - theirs.keys() - spare if not n.endswith("rotary_emb.inv_freq"))
+    missing = sorted(tensors.keys() - files.keys())
+    unknown = sorted(n for n in files.keys() - tensors.keys() - spare if not n.endswith("rotary_emb.inv_freq"))
     if missing or unknown:
         raise ConfigError(f"{folder}: {len(missing)} tensors are missing ({', '.join(missing[:3]) or 'none'}) and "
                           f"{len(unknown)} unknown ({', '.join(unknown[:3]) or 'none'})")
     for name, path in files.items():
-        if name not in theirs:
+        if name not in tensors:
             continue
         with package.safe_open(path, "pt") as f:
             shape = list(f.get_slice(name).get_shape())
-        want = [sum(sizes[o][0] for o in theirs[name]), *sizes[theirs[name][0]][1:]]
+        expected = [sum(sizes[o][0] for o in tensors[name]), *sizes[tensors[name][0]][1:]]
         rows = name in ("model.embed_tokens.weight", "lm_head.weight")
-        if shape[1:] != want[1:] or (shape[0] < want[0] if rows else shape[0] != want[0]):
+        if shape[1:] != expected[1:] or (shape[0] < expected[0] if rows else shape[0] != expected[0]):
             what = f"the tokenizer of these shards has {vocab:,} tokens" if rows else "config.json says otherwise"
-            raise ConfigError(f"{path}: {name} is {shape}, wanted {want}: {what}")
+            raise ConfigError(f"{path}: {name} is {shape}, wanted {expected}: {what}")
     return files
 
 

@@ -40,11 +40,11 @@ def to_json(config: ModelConfig, vocab: int, longest: int, eos: int, dtype: str)
     """Return the contents of config.json for a model. `longest` is the longest sequence the model was trained on, in
     tokens; `dtype` is a key of DTYPES. Raises ConfigError when no architecture of transformers has the model's
     features."""
-    found = features(config)
-    if found not in ARCHITECTURES:
+    used = features(config)
+    if used not in ARCHITECTURES:
         one = "; ".join(f"{', '.join(sorted(k)) or 'none of them'}: {name}" for k, (name, _) in ARCHITECTURES.items())
-        raise ConfigError(f"no architecture of transformers has {' and '.join(sorted(found))}. There is, for {one}")
-    name, kind = ARCHITECTURES[found]
+        raise ConfigError(f"no architecture of transformers has {' and '.join(sorted(used))}. There is, for {one}")
+    name, kind = ARCHITECTURES[used]
     if config.width % config.heads and kind in ("llama", "arcee"):
         raise ConfigError(f"{name} wants a width ({config.width}) that is a multiple of the heads ({config.heads})")
     if config.rope_scaling is not None and kind == "phi3":
@@ -89,71 +89,71 @@ def read_config(folder: Path) -> tuple[ModelConfig, int]:
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give a folder with config.json and safetensors")
-    given = json.loads(path.read_text(encoding="utf-8"))
+    document = json.loads(path.read_text(encoding="utf-8"))
     kinds = {kind for _, kind in ARCHITECTURES.values()}
-    kind = given.get("model_type")
+    kind = document.get("model_type")
     if kind not in kinds:
         raise ConfigError(f"{path}: model_type {kind!r}; this trainer has {', '.join(sorted(kinds))}")
 
     def refuse(key: str, allowed: tuple[Any, ...]) -> None:
-        if given.get(key) not in allowed:
-            raise ConfigError(f"{path}: {key}: {given[key]!r}: this trainer has no such {kind} model")
+        if document.get(key) not in allowed:
+            raise ConfigError(f"{path}: {key}: {document[key]!r}: this trainer has no such {kind} model")
 
     refuse("hidden_act", ("relu2",) if kind == "arcee" else ("silu", None))
     refuse("mlp_bias", (False, None))
     refuse("attention_bias", (False, None))
     refuse("quantization_config", (None,))
     refuse("use_sliding_window", (False, None))
-    sliding = given.get("sliding_window")
-    if kind == "phi3" and sliding is not None and sliding < given["max_position_embeddings"] - 1:
+    sliding = document.get("sliding_window")
+    if kind == "phi3" and sliding is not None and sliding < document["max_position_embeddings"] - 1:
         refuse("sliding_window", (None,))
-    heads = given["num_attention_heads"]
-    theta, share, scaling = read_rope(given, path)
-    own_rope = given.get("no_rope_layers") or []
-    if kind == "smollm3" and "no_rope_layers" not in given:
-        nope = given.get("no_rope_layer_interval", 4)
+    heads = document["num_attention_heads"]
+    theta, share, scaling = read_rope(document, path)
+    own_rope = document.get("no_rope_layers") or []
+    if kind == "smollm3" and "no_rope_layers" not in document:
+        nope = document.get("no_rope_layer_interval", 4)
     else:
         nope = own_rope.index(0) + 1 if 0 in own_rope else 0
         if nope and any(bool(own_rope[i]) == ((i + 1) % nope == 0) for i in range(len(own_rope))):
             raise ConfigError(f"{path}: no_rope_layers: {own_rope}: this trainer leaves out RoPE in every k-th layer")
     # for a key that config.json leaves out, the default of the transformers class that reads it
-    tied = given.get("tie_word_embeddings", kind == "smollm3")
-    mapping = {"layers": given["num_hidden_layers"], "width": given["hidden_size"], "heads": heads,
-               "kv_heads": given.get("num_key_value_heads") or heads, "ffn": given["intermediate_size"],
-               "head_dim": given.get("head_dim") or (128 if kind == "qwen3" else given["hidden_size"] // heads),
+    tied = document.get("tie_word_embeddings", kind == "smollm3")
+    mapping = {"layers": document["num_hidden_layers"], "width": document["hidden_size"], "heads": heads,
+               "kv_heads": document.get("num_key_value_heads") or heads, "ffn": document["intermediate_size"],
+               "head_dim": document.get("head_dim") or (128 if kind == "qwen3" else document["hidden_size"] // heads),
                "tie": tied, "qk_norm": kind == "qwen3", "qkv_bias": kind == "qwen2", "nope_every": nope,
-               "rope_theta": theta, "norm_eps": given.get("rms_norm_eps", 1e-6 if kind != "phi3" else 1e-5),
+               "rope_theta": theta, "norm_eps": document.get("rms_norm_eps", 1e-6 if kind != "phi3" else 1e-5),
                "activation": "relu2" if kind == "arcee" else "swiglu", "rotary": share,
-               "init_std": given.get("initializer_range", 0.02)}
+               "init_std": document.get("initializer_range", 0.02)}
     if scaling:
         mapping["rope_scaling"] = scaling
-    return build(ModelConfig, mapping, str(path)), given["vocab_size"]
+    return build(ModelConfig, mapping, str(path)), document["vocab_size"]
 
 
-def read_rope(given: Mapping[str, Any], path: Path) -> tuple[float, float, dict[str, Any] | None]:
-    """Read the RoPE settings in `given`, a config.json of transformers 4 or 5. Returns (θ, the share of a head's
+def read_rope(document: Mapping[str, Any], path: Path) -> tuple[float, float, dict[str, Any] | None]:
+    """Read the RoPE settings in `document`, a config.json of transformers 4 or 5. Returns (θ, the share of a head's
     dimensions that is rotated, the scaling with the keys of `RopeScaling`, or None)."""
-    told = dict(given.get("rope_parameters") or given.get("rope_scaling") or {})
-    theta = told.get("rope_theta", given.get("rope_theta"))
+    settings = dict(document.get("rope_parameters") or document.get("rope_scaling") or {})
+    theta = settings.get("rope_theta", document.get("rope_theta"))
     if theta is None:
         raise ConfigError(f"{path}: rope_theta is missing; add it (the class's default differs between versions)")
-    share = told.get("partial_rotary_factor", given.get("partial_rotary_factor", 1.0))
-    if share < 1 and given["model_type"] != "phi3":
+    share = settings.get("partial_rotary_factor", document.get("partial_rotary_factor", 1.0))
+    if share < 1 and document["model_type"] != "phi3":
         raise ConfigError(f"{path}: partial_rotary_factor {share} is read of phi3 models alone")
-    kind = told.get("rope_type", told.get("type", "default"))
+    kind = settings.get("rope_type", settings.get("type", "default"))
     if kind == "default":
         return float(theta), float(share), None
     names = {"factor": "factor", "original_max_position_embeddings": "original", "low_freq_factor": "low",
              "high_freq_factor": "high", "beta_fast": "beta_fast", "beta_slow": "beta_slow",
              "attention_factor": "attention_factor"}
     passed = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    other = sorted(k for k, v in told.items() if k not in names and k not in passed and v is not None)
+    other = sorted(k for k, v in settings.items() if k not in names and k not in passed and v is not None)
     if kind not in ("linear", "llama3", "yarn") or other:
         raise ConfigError(f"{path}: rope_scaling {kind} with {', '.join(other) or 'its keys'}: this trainer has "
                           f"linear, llama3 and yarn with {', '.join(names)}")
-    scaling = {ours: told[theirs] for theirs, ours in names.items() if told.get(theirs) is not None}
+    scaling = {ours: settings[theirs] for theirs, ours in names.items() if settings.get(theirs) is not None}
     if kind != "linear" and "original" not in scaling:
-        scaling["original"] = given["max_position_embeddings"]
+        scaling["original"] = document["max_position_embeddings"]
     if kind == "linear":
         scaling.pop("original", None)
     return float(theta), float(share), {"kind": kind, **scaling}

@@ -84,11 +84,11 @@ class Ledger:
         """Whether a checkpoint belongs to the current history, not to one that was abandoned by going back to an
         earlier checkpoint. `meta` is the checkpoint's metadata. Raises CheckpointError when the ledger has fewer lines
         than it had when the checkpoint was written."""
-        known = meta["ledger"]
-        if known > len(self.lines):
+        line_count = meta["ledger"]
+        if line_count > len(self.lines):
             raise ckpt.CheckpointError(f"{self.path}: has {len(self.lines)} lines, the checkpoint of step "
-                                       f"{meta['step']} knows of {known}; restore the file")
-        return all(line["event"] != "rewind" or meta["step"] <= line["back"] for line in self.lines[known:])
+                                       f"{meta['step']} knows of {line_count}; restore the file")
+        return all(line["event"] != "rewind" or meta["step"] <= line["back"] for line in self.lines[line_count:])
 
     def digest(self, lines: int) -> str:
         """Return the sha256 of the first `lines` lines, without the times at which they were written."""
@@ -105,28 +105,28 @@ class Ledger:
     def clear(self, checkpoints: Path, world: World) -> list[str]:
         """Delete the checkpoints that belong to an abandoned history (see `sound`). Every rank must call this. Returns
         their names on rank 0, else []."""
-        gone = []
-        for found in ckpt.survey(checkpoints)[0] if world.first else ():
-            if not self.sound(found.meta):
-                (found.folder.parent / "COMPLETE").unlink()      # before its files: no reader may see a part of them
-                shutil.rmtree(found.folder.parent)
-                gone.append(found.folder.parent.name)
+        deleted = []
+        for checkpoint in ckpt.survey(checkpoints)[0] if world.first else ():
+            if not self.sound(checkpoint.meta):
+                (checkpoint.folder.parent / "COMPLETE").unlink()  # before its files: no reader may see a part of them
+                shutil.rmtree(checkpoint.folder.parent)
+                deleted.append(checkpoint.folder.parent.name)
         world.broadcast(b"\0")  # no rank goes on to list checkpoints before they are deleted
-        return gone
+        return deleted
 
     # -- adding lines ------------------------------------------------------------------------------------------------
-    def declare(self, given: Sequence[Range], done: int) -> None:
-        """Record the current value `given` of the setting `train.skip`, if it has changed for the steps after `done`,
-        the last step of the training so far. Raises ConfigError when `given` names steps that have already been
+    def declare(self, ranges: Sequence[Range], step: int) -> None:
+        """Record the current value `ranges` of the setting `train.skip`, if it has changed for the steps after `step`,
+        the last step of the training so far. Raises ConfigError when `ranges` names steps that have already been
         performed."""
-        for first, stop in given:
-            late = next((s for s in range(first, min(stop, done + 1)) if self.why(s) is None), None)
+        for first, stop in ranges:
+            late = next((s for s in range(first, min(stop, step + 1)) if self.why(s) is None), None)
             if late is not None:
                 raise ConfigError(f"train.skip: [{first}, {stop}]: step {late} has been performed, the checkpoint is "
-                                  f"of step {done}: give steps from {done + 1} on, or start anew with another --out")
-        ahead = {(first, stop) for first, stop in clipped(given, done + 1, None)}
-        if ahead != set(clipped(self.manual, done + 1, None)):
-            self._append({"event": "manual", "step": done, "steps": [list(r) for r in sorted(ahead)],
+                                  f"of step {step}: give steps from {step + 1} on, or start anew with another --out")
+        ahead = {(first, stop) for first, stop in clipped(ranges, step + 1, None)}
+        if ahead != set(clipped(self.manual, step + 1, None)):
+            self._append({"event": "manual", "step": step, "steps": [list(r) for r in sorted(ahead)],
                           "why": "train.skip"})
 
     def rewind(self, step: int, steps: Range, back: int, checkpoint: str, why: str) -> None:
@@ -180,10 +180,10 @@ def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
     for number, text in enumerate(data[:data.rfind(b"\n") + 1].splitlines(), 1):
         try:
             line = json.loads(text)
-            known = line["v"] == VERSION and line["event"] in ("manual", "rewind", "edit")
+            valid = line["v"] == VERSION and line["event"] in ("manual", "rewind", "edit")
         except (ValueError, KeyError, TypeError):
-            known = False
-        if not known:
+            valid = False
+        if not valid:
             raise ckpt.CheckpointError(f"{path}: line {number} is not one this trainer writes; restore the file")
         lines.append(line)
     return lines

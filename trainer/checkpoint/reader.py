@@ -47,8 +47,8 @@ class MetadataUnpickler(pickle.Unpickler):
             if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
                 return value
             # only classes defined in these modules, not names that they import
-            found = super().find_class(module, name) if module in self.MODULES else None
-            if isinstance(found, type) and found.__module__ == module:
-                return found
+            cls = super().find_class(module, name) if module in self.MODULES else None
+            if isinstance(cls, type) and cls.__module__ == module:
+                return cls
         raise pickle.UnpicklingError(f"the checkpoint's .metadata names {module}.{name}, which none of this trainer's "
                                      f"does")

@@ -46,7 +46,7 @@ class Batch:
     attended: int             # Σ length² over document pieces, for MFU
     repeated: int = 0         # targets left out as repetitions (trainer/model/repeats.py)
     starts: Tensor | None = None   # of a micro-batch on CUDA: `attention.cumulative_lengths` of positions
-    whole: bool = False       # of a micro-batch on CUDA: every row is one document, so attention needs no mask
+    one_document: bool = False       # of a micro-batch on CUDA: every row is one document, so attention needs no mask
 
     @property
     def rows(self) -> int:
@@ -79,12 +79,12 @@ class Batch:
                 yield part
                 continue
             # computed on the CPU: on the device, the host would have to wait for the number of documents
-            starts, whole = cumulative_lengths(part.positions), not bool((part.positions[:, 1:] == 0).any())
+            starts, one_document = cumulative_lengths(part.positions), not bool((part.positions[:, 1:] == 0).any())
 
             def send(x: Tensor) -> Tensor:
                 return x.pin_memory().to(device, non_blocking=True)
 
-            yield replace(part.each(send), starts=send(starts), whole=whole)
+            yield replace(part.each(send), starts=send(starts), one_document=one_document)
 
     def mask(self, dtype: torch.dtype, masking: Masking) -> DocMask:
         """Return the attention mask of this (micro-)batch, for activations of `dtype`.
@@ -92,7 +92,7 @@ class Batch:
         If every row is one document, as in long-context phases, the faster kernels for causal attention without a mask
         are used. On an H100 cuDNN's kernel takes 4.9 ms forward and backward, FlashAttention 2 takes 8.3 ms (8 × 4,096
         tokens, 32 heads of width 64)."""
-        return document_mask(self.positions, dtype, "none" if self.whole else masking, starts=self.starts)
+        return document_mask(self.positions, dtype, "none" if self.one_document else masking, starts=self.starts)
 
 
 def padding(rows: int, length: int) -> Batch:
@@ -119,17 +119,17 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
     places = np.arange(length)
     attended = 0
     for row, (window, bounds, _, *masks) in enumerate(rows):
-        n = len(window) - 1
-        tokens[row, :n], targets[row, :n] = window[:-1], window[1:]
-        tokens[row, n:], targets[row, n:] = 0, IGNORE
+        size = len(window) - 1
+        tokens[row, :size], targets[row, :size] = window[:-1], window[1:]
+        tokens[row, size:], targets[row, size:] = 0, IGNORE
         targets[row, bounds - 1] = IGNORE
         for counts in masks:
             if counts is not None:
-                targets[row, :n][~counts] = IGNORE
-        begins = np.concatenate(([0], bounds[bounds < n], [n]))
+                targets[row, :size][~counts] = IGNORE
+        begins = np.concatenate(([0], bounds[bounds < size], [size]))
         lengths = np.diff(begins)
         positions[row] = places
-        positions[row, :n] -= np.repeat(begins[:-1], lengths)
+        positions[row, :size] -= np.repeat(begins[:-1], lengths)
         attended += int(lengths @ lengths)
     stream = torch.tensor([r[2] for r in rows], dtype=torch.int64)
     return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(positions), stream, attended)
@@ -139,15 +139,18 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
     """Read windows (samples) of `length` tokens, for `collate`. Each of `places` is (index into `sets`, number of the
     window in that set). Raises ShardError for a truncated shard, or for impossible tokens or document ends."""
     places = list(places)
-    for s, w in places:
-        sets[s].ahead(w * length, w * length + length + 1)
-    for shards, shard in sorted({(s, shard) for s, w in places for shard in touched(sets[s], w * length, length + 1)}):
-        refuse_short(sets[shards], shard)
-    rows: list[Row] = [(sets[s].window(w, length), sets[s].bounds(w, length), s,
-                        sets[s].counts(w * length + 1, w * length + length + 1)) for s, w in places]
-    for (s, w), (tokens, bounds, *_) in zip(places, rows):
-        refuse_unknown(sets[s], w * length, tokens)
-        refuse_unordered(sets[s], w * length, bounds, length)
+    for stream, window in places:
+        sets[stream].ahead(window * length, window * length + length + 1)
+    shards = {(stream, shard) for stream, window in places
+              for shard in touched(sets[stream], window * length, length + 1)}
+    for stream, shard in sorted(shards):
+        refuse_short(sets[stream], shard)
+    rows: list[Row] = [(sets[stream].window(window, length), sets[stream].bounds(window, length), stream,
+                        sets[stream].counts(window * length + 1, window * length + length + 1))
+                       for stream, window in places]
+    for (stream, window), (tokens, bounds, *_) in zip(places, rows):
+        refuse_unknown(sets[stream], window * length, tokens)
+        refuse_unordered(sets[stream], window * length, bounds, length)
     return rows
 
 
@@ -225,10 +228,10 @@ class Data:
         length = int(at.sequence[0])
         rows = windows(self.train, zip(at.stream[data_rank::data_size].tolist(),
                                           at.window[data_rank::data_size].tolist()), length)
-        made = collate(rows, length)
+        result = collate(rows, length)
         if self.repeats is not None:
-            made = without_repeats(made, [row[0] for row in rows], self.repeats)
-        return made.padded(-(-batch // data_size))
+            result = without_repeats(result, [row[0] for row in rows], self.repeats)
+        return result.padded(-(-batch // data_size))
 
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
         """Read samples of `length` tokens from the held-out data of a stream, for `collate`. If the data has at most

@@ -42,18 +42,18 @@ def chain(order: Order, steps: Iterable[Step], before: bytes = GENESIS,
     return _links(order, waiting, before, passed)
 
 
-def _links(order: Order, steps: list[Step], h: bytes, passed: Callable[[int], str | None]) -> bytes:
+def _links(order: Order, steps: list[Step], value: bytes, passed: Callable[[int], str | None]) -> bytes:
     if not steps:
-        return h
+        return value
     first = steps[0].first
     at = order.locate(first, steps[-1].first + steps[-1].batch)
     rows = np.stack([at.stream, at.epoch, at.window], axis=1).astype("<u8")
     for step in steps:
         if passed(step.number + 1) is None:
             windows = rows[step.first - first:step.first - first + step.batch].tobytes()
-            h = hashlib.blake2b(h + struct.pack("<3Q", step.number + 1, step.first, step.batch)
+            value = hashlib.blake2b(value + struct.pack("<3Q", step.number + 1, step.first, step.batch)
                                 + hashlib.blake2b(windows, digest_size=16).digest(), digest_size=16).digest()
-    return h
+    return value
 
 
 @functools.cache
@@ -61,22 +61,23 @@ def code() -> dict[str, str | None]:
     """Return the identity of the trainer's code: {"sha256": over names and contents of trainer/**/*.py, "package":
     version or None, "commit": that of the git checkout it runs from, or None}."""
     folder = Path(__file__).resolve().parents[1]
-    h = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
-        h.update(f"{path.relative_to(folder).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        name, content = path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes())
+        digest.update(f"{name} {content.hexdigest()}\n".encode())
     commit = None
     if (folder.parent / ".git").exists():
         try:
-            said = subprocess.run(["git", "-C", str(folder.parent), "rev-parse", "HEAD"], capture_output=True,
+            git = subprocess.run(["git", "-C", str(folder.parent), "rev-parse", "HEAD"], capture_output=True,
                                   text=True, timeout=10, check=False)
-            commit = said.stdout.strip() or None
+            commit = git.stdout.strip() or None
         except (OSError, subprocess.TimeoutExpired):
             pass
     try:
         package = metadata.version("tokenmill")
     except metadata.PackageNotFoundError:
         package = None
-    return {"sha256": h.hexdigest(), "package": package, "commit": commit}
+    return {"sha256": digest.hexdigest(), "package": package, "commit": commit}
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -56,9 +56,10 @@ def is_url(place: str | None) -> bool:
 
 def split_run(run: str, store: str | None) -> tuple[str, str]:
     """Split a run, given as STORE/runs/RUN or as a name with its store, into (URL of the store, name of the run)."""
-    for given in (run, store):
-        scheme, _, rest = (given or "").partition("://")
-        if is_url(given) and {"@", ":"} & set(rest.partition("/")[0]):  # the URL is not shown: messages end up in logs
+    for address in (run, store):
+        scheme, _, location = (address or "").partition("://")
+        # the message does not show the URL, because messages end up in logs
+        if is_url(address) and {"@", ":"} & set(location.partition("/")[0]):
             raise ConfigError(f"{scheme}://…: leave name and password out of the URL; credentials come from the "
                               f"environment (docs/storage.md)")
     if not is_url(run):
@@ -94,7 +95,8 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
     store = _local(root)
     try:
         with _alone(store):
-            missing = [w for w in _pinned(remote, top, store, curriculum) if not _whole(store / w[0], w[2])]
+            missing = [file for file in _pinned(remote, top, store, curriculum)
+                       if not _complete(store / file[0], file[2])]
             size = sum(n or 0 for _, _, n in missing)
             free = shutil.disk_usage(store).free
             if size > free:
@@ -103,7 +105,7 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
             if missing:
                 say(f"fetching {len(missing)} files of shards ({size / 1e9:.2f} GB) to {store}")
             with ThreadPoolExecutor(FILES) as pool:
-                list(pool.map(lambda w: _fetch(remote, f"{top}/{w[0]}", store / w[0], w[1]), missing))
+                list(pool.map(lambda file: _fetch(remote, f"{top}/{file[0]}", store / file[0], file[1]), missing))
             with contextlib.suppress(FileNotFoundError):        # the tokenizer is needed only to print samples
                 path = curriculum.tokenizer.path
                 _fetch(remote, f"{top}/{path}", _inside(store, path), None)
@@ -150,7 +152,7 @@ def sha256(remote: fs.FileSystem, path: str) -> str:
 
 def damaged(shards: ShardSet) -> list[str]:
     """List the files of a shard set in a bucket whose hash differs from the manifest's, one line each."""
-    def look(file: tuple[str, str]) -> str | None:
+    def problem(file: tuple[str, str]) -> str | None:
         name, expected = file
         try:
             same = sha256(shards.filesystem, str(shards.folder / name)) == expected
@@ -160,7 +162,7 @@ def damaged(shards: ShardSet) -> list[str]:
 
     files = [(getattr(info, kind), digest) for info in shards.manifest.shards for kind, digest in info.sums().items()]
     with ThreadPoolExecutor(FILES) as pool:
-        return [line for line in pool.map(look, files) if line]
+        return [line for line in pool.map(problem, files) if line]
 
 
 def _pinned(remote: fs.FileSystem, top: str, store: Path,
@@ -181,9 +183,9 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path,
                 except FileNotFoundError:
                     path = f"{folder}/{MANIFEST}"
                     _fetch(remote, f"{top}/{path}", store / path, None)
-            made = Manifest.from_json(json.loads((store / path).read_text(encoding="utf-8")), path)
-            for shard in made.shards:
-                yield f"{folder}/{shard.body}", shard.sha256, shard.tokens * token_dtype(made.vocab_size).itemsize
+            manifest = Manifest.from_json(json.loads((store / path).read_text(encoding="utf-8")), path)
+            for shard in manifest.shards:
+                yield f"{folder}/{shard.body}", shard.sha256, shard.tokens * token_dtype(manifest.vocab_size).itemsize
                 yield f"{folder}/{shard.ends}", shard.ends_sha256, shard.documents * ENDS.itemsize
                 yield f"{folder}/{shard.blocks}", shard.blocks_sha256, None
                 if shard.loss:
@@ -201,7 +203,7 @@ def _inside(store: Path, path: str) -> Path:
     return store / path
 
 
-def _whole(file: Path, size: int | None) -> bool:
+def _complete(file: Path, size: int | None) -> bool:
     """Whether a file exists and has its full size, if that is known. The hash was checked when the file was fetched;
     later damage is noticed only by size."""
     try:
@@ -242,8 +244,8 @@ def _open(root: str) -> tuple[fs.FileSystem, str]:
 
 
 def _unreachable(root: str, error: OSError) -> ConfigError:
-    said = " ".join(str(error).split())[:300]
-    return ConfigError(f"{root}: {said}; see that the address is right, credentials stand in the environment and the "
+    reason = " ".join(str(error).split())[:300]
+    return ConfigError(f"{root}: {reason}; see that the address is right, credentials stand in the environment and the "
                        f"disk is not full")
 
 

@@ -85,13 +85,13 @@ def wait(processes: Sequence[subprocess.Popen[bytes]], clock: Clock = SYSTEM) ->
     failed, since = 0, 0.0
     while True:
         codes = [p.poll() for p in processes]
-        if not failed and (failed := next((c for c in codes if c), 0)):
+        if not failed and (failed := next((code for code in codes if code), 0)):
             since = clock.now()
             if failed < 0:                                   # a killed rank could not print a message itself
                 say(f"error: rank {codes.index(failed)} was ended by {signal.Signals(-failed).name}"
                     f"{' (the system does that when memory runs out)' if failed == -signal.SIGKILL else ''}; the "
                     f"other ranks are ended, too", sys.stderr)
         patience = STOPPED_S if failed > 128 else FAILED_S
-        if all(c is not None for c in codes) or (failed and clock.now() - since > patience):
+        if all(code is not None for code in codes) or (failed and clock.now() - since > patience):
             return 128 - failed if failed < 0 else failed
         clock.sleep(0.05)

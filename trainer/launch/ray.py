@@ -75,10 +75,10 @@ class Rank:
         os.environ.update(environment)
         from trainer.__main__ import main
 
-        said = Both(sys.stderr)
-        with contextlib.redirect_stderr(said):
+        stderr = Both(sys.stderr)
+        with contextlib.redirect_stderr(stderr):
             code = main(arguments)
-        return code, said.end
+        return code, stderr.end
 
     def stop(self) -> None:
         from trainer.base.interrupts import request_stop
@@ -145,18 +145,18 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
     """Start the ranks once and wait until they end. Returns an exit code. Raises Lost when a rank dies, Pause when the
     ranks have stopped to continue elsewhere or in larger number, and ConfigError when there is no room for them."""
     bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
-    group, found = room(bundle, size, least, possible)
+    group, started = room(bundle, size, least, possible)
     groups = [group]
     try:
-        if found < size:
-            say(f"training on {found} of {size} ranks: there is no room for more", sys.stderr)
-            groups.append(placement_group([bundle] * (size - found), strategy="PACK"))       # an autoscaler sees it
+        if started < size:
+            say(f"training on {started} of {size} ranks: there is no room for more", sys.stderr)
+            groups.append(placement_group([bundle] * (size - started), strategy="PACK"))       # an autoscaler sees it
         actor = ray.remote(Rank)
         try:
             members: list[Any] = [actor.options(
                 num_cpus=1, num_gpus=int(gpu), max_restarts=0, max_task_retries=0, max_concurrency=2,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)).remote()
-                for i in range(found)]
+                for i in range(started)]
             # with a timeout: if a node vanishes now, its ranks wait for other places, which may never exist
             places = ray.get([member.place.remote() for member in members], timeout=PLACEMENT_S)
             # ranks of one node get consecutive numbers and see all its GPUs, so that NCCL copies between them directly
@@ -166,7 +166,7 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
         except ray.exceptions.RayError as error:
             raise Lost(f"a rank could not start: {type(error).__name__}: {error}") from None
         nodes = [node for node, _ in places]
-        meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(found),
+        meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(started),
                    "TORCHELASTIC_USE_AGENT_STORE": "True"}
         waiting = []
         for rank, (node, _) in enumerate(places):
@@ -177,8 +177,8 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
             waiting.append(members[rank].run.remote(arguments, {**meeting, **own}))
         return finish(members, waiting, groups[1:], set(nodes))
     finally:
-        for made in groups:
-            remove_placement_group(made)         # this also ends the actors
+        for reserved in groups:
+            remove_placement_group(reserved)         # this also ends the actors
 
 
 def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int], bool],
@@ -190,11 +190,11 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
     nodes could, but other jobs occupy them, it is taken after PATIENCE_S. Every half minute a message says which
     resources are free. Raises ConfigError after PLACEMENT_S.
     """
-    def ask(ranks: int) -> Any:
+    def reserve(ranks: int) -> Any:
         return placement_group([bundle] * ranks, strategy="PACK")
 
-    since = said = clock.now()
-    group = ask(size)
+    since = last_message = clock.now()
+    group = reserve(size)
     while not group.wait(2):
         now, free = clock.now(), ray.available_resources()
         lacking = any(ray.cluster_resources().get(kind, 0) < n * size for kind, n in bundle.items())
@@ -202,19 +202,19 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
         fits = next((n for n in range(min(fits, size - 1), least - 1, -1) if possible(n)), 0)
         if fits and (lacking or now - since > PATIENCE_S):
             remove_placement_group(group)
-            group = ask(fits)
+            group = reserve(fits)
             if group.wait(10):
                 return group, fits
             remove_placement_group(group)
-            group = ask(size)
-        have = " and ".join(f"{free.get(kind, 0):g} {kind}s" for kind in bundle)
+            group = reserve(size)
+        free_now = " and ".join(f"{free.get(kind, 0):g} {kind}s" for kind in bundle)
         if now - since > PLACEMENT_S:
             remove_placement_group(group)
-            raise ConfigError(f"no room for {least} ranks after {PLACEMENT_S} s: {have} are free; ask for fewer with "
-                              f"{'--gpus' if 'GPU' in bundle else '--ranks'}, or add nodes")
-        if now - said > 30:
-            said = now
-            say(f"waiting for room for {size} ranks ({have} are free)", sys.stderr)
+            raise ConfigError(f"no room for {least} ranks after {PLACEMENT_S} s: {free_now} are free; ask for fewer "
+                              f"with {'--gpus' if 'GPU' in bundle else '--ranks'}, or add nodes")
+        if now - last_message > 30:
+            last_message = now
+            say(f"waiting for room for {size} ranks ({free_now} are free)", sys.stderr)
     return group, size
 
 
@@ -226,39 +226,39 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
     All ranks are asked to stop, and Pause is raised, in two cases: when one of `nodes` (ids) is about to be taken away,
     and when there is room for ranks that could not start before. `missing` are the placement groups that wait for that
     room."""
-    asked, why = False, ""
+    stop_requested, reason = False, ""
     while waiting:
-        done: list[Any] = []
+        ended: list[Any] = []
         try:
-            done, waiting = ray.wait(waiting, timeout=1)
-            if not why:
+            ended, waiting = ray.wait(waiting, timeout=1)
+            if not reason:
                 if missing and all(group.wait(0) for group in missing):
-                    why = "there is room for all ranks again"
+                    reason = "there is room for all ranks again"
                 elif nodes & draining():
-                    why = "a node is about to go"
-                if why:
-                    say(f"{why}: stopping after this step, with a checkpoint", sys.stderr)
-            if asked or why:                     # repeated, since a rank that had not begun may have missed it
+                    reason = "a node is about to go"
+                if reason:
+                    say(f"{reason}: stopping after this step, with a checkpoint", sys.stderr)
+            if stop_requested or reason:  # every second, because a rank that had not begun may have missed the request
                 for member in members:
                     member.stop.remote()
         except KeyboardInterrupt:
-            if asked:
+            if stop_requested:
                 raise
-            asked = True
+            stop_requested = True
             say("stopping after this step, with a checkpoint (Ctrl-C again: at once)", sys.stderr)
-        for result in done:
+        for result in ended:
             try:
-                code, said = ray.get(result)
+                code, stderr = ray.get(result)
             except ray.exceptions.RayError as error:
-                if asked:                        # a requested end must not lead to a restart
+                if stop_requested:                        # a requested end must not lead to a restart
                     raise KeyboardInterrupt from None
                 raise Lost(f"a rank died: {type(error).__name__}: {last_line(error)}") from None
             if 0 < code < 128:  # an error, even in a requested stop: that rank's checkpoint may have failed
-                say(said.rstrip(), sys.stderr)
+                say(stderr.rstrip(), sys.stderr)
                 return code
             if code:                             # an orderly stop: wait for the others to end, too
                 ray.wait(waiting, num_returns=len(waiting), timeout=ENDING_S)
-                if why and not asked:
+                if reason and not stop_requested:
                     raise Pause
                 return code
     return 0

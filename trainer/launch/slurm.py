@@ -145,10 +145,10 @@ def script(nodes: int = 1, gpus: int = 8, time: str = "24:00:00", warning: int =
            arguments: list[str] | None = None, usage: str = USAGE) -> str:
     """Return the text of the job script. `arguments` are those of `tokenmill train run`. If they are None, the script
     has to be submitted with them: `sbatch SCRIPT ARGUMENTS`."""
-    named = "" if arguments is None else (
+    set_arguments = "" if arguments is None else (
         f'PATH="$PATH":{shlex.quote(str(Path(sys.executable).parent))}   # where it was written, if nothing is active\n'
         f'set -- {shlex.join(arguments)} "$@"\n')
     values = {"usage": usage, "nodes": nodes, "gpus": gpus, "time": time, "warning": warning,
               "shutdown": warning - MARGIN, "partition": f"#SBATCH --partition={partition}\n" if partition else "",
-              "arguments": GIVEN if arguments is None else named}
-    return re.sub(r"@(" + "|".join(values) + r")@", lambda found: str(values[found[1]]), TEMPLATE)
+              "arguments": GIVEN if arguments is None else set_arguments}
+    return re.sub(r"@(" + "|".join(values) + r")@", lambda match: str(values[match[1]]), TEMPLATE)

@@ -76,15 +76,15 @@ def run(options: argparse.Namespace) -> int:
     from trainer.loop.train import train
     from trainer.parallel.world import world
 
-    tell = (lambda _text: None) if options.quiet or options.json else say
+    announce = (lambda _text: None) if options.quiet or options.json else say
     if training.source:                   # before the ranks connect: no rank may wait in a collective for a download
-        fetch_shards(training.source, training.curriculum, tell)
+        fetch_shards(training.source, training.curriculum, announce)
     settle(training, watch, options.device)
     with world(options.device) as here:
-        if here.size == 1 and here.device.type == "cuda" and (there := torch.cuda.device_count()) > 1:
-            tell(f"one of {there} GPUs is used; --ranks {there} uses all of them")
+        if here.size == 1 and here.device.type == "cuda" and (gpus := torch.cuda.device_count()) > 1:
+            announce(f"one of {gpus} GPUs is used; --ranks {gpus} uses all of them")
         with alone(training.out) if here.first else nullcontext():
-            summary = train(training, here, options.stop_at, say=tell)
+            summary = train(training, here, options.stop_at, say=announce)
     if options.json and here.first:
         say(json.dumps(summary, ensure_ascii=False))
     return 0
@@ -111,8 +111,8 @@ def on_cluster(options: argparse.Namespace, training: Run) -> int:
         return 1
 
     def progress() -> int:
-        found = latest(training.out / "checkpoints")
-        return found.step if found else 0
+        checkpoint = latest(training.out / "checkpoints")
+        return checkpoint.step if checkpoint else 0
 
     def possible(ranks: int) -> bool:
         try:

@@ -39,9 +39,9 @@ def losses(model: Transformer, batch: Batch, streams: int, micro_rows: int, dtyp
     rows = list(range(world.data_rank, batch.rows, world.data_size))
     share = -(-batch.rows // world.data_size)
     # padded, because every rank must take part in every forward: parameters are sharded
-    mine = batch.each(lambda x: x[rows]).padded(share)
+    own = batch.each(lambda x: x[rows]).padded(share)
     sums = torch.zeros(2, streams, dtype=torch.float64, device=world.device)
-    for part in mine.micro(min(micro_rows, share), world.device):
+    for part in own.micro(min(micro_rows, share), world.device):
         _, nll, _ = model(part.tokens, part.mask(dtype, model.config.masking), part.targets, chunk=chunk)
         sums[0].index_add_(0, part.stream, nll.double().sum(1))
         sums[1].index_add_(0, part.stream, (part.targets != IGNORE).double().sum(1))
@@ -73,7 +73,7 @@ class Heldout:
     def __init__(self, data: Data, length: int, windows: int) -> None:
         self.data, self.length, self.windows = data, length, windows
         self.longer: dict[int, Heldout] = {}
-        rows = [row for s in range(len(data.streams)) for row in data.heldout_rows(s, length, windows)]
+        rows = [row for index in range(len(data.streams)) for row in data.heldout_rows(index, length, windows)]
         self.batch = collate(rows, length) if rows else None
         if self.batch is not None and not self.batch.valid():           # no target counts: prompts only
             self.batch = None
@@ -81,15 +81,15 @@ class Heldout:
         if self.batch is not None:
             counted = [t[t != IGNORE].numpy() for t in self.batch.targets]
             self.entropy["all"] = unigram_entropy(counted)
-            for s, name in enumerate(data.streams):
-                own = [t for t, stream in zip(counted, self.batch.stream.tolist()) if stream == s]
+            for index, name in enumerate(data.streams):
+                own = [t for t, stream in zip(counted, self.batch.stream.tolist()) if stream == index]
                 if any(map(len, own)):
                     self.entropy[name] = unigram_entropy(own)
         #: for each stream, the UTF-8 bytes that its targets stand for. None if only spans of its documents count in the
         #: loss, because the bytes of spans are not recorded
         self.bytes = [None if shards is None or shards.counts(0, 0) is not None else
-                      sum(text_bytes(shards, *window) for window in data.heldout_windows(s, length, windows))
-                      for s, shards in enumerate(data.heldout)]
+                      sum(text_bytes(shards, *window) for window in data.heldout_windows(index, length, windows))
+                      for index, shards in enumerate(data.heldout)]
 
     def at(self, length: int) -> Heldout:
         """Return held-out samples of `length` tokens, for phases with that sequence length. They have about as many
@@ -130,12 +130,12 @@ class Heldout:
         numbers = [n for n in spread if curriculum.phases[curriculum.phase_at(n)].sequence == self.length]
         if not numbers or not heldout:
             return {}
-        seen = losses(model, self.data.samples(numbers), len(self.data.streams), micro_rows, dtype, chunk, world)
-        both = [(heldout["streams"][name], total) for name, total in zip(self.data.streams, seen)
+        totals = losses(model, self.data.samples(numbers), len(self.data.streams), micro_rows, dtype, chunk, world)
+        both = [(heldout["streams"][name], total) for name, total in zip(self.data.streams, totals)
                 if name in heldout.get("streams", {}) and total.targets]
-        weight = sum(held["targets"] for held, _ in both)
+        weight = sum(values["targets"] for values, _ in both)
         if not weight:
             return {}
-        train = sum(total.loss * held["targets"] for held, total in both) / weight
-        held = sum(held["loss"] * held["targets"] for held, _ in both) / weight
-        return {"train": train, "heldout": held, "gap": held - train}
+        train = sum(total.loss * values["targets"] for values, total in both) / weight
+        loss = sum(values["loss"] * values["targets"] for values, _ in both) / weight
+        return {"train": train, "heldout": loss, "gap": loss - train}

@@ -33,7 +33,7 @@ class HighLossRows:
     def __init__(self, out: Path, most: int, streams: list[str], world: World) -> None:
         self.path, self.most, self.streams, self.world = out / NAME, most, streams, world
         self.rows: Tensor | None = None              # [4, at most `most`] float64: loss, step, sample, stream
-        self.read: list[tuple[float, ...]] = []
+        self.on_host: list[tuple[float, ...]] = []
 
     def begin(self, step: int) -> None:
         """Record that training continues after `step`, so that lines already written about later steps no longer
@@ -68,19 +68,19 @@ class HighLossRows:
     def unpack(self, values: list[float]) -> None:
         """Add the rows of all ranks to those kept on the host. `values` is the result of `packed`, summed over ranks
         and copied to the host."""
-        at, k = values, self.most
-        for rank in range(self.world.data_size if k else 0):
-            losses, *rest = (at[(4 * rank + i) * k:(4 * rank + i + 1) * k] for i in range(4))
-            self.read += [row for row in zip(losses, *rest) if row[0] > -math.inf]
-        self.read = sorted(self.read, key=order)[:k]
+        flat, most = values, self.most
+        for rank in range(self.world.data_size if most else 0):
+            losses, *numbers = (flat[(4 * rank + i) * most:(4 * rank + i + 1) * most] for i in range(4))
+            self.on_host += [row for row in zip(losses, *numbers) if row[0] > -math.inf]
+        self.on_host = sorted(self.on_host, key=order)[:most]
 
     def write(self) -> None:
         """Write the rows kept on the host to the file, and forget them. Called at every printed line and before a
         checkpoint."""
         self._append([{"step": int(step), "sample": int(sample), "stream": self.streams[int(stream)],
                        "loss": loss if math.isfinite(loss) else None}
-                      for loss, step, sample, stream in self.read])
-        self.read = []
+                      for loss, step, sample, stream in self.on_host])
+        self.on_host = []
 
     def _append(self, lines: list[dict[str, Any]]) -> None:
         if self.world.first and self.most and lines:
@@ -98,10 +98,10 @@ def read_high_loss(out: Path, step: int, passed: bool = False) -> list[dict[str,
     """Return the lines about step number `step` in a run's worst_rows.jsonl. If training went back to a checkpoint
     before the step and did not perform it again, its lines no longer count, and the result is []. With `passed`, these
     old lines are returned."""
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     void = False
     if not (out / NAME).exists():
-        return found
+        return lines
     with open(out / NAME, encoding="utf-8", errors="replace") as f:
         for text in f:
             if '"event"' not in text and f'"step": {step},' not in text:
@@ -113,5 +113,5 @@ def read_high_loss(out: Path, step: int, passed: bool = False) -> list[dict[str,
             if line.get("event") == "from":
                 void = void or line["step"] < step
             elif line["step"] == step:
-                found, void = [line] if void else [*found, line], False
-    return [] if void and not passed else found
+                lines, void = [line] if void else [*lines, line], False
+    return [] if void and not passed else lines

@@ -73,13 +73,13 @@ class Meters:
         """Return the lines of metrics.jsonl so far, in order and reduced to the keys SEEN. Of the lines about steps,
         only the last RECENT that have a goodput record are returned. Returns [] on all ranks except the first."""
         self.metrics.flush()
-        rest: list[tuple[int, dict[str, Any]]] = []
+        events: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
         path = self.run.out / "metrics.jsonl"
         for i, line in enumerate(log.scan(path, lambda event, _, text: event != "step" or '"goodput"' in text)
                                  if self.world.first else ()):
-            (recent if line["event"] == "step" else rest).append((i, {k: line[k] for k in SEEN if k in line}))
-        return [line for _, line in sorted([*rest, *recent], key=lambda at: at[0])]
+            (recent if line["event"] == "step" else events).append((i, {k: line[k] for k in SEEN if k in line}))
+        return [line for _, line in sorted([*events, *recent], key=lambda at: at[0])]
 
     def due(self, number: int) -> bool:
         """Whether a line is printed after step `number` (from 1)."""
@@ -135,7 +135,7 @@ class Meters:
         sums = torch.cat((self.micro.take(), self.moved.flatten().to(self.world.device)))
         dist.all_reduce(sums)                        # over all ranks, including those that share every layer
         small, *moved = (sums[:3].tolist(), *sums[3:].view(-1, 3).tolist())
-        result = {**norms.told(self.optimizer.param_groups, moved), **hardware.summary(ranks)}
+        result = {**norms.metrics_fields(self.optimizer.param_groups, moved), **hardware.summary(ranks)}
         # skipped steps are left out: an outlier gradient would outweigh all others for hundreds of steps
         result["noise"] = None if line.get("skipped") else self.noise.measure(small, line["grad_norm"], line["targets"])
         slow = max(ranks, key=lambda rank: rank["data_wait_s"])
@@ -149,7 +149,7 @@ class Meters:
         self.span, self.waits = [0.0, 0.0, 0.0], []
         return {key: value for key, value in result.items() if value is not None}
 
-    def tell(self, number: int, line: Mapping[str, Any]) -> str:
+    def progress_text(self, number: int, line: Mapping[str, Any]) -> str:
         """Return the last part of the line to print for step `number`: speed, MFU and notable waits. Also updates
         trainer.prom and checks the alert rules. `line` is the step's metrics line."""
         wait = line["data_wait_ms"]
@@ -182,8 +182,8 @@ class Meters:
         self.metrics.flush()  # a checkpoint may follow; a resume from it does not evaluate this step again
         self.say(f"step {number:>6}  held-out {values['loss']:.3f} nats/token, unigram entropy "
                  f"{values['unigram_entropy']:.3f}    {each(values['streams'])}")
-        for length, found in values.get("lengths", {}).items():
-            self.say(f"{'':>13}windows of {int(length):,}: {found['loss']:.3f}    {each(found['streams'])}")
+        for length, result in values.get("lengths", {}).items():
+            self.say(f"{'':>13}windows of {int(length):,}: {result['loss']:.3f}    {each(result['streams'])}")
         self.alarm(number, self.alerts.evaluation(values["streams"]))
 
     def saving(self, number: int) -> None:

@@ -102,9 +102,10 @@ class MetricsBuffer:
                  utilisation: float | None) -> tuple[StepRecord, dict[str, Any]]:
         """Return (StepRecord for the stability monitor, metrics line) of the step `pending`. `row` holds its numbers on
         the host. `speed` is in tokens per second; `utilisation` is the MFU."""
-        step, s = pending.step, len(self.streams)
+        step, count = pending.step, len(self.streams)
         z, _, repeats = row[:HEAD]
-        nll, counted, (norm, *verdict) = row[HEAD:HEAD + s], row[HEAD + s:HEAD + 2 * s], row[HEAD + 2 * s:]
+        nll, counted = row[HEAD:HEAD + count], row[HEAD + count:HEAD + 2 * count]
+        norm, *verdict = row[HEAD + 2 * count:]
         targets = sum(counted)
         loss = sum(nll) / targets if targets else None              # None: the step read prompts only
         line: dict[str, Any] = {
@@ -129,9 +130,10 @@ class MetricsBuffer:
         self.meters.stepped(record.step, record.bad)
         if due:
             loss = "none" if record.loss is None else f"{record.loss:.4f}"
-            left = (self.run.curriculum.tokens - values["tokens"]) * self.busy / max(1, self.trained)
+            remaining_s = (self.run.curriculum.tokens - values["tokens"]) * self.busy / max(1, self.trained)
             self.say(f"{head}  {values['phase']:<8} loss {loss}  lr {values['lr']:.2e}  norm {record.norm:.2f}  "
-                     f"{self.meters.tell(record.step, values)}" + (f"  left {clock(left)}" if left else ""))
+                     f"{self.meters.progress_text(record.step, values)}"
+                     + (f"  left {clock(remaining_s)}" if remaining_s else ""))
             self.high_loss.write()
 
 
@@ -140,10 +142,10 @@ def finite(x: float | None) -> float | None:
     return x if x is not None and math.isfinite(x) else None
 
 
-def diverged(run: Run, step: int, seen: str) -> str:
-    """The error message for a loss that is NaN or infinite after step `step`; `seen` describes it."""
+def diverged(run: Run, step: int, observation: str) -> str:
+    """The error message for a loss that is NaN or infinite after step `step`; `observation` describes it."""
     last = ckpt.latest(run.out / "checkpoints")
-    return (f"step {step}: {seen}: training has diverged. "
+    return (f"step {step}: {observation}: training has diverged. "
             + (f"{last.folder.parent} is sound; " if last else "There is no checkpoint yet; ")
             + "give the phases from there on a lower rate (tokenmill train edit, lr: {peak: …}); or lower "
             "train.optimizer.lr or lengthen the warm-up, and start with another --out")

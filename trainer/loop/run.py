@@ -55,25 +55,25 @@ class Run:
         """Return a warning line for each phase whose smallest batch cannot be divided equally among `ranks` ranks.
         Raises ConfigError when that many ranks do not fit the settings under `train.parallel`."""
         self.config.parallel.shape(ranks)
-        groups, found = ranks // self.config.parallel.tensor, []
+        groups, warnings = ranks // self.config.parallel.tensor, []
         for phase in self.curriculum.phases:
             batch = phase.batch_at(0)
             if batch < groups:
                 idle = ranks - batch * self.config.parallel.tensor
-                found.append(f"phase {phase.name}: a batch of {batch} sequences leaves {idle} ranks idle")
+                warnings.append(f"phase {phase.name}: a batch of {batch} sequences leaves {idle} ranks idle")
             elif batch % groups:
                 most = -(-batch // groups)
-                found.append(f"phase {phase.name}: a batch of {batch} sequences does not divide by {groups}: ranks "
+                warnings.append(f"phase {phase.name}: a batch of {batch} sequences does not divide by {groups}: ranks "
                              f"with {most} are waited for, {1 - batch / groups / most:.0%} of the time is lost")
-        return found
+        return warnings
 
     def sample_at(self, step: int) -> int:
         """Number of samples that the first `step` steps read."""
         samples = 0
         for phase in self.curriculum.phases:
             for first, stop, batch in phase.stretches:
-                taken = min(step, (stop - first) // batch)
-                samples, step = samples + taken * batch, step - taken
+                steps = min(step, (stop - first) // batch)
+                samples, step = samples + steps * batch, step - steps
         if step > 0:
             raise ConfigError(f"the curriculum has {self.curriculum.steps} steps, {step} fewer than that")
         return samples
@@ -92,13 +92,13 @@ class Run:
         """Yield the steps from sample number `sample` to the end, in O(1) memory. `sample` must be the first sample of
         a step."""
         number = tokens = 0
-        for p, phase in enumerate(self.curriculum.phases):
+        for index, phase in enumerate(self.curriculum.phases):
             for first, stop, batch in phase.stretches:
-                done = min(max(sample - phase.start - first, 0), stop - first)
-                if done % batch:
+                samples_done = min(max(sample - phase.start - first, 0), stop - first)
+                if samples_done % batch:
                     raise ConfigError(f"sample {sample} is inside a step of phase {phase.name!r} (batch {batch})")
-                for i in range(done // batch, (stop - first) // batch):
-                    yield Step(number + i, p, phase.start + first + i * batch, batch,
+                for i in range(samples_done // batch, (stop - first) // batch):
+                    yield Step(number + i, index, phase.start + first + i * batch, batch,
                                tokens + i * batch * phase.sequence)
                 number, tokens = number + (stop - first) // batch, tokens + (stop - first) * phase.sequence
 
@@ -132,16 +132,16 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
     for assignment in overrides:
         override(train, assignment)
     config = build(TrainConfig, train, f"{folder / 'recipe.yaml'}: train")
-    made = Run(folder, Path(store) if store else folder.absolute().parent.parent,
+    opened = Run(folder, Path(store) if store else folder.absolute().parent.parent,
                Path(out) if out else folder / "train", curriculum, config, source)
-    made.schedule()               # raises its errors now, before anything starts
+    opened.schedule()               # raises its errors now, before anything starts
     for first, stop in config.skip:
         if first > curriculum.steps:
             raise ConfigError(f"train.skip: [{first}, {stop}]: the curriculum has {curriculum.steps:,} steps; name "
                               f"steps of it, or take the range out")
     for phase in curriculum.phases:
         phase_rope(config.model, phase)
-    return made
+    return opened
 
 
 def differences(meta: dict[str, Any], run: Run) -> list[str]:
@@ -150,30 +150,30 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
 
     Permitted differences are not listed; `changes` and `edits` list them.
     """
-    found = unequal(meta["config"], run.config.identity())
+    result = unequal(meta["config"], run.config.identity())
     was, now = meta["curriculum"], run.curriculum.to_json()
     for key in ("seed", "longest"):
         if was[key] != now[key]:
-            found.append(f"curriculum.{key}: checkpoint {was[key]!r}, now {now[key]!r}")
+            result.append(f"curriculum.{key}: checkpoint {was[key]!r}, now {now[key]!r}")
     if was["tokenizer"]["sha256"] != now["tokenizer"]["sha256"]:
-        found.append("curriculum.tokenizer: another one")
+        result.append("curriculum.tokenizer: another one")
     for i, stream in enumerate(was["streams"]):
         if i >= len(now["streams"]) or any(stream[k] != now["streams"][i][k] for k in ("name", "sha256")):
-            found.append(f"stream {stream['name']}: missing, in another place, or other data")
+            result.append(f"stream {stream['name']}: missing, in another place, or other data")
     for i, phase in enumerate(was["phases"]):
         if phase["start"] < meta["samples"]:
             new_phase = run.curriculum.phases[i] if i < len(run.curriculum.phases) else None
-            found += past(Phase(**phase), new_phase, meta["samples"])
-    if found:
-        return found
+            result += past(Phase(**phase), new_phase, meta["samples"])
+    if result:
+        return result
     phases = [Phase(**p) for p in was["phases"]]
     last = meta["tokens"] - 1  # last token read; the next one may belong to a phase with its own rate
     before = Schedule(run.config.schedule, phases, run.config.optimizer.lr).factor(last)
     after = run.schedule().factor(last)
     if abs(before - after) > 1e-6:                       # e.g. shares of a total that has changed
-        found.append(f"schedule: at token {meta['tokens']:,} the learning rate would jump from {before:.4g} to "
+        result.append(f"schedule: at token {meta['tokens']:,} the learning rate would jump from {before:.4g} to "
                      f"{after:.4g} of its peak; give warmup and decay in tokens, or `lr: decay` in a phase")
-    return found
+    return result
 
 
 def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
@@ -194,15 +194,15 @@ def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
 def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, Any]) -> list[str]:
     """Permitted changes since a checkpoint was written, one line each: to settings, machine, number of ranks and code.
     Changes to the curriculum are listed by `edits`. `meta` is the checkpoint's metadata."""
-    found = unequal({"world": meta["world"], **{k: meta.get(k, v) for k, v in machine.items()}},
+    result = unequal({"world": meta["world"], **{k: meta.get(k, v) for k, v in machine.items()}},
                     {"world": world, **machine}, "")
     decided = flat(run.config.identity())
-    found += [line for line in unequal(meta["train"], asdict(run.config))
+    result += [line for line in unequal(meta["train"], asdict(run.config))
               if line.split(":")[0].removeprefix("train.") not in decided]
     was, now = meta.get("code"), code()
     if was and was["sha256"] != now["sha256"]:
-        found.append(f"code: checkpoint {version(was)}, now {version(now)}")
-    return found
+        result.append(f"code: checkpoint {version(was)}, now {version(now)}")
+    return result
 
 
 def edits(meta: dict[str, Any], run: Run) -> list[str]:

@@ -192,16 +192,16 @@ def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, worl
                             f"have been skipped already and train.stability.rewind.budget is used up: give "
                             f"the phases ahead a lower rate (tokenmill train edit, lr: {{peak: …}}) or raise the "
                             f"budget, and give the same command again")
-    found = choose(checkpoints, world, say, lambda sound: rewind_target(sound, rewind)[0])
-    _, start = rewind_target([found] if found else [], rewind)
-    ledger.rewind(rewind.step, (start, rewind.stop), found.step if found else 0,
-                  found.folder.parent.name if found else "start", rewind.why)
+    checkpoint = choose(checkpoints, world, say, lambda sound: rewind_target(sound, rewind)[0])
+    _, start = rewind_target([checkpoint] if checkpoint else [], rewind)
+    ledger.rewind(rewind.step, (start, rewind.stop), checkpoint.step if checkpoint else 0,
+                  checkpoint.folder.parent.name if checkpoint else "start", rewind.why)
     ledger.clear(checkpoints, world)
-    return found
+    return checkpoint
 
 
-def rewind_target(found: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoint | None, int]:
-    """Return (the checkpoint of `found` to go back to, the first step to skip). The checkpoint is None for the start of
+def rewind_target(checkpoints: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoint | None, int]:
+    """Return (the one of `checkpoints` to go back to, the first step to skip). The checkpoint is None for the start of
     the training.
 
     The choice is the latest checkpoint before all steps to be skipped. If no checkpoint is that early, it is the
@@ -209,12 +209,12 @@ def rewind_target(found: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoi
     there is no checkpoint at all, training goes back to the start. Raises TrainingError when there are checkpoints, and
     none precedes the first suspect step.
     """
-    before = [c for c in found if c.step < rewind.start]
+    before = [c for c in checkpoints if c.step < rewind.start]
     if before:
         return before[-1], rewind.start
-    if not found:
+    if not checkpoints:
         return None, rewind.start
-    if found[0].step < rewind.first:
-        return found[0], found[0].step + 1
+    if checkpoints[0].step < rewind.first:
+        return checkpoints[0], checkpoints[0].step + 1
     raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}, but no checkpoint "
                         f"before that is left to go back to: raise train.checkpoint.keep, or lower its every")

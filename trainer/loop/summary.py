@@ -28,12 +28,12 @@ def sample(run: Run, model: Transformer, world: World, dtype: torch.dtype) -> tu
     tokenizer, why = load_tokenizer(run.store / run.curriculum.tokenizer.path) if world.first else (None, "")
     prompt = (tokenizer.encode(config.prompt) if tokenizer else [])[-PROMPT:] or [run.curriculum.tokenizer.eos]
     # whether there is a tokenizer, the number of ids, the ids; of fixed length, so that every rank can receive them
-    sent = struct.pack(f"<{PROMPT + 2}q", tokenizer is not None, len(prompt), *prompt, *[0] * (PROMPT - len(prompt)))
-    there, n, *ids = struct.unpack(f"<{PROMPT + 2}q", world.broadcast(sent))
-    if not there:
+    message = struct.pack(f"<{PROMPT + 2}q", tokenizer is not None, len(prompt), *prompt, *[0] * (PROMPT - len(prompt)))
+    has_tokenizer, count, *ids = struct.unpack(f"<{PROMPT + 2}q", world.broadcast(message))
+    if not has_tokenizer:
         return None, why
-    out = generate(model, ids[:n], config, run.curriculum.tokenizer.eos, run.config.seed, dtype, world)
-    return (tokenizer.decode([*ids[:n], *out]) if tokenizer else None), ""
+    out = generate(model, ids[:count], config, run.curriculum.tokenizer.eos, run.config.seed, dtype, world)
+    return (tokenizer.decode([*ids[:count], *out]) if tokenizer else None), ""
 
 
 def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict[str, Any], text: str | None, why: str,
@@ -41,9 +41,9 @@ def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict
     """Return the contents of summary.json. `before` and `after` are the first and the last evaluation, `gap` the result
     of `Heldout.gap`, `text` the sample or None, `why` the reason if there is none. `seconds` is the time that this
     process took, `speed` is in tokens per second."""
-    told = story_of(run.out / "metrics.jsonl")
-    steps = [loss for loss in told.loss if not math.isnan(loss)]
-    before = before or (told.evals[0] if told.evals else {})
+    story = story_of(run.out / "metrics.jsonl")
+    steps = [loss for loss in story.loss if not math.isnan(loss)]
+    before = before or (story.evals[0] if story.evals else {})
     return {
         "parameters": run.config.model.parameters(run.vocab),
         "parameters_without_embeddings": run.config.model.parameters(run.vocab) - run.vocab * run.config.model.width

@@ -234,7 +234,7 @@ class Trainer:
     def stop(self, number: int) -> None:
         """End the process in an orderly way after signal `number`."""
         self.metrics.flush()
-        self.say(self.goodput.told())
+        self.say(self.goodput.describe())
         self.say(f"stopped by {signal.Signals(number).name} after step {self.number}; the same command goes on")
         raise SystemExit(128 + number)
 
@@ -275,7 +275,7 @@ class Trainer:
             "policy": self.monitor.state()})
 
     def saved(self, written: ckpt.Writing) -> None:
-        self.meters.saved(written.meta["step"], written.held, folder=written.attempt.parent.name,
+        self.meters.saved(written.meta["step"], written.waited_s, folder=written.attempt.parent.name,
                           written_s=round(written.seconds, 3), bytes=written.size)
         self.say(written.describe())
 
@@ -299,7 +299,7 @@ class Trainer:
                 summary = summarise(run, before, after, gap, text, reason, seconds, self.buffer.speed(), self.goodput)
                 self.metrics.write("end", self.number, **summary)
         self.metrics.close()
-        self.say(self.goodput.told())
+        self.say(self.goodput.describe())
         if summary:
             write_plot(run.out)
             replace(run.out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))

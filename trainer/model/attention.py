@@ -62,8 +62,8 @@ def document_mask(positions: Tensor, dtype: torch.dtype, masking: Masking = "doc
     rows, length = positions.shape
     backend = backend or best(positions.device, dtype)
     if masking == "none":
-        whole = torch.arange(length, device=positions.device).expand(rows, length)
-        return DocMask(whole, None, None, length)
+        row_positions = torch.arange(length, device=positions.device).expand(rows, length)
+        return DocMask(row_positions, None, None, length)
     if backend == "varlen":
         return DocMask(positions, None, cumulative_lengths(positions) if starts is None else starts, length)
     document = (positions == 0).cumsum(1)

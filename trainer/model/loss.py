@@ -41,28 +41,28 @@ class ChunkedCE(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, scale: Tensor, z: float, chunk: int,
                 cap: float = 0.0, compiled: bool = False) -> Any:
-        n = hidden.shape[0]
+        count = hidden.shape[0]
         learning = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         if learning:
             d_hidden = torch.empty_like(hidden)
             d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        nll = torch.zeros(n, dtype=torch.float32, device=hidden.device)
+        nll = torch.zeros(count, dtype=torch.float32, device=hidden.device)
         z_sum = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for start in range(0, n, chunk):
-            at = slice(start, start + chunk)
-            h = hidden[at]
+        for start in range(0, count, chunk):
+            part = slice(start, start + chunk)
+            inputs = hidden[part]
             body = compiled_terms() if compiled and learning else terms
-            nll[at], z_term, grad = body(h @ weight.t(), target[at], scale, z, cap, learning)
+            nll[part], z_term, grad = body(inputs @ weight.t(), target[part], scale, z, cap, learning)
             z_sum += z_term
             if grad is not None:
-                d_hidden[at] = grad @ weight
+                d_hidden[part] = grad @ weight
                 if grad.dtype == torch.float32:
-                    d_weight.addmm_(grad.t(), h)
+                    d_weight.addmm_(grad.t(), inputs)
                 elif MIXED and grad.is_cuda:
-                    torch.addmm(d_weight, grad.t(), h, out_dtype=torch.float32, out=d_weight)
+                    torch.addmm(d_weight, grad.t(), inputs, out_dtype=torch.float32, out=d_weight)
                 else:
-                    d_weight.add_(grad.t() @ h)
-                del grad                        # it would be kept while the next chunk's logits are made
+                    d_weight.add_(grad.t() @ inputs)
+                del grad                        # otherwise it stays in memory while the next chunk's logits are made
         if learning:
             ctx.save_for_backward(d_hidden, d_weight.to(weight.dtype))
         ctx.mark_non_differentiable(nll, z_sum)
@@ -91,15 +91,15 @@ def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
     picked = logits.gather(1, label[:, None])[:, 0]
     # log Z and the softmax share one exp
     highest = logits.amax(-1)
-    p = logits.sub_(highest[:, None]).exp_()
-    total = p.sum(-1)
+    exps = logits.sub_(highest[:, None]).exp_()
+    total = exps.sum(-1)
     log_z = highest + total.log()
     nll = torch.where(counted, log_z - picked, 0)
     z_sum = torch.where(counted, log_z, 0).square().sum()
     if not learning:
         return nll, z_sum, None
     factor = counted * scale
-    grad = p.mul_((factor * (1 + 2 * z * log_z) / total)[:, None])
+    grad = exps.mul_((factor * (1 + 2 * z * log_z) / total)[:, None])
     if torch.compiler.is_compiling():            # a scatter would end the fusion and write the chunk once more
         grad = grad - torch.where(torch.arange(grad.shape[1], device=grad.device) == label[:, None], factor[:, None], 0)
     else:

@@ -18,7 +18,7 @@ def repeated(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:
     For a sequence of p tokens, a span is a maximal stretch in which every token i equals token i − p, together with the
     p tokens before the stretch.
     """
-    found = np.zeros(len(tokens), bool)
+    in_span = np.zeros(len(tokens), bool)
     for period in range(1, min(ngram, len(tokens) // times) + 1):
         least = (times - 1) * period                     # number of equal pairs in `times` repetitions
         same = tokens[period:] == tokens[:-period]
@@ -27,5 +27,5 @@ def repeated(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:
         edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
         for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist()):
             if stop - start >= least:
-                found[start:stop + period] = True
-    return found
+                in_span[start:stop + period] = True
+    return in_span

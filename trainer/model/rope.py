@@ -36,21 +36,21 @@ class Rope:
         """The frequency of each pair, float32 [dim / 2], in radians per token. It is computed on `device`, without a
         transfer."""
         base = self.theta ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
-        s = self.scaling
-        if s is None:
+        scaling = self.scaling
+        if scaling is None:
             return base
-        if s.kind == "linear":
-            return base / s.factor
-        if s.kind == "llama3":
-            turns = (s.original or 0) / (2 * math.pi) * base                     # within the original context
-            kept = ((turns - s.low) / (s.high - s.low)).clamp(0, 1)
+        if scaling.kind == "linear":
+            return base / scaling.factor
+        if scaling.kind == "llama3":
+            turns = (scaling.original or 0) / (2 * math.pi) * base                     # within the original context
+            unscaled = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
         else:
-            first, last = (dim * math.log((s.original or 0) / (beta * 2 * math.pi)) / (2 * math.log(self.theta))
-                           for beta in (s.beta_fast, s.beta_slow))
+            first, last = (dim * math.log((scaling.original or 0) / (beta * 2 * math.pi)) / (2 * math.log(self.theta))
+                           for beta in (scaling.beta_fast, scaling.beta_slow))
             first, last = max(math.floor(first), 0), min(math.ceil(last), dim - 1)
             ramp = torch.arange(dim // 2, device=device, dtype=torch.float32) - first
-            kept = 1 - (ramp / max(last - first, 0.001)).clamp(0, 1)
-        return base / s.factor * (1 - kept) + base * kept
+            unscaled = 1 - (ramp / max(last - first, 0.001)).clamp(0, 1)
+        return base / scaling.factor * (1 - unscaled) + base * unscaled
 
 
 def rotation(positions: Tensor, dim: int, rope: Rope) -> tuple[Tensor, Tensor]:
@@ -63,5 +63,5 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (x[i], x[i + R/2]) of the first R dimensions of x [B, T, H, D], the layout of Hugging Face's
     Llama; the other D - R stay unchanged (partial RoPE, GPT-NeoX)."""
     half = cos.shape[-1]
-    a, b, rest = x.float().split((half, half, x.shape[-1] - 2 * half), -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1).to(x.dtype)
+    a, b, unrotated = x.float().split((half, half, x.shape[-1] - 2 * half), -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, unrotated), -1).to(x.dtype)

@@ -50,8 +50,8 @@ def split(model: nn.Module, mesh: DeviceMesh) -> None:
         how = placement(name)
         if isinstance(how, Shard) and parameter.shape[how.dim] % mesh.size():
             raise ValueError(f"{name} {tuple(parameter.shape)}: dimension {how.dim} does not divide by {mesh.size()}")
-        made = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [how], src_data_rank=None))
-        setattr(owner, name.rpartition(".")[2], made)
+        distributed = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [how], src_data_rank=None))
+        setattr(owner, name.rpartition(".")[2], distributed)
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def full(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def whole(weight: Tensor) -> Tensor:
+def replicated(weight: Tensor) -> Tensor:
     """The whole parameter, on every rank, for use in forward: backward sums the gradients of all ranks."""
     if not isinstance(weight, DTensor):
         return weight

@@ -20,7 +20,7 @@ from trainer.model.attention import DocMask, attend
 from trainer.model.config import ModelConfig, RopeScaling
 from trainer.model.loss import ChunkedCE, soft_cap
 from trainer.model.rope import Rope, rotate, rotation
-from trainer.model.tensor import Embedding, Linear, enter, leave, local, share, together, whole
+from trainer.model.tensor import Embedding, Linear, enter, leave, local, replicated, share, together
 
 
 def base_rope(config: ModelConfig) -> Rope:
@@ -133,10 +133,10 @@ class Transformer(nn.Module):
             x = x / self.config.width_ratio
         output = self.embed.weight if self.head is None else self.head.weight
         if target is None:
-            return soft_cap(x @ whole(output).t(), self.config.softcap)
+            return soft_cap(x @ replicated(output).t(), self.config.softcap)
         if scale is None:
             scale = torch.ones((), device=x.device)
-        objective, nll, z_sum = ChunkedCE.apply(share(x.flatten(0, 1), output), whole(output),
+        objective, nll, z_sum = ChunkedCE.apply(share(x.flatten(0, 1), output), replicated(output),
                                                 share(target.flatten(), output), scale, z, chunk, self.config.softcap,
                                                 self.compiled and x.is_cuda)
         nll, z_sum = (together(values, target.numel(), output) for values in (nll, z_sum))

@@ -95,14 +95,14 @@ class Alerts:
         usual = median(self.speeds) if len(self.speeds) >= ENOUGH else None
         self.speeds.append(speed)
         limit = self.config.throughput
-        found = self.settle("throughput", limit is not None and usual is not None and speed < (1 - limit) * usual,
+        alerts = self.settle("throughput", limit is not None and usual is not None and speed < (1 - limit) * usual,
                             f"{speed:,.0f} tokens/s, usual are {usual or speed:,.0f}")
         limit = self.config.data_wait
-        found += self.settle("data_wait", limit is not None and len(self.speeds) > 1 and data_share > limit,
+        alerts += self.settle("data_wait", limit is not None and len(self.speeds) > 1 and data_share > limit,
                              f"{data_share:.0%} of the time is spent waiting for data; `soak` tells what the loader "
                              f"can do")
         limit = self.config.checkpoint
-        return found + self.settle("checkpoint", limit is not None and since_checkpoint > 60 * limit,
+        return alerts + self.settle("checkpoint", limit is not None and since_checkpoint > 60 * limit,
                                    f"no checkpoint for {since_checkpoint / 60:.0f} minutes: what a crash costs; "
                                    f"checkpoint.every says how often")
 
@@ -120,12 +120,12 @@ class Alerts:
         return self.settle("evaluation", bool(self.regressed), "held-out loss has risen: "
                            + ("; ".join(self.regressed.values()) or "no more"))
 
-    def settle(self, rule: str, on: bool, text: str) -> list[Alert]:
+    def settle(self, rule: str, holds: bool, text: str) -> list[Alert]:
         """Set whether `rule` holds now. Returns a list with the alert if that has changed, else an empty list."""
-        if on == (rule in self.standing):
+        if holds == (rule in self.standing):
             return []
-        if on:
+        if holds:
             self.standing[rule] = text
         else:
             del self.standing[rule]
-        return [Alert(rule, on, text)]
+        return [Alert(rule, holds, text)]

@@ -108,14 +108,14 @@ class Goodput:
     def rewind(self, lines: Sequence[dict[str, Any]], step: int) -> None:
         """Undo the steps after `step`: move their time to `lost`. Their time is what was counted since the latest
         goodput record in `lines` that belongs to `step` or an earlier step."""
-        kept = latest([line for line in standing(lines) if line["step"] <= step])
-        before = kept["goodput"] if kept else {}
+        line = latest([line for line in standing(lines) if line["step"] <= step])
+        before = line["goodput"] if line else {}
         self.enter(self.cause)
         for cause in OF_STEPS:
             self.move(self.seconds[cause] - before.get(cause, 0.0), cause, "lost")
         self.flops = before.get("flops", 0.0)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Wall time by cause as text: '1:02:10 of wall time: training 91.2%, evaluation 3.1%, …'. The largest share
         comes first; shares below 0.05 % are left out."""
         self.enter(self.cause)
@@ -144,9 +144,9 @@ def latest(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 def clock(seconds: float) -> str:
     """Format seconds: 93 → '1:33', 7260 → '2:01:00', 200000 → '2d 7:33:20'."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_part = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
-        return f"{days}d {hours}:{minutes:02}:{rest:02}"
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        return f"{days}d {hours}:{minutes:02}:{seconds_part:02}"
+    return f"{hours}:{minutes:02}:{seconds_part:02}" if hours else f"{minutes}:{seconds_part:02}"

@@ -103,10 +103,10 @@ def host_memory() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
-def gather(mine: dict[str, float], world: World) -> list[dict[str, float]]:
-    """Return the readings of all ranks, in order of rank; `mine` are those of this rank. Every rank must call this.
+def gather(readings: dict[str, float], world: World) -> list[dict[str, float]]:
+    """Return the readings of all ranks, in order of rank; `readings` are those of this rank. Every rank must call this.
     Readings that a rank does not have are missing in its entry."""
-    vector = torch.tensor([mine.get(key, float("nan")) for key in FIELDS], dtype=torch.float64, device=world.device)
+    vector = torch.tensor([readings.get(key, float("nan")) for key in FIELDS], dtype=torch.float64, device=world.device)
     out = [torch.empty_like(vector) for _ in range(dist.get_world_size())]
     dist.all_gather(out, vector)
     return [{key: v for key, v in zip(FIELDS, row.tolist()) if v == v} for row in out]

@@ -237,26 +237,26 @@ def flat_numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, floa
 
 #: (event, step, text of a line) → whether `scan` is to yield the line. Called before the line is parsed, because
 #: parsing takes most of the time
-Wanted = Callable[[str, int, str], bool]
+Selects = Callable[[str, int, str], bool]
 HEAD = re.compile(r'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
 #: events that make earlier lines void
 TURNS = ("start", "resume", "rewind")
 
 
-def scan(path: Path, wanted: Wanted | None = None) -> Iterator[dict[str, Any]]:
+def scan(path: Path, selects: Selects | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of metrics.jsonl, parsed, one at a time, because the file of a million steps has gigabytes. Lines
-    that no longer count (see the module) are included; lines that a kill cut off are not. With `wanted`, yield only
+    that no longer count (see the module) are included; lines that a kill cut off are not. With `selects`, yield only
     lines for which it returns True, and the last line of the file."""
     if not path.exists():
         return
-    text, told = "", True
+    text, selected = "", True
     with open(path, encoding="utf-8", errors="replace") as f:       # a kill may cut a line inside a character
         for text in f:
             head = HEAD.match(text)
-            told = wanted is None or head is None or wanted(head[1], int(head[2]), text)
-            if told and (line := parse(text)) is not None:
+            selected = selects is None or head is None or selects(head[1], int(head[2]), text)
+            if selected and (line := parse(text)) is not None:
                 yield line
-    if not told and (line := parse(text)) is not None:
+    if not selected and (line := parse(text)) is not None:
         yield line
 
 
@@ -278,11 +278,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 def standing(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return `lines` without those that a later line makes void: a start makes all earlier lines void, a resume or
     rewind to step k those about steps beyond k."""
-    kept: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for line in lines:
         if line["event"] == "start":
-            kept = []
+            result = []
         elif line["event"] in TURNS:
-            kept = [old for old in kept if old["step"] <= line["step"]]
-        kept.append(line)
-    return kept
+            result = [old for old in result if old["step"] <= line["step"]]
+        result.append(line)
+    return result

@@ -29,8 +29,8 @@ class Updates:
 
     def __init__(self, optimizer: torch.optim.Optimizer, sample: int = SAMPLE) -> None:
         self.groups = optimizer.param_groups
-        held = sum(local(p).numel() for group in self.groups for p in group["params"])
-        self.share = min(1.0, sample / max(1, held))
+        count = sum(local(p).numel() for group in self.groups for p in group["params"])
+        self.share = min(1.0, sample / max(1, count))
         self.before = [[self.part(p).clone() for p in group["params"]] for group in self.groups]
 
     def part(self, parameter: Tensor) -> Tensor:
@@ -53,14 +53,14 @@ class Updates:
         return torch.stack(rows)
 
 
-def told(groups: Sequence[Mapping[str, Any]], sums: Sequence[Sequence[float]]) -> dict[str, Any]:
+def metrics_fields(groups: Sequence[Mapping[str, Any]], sums: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return the fields of a metrics line: {"parameter_norm", "updates": {group: {"parameter_norm", "update_norm",
     "ratio"}}}. `sums` is the result of `Updates.sums`, summed over all ranks. The ratio is that of the copied values;
     the update norm is estimated as the ratio times the parameter norm."""
     result = {}
-    for group, (whole, part, change) in zip(groups, sums):
-        ratio = (change / part) ** 0.5 if part > 0 else 0.0
-        norm = whole ** 0.5
+    for group, (all_squares, copied_squares, change_squares) in zip(groups, sums):
+        ratio = (change_squares / copied_squares) ** 0.5 if copied_squares > 0 else 0.0
+        norm = all_squares ** 0.5
         result[group["name"]] = {"parameter_norm": norm, "update_norm": ratio * norm, "ratio": ratio}
     return {"parameter_norm": sum(row[0] for row in sums) ** 0.5, "updates": result}
 

@@ -64,14 +64,14 @@ def draw(story: Story) -> str:
     tokens, loss, rate = (np.array(column) for column in (story.tokens, story.loss, story.rate))
     there = ~np.isnan(loss)
     points, losses = thin(tokens[there], loss[there]), loss[there]
-    held = curves(evals)
+    heldout = curves(evals)
     entropy = [e["unigram_entropy"] for e in evals[-1:] if e["unigram_entropy"]]
     low, high = span([*([losses.min(), losses.max()] if losses.size else []), *entropy,
-                      *(v for curve in held.values() for _, v in curve)])
-    known = np.flatnonzero(~np.isnan(rate))
+                      *(v for curve in heldout.values() for _, v in curve)])
+    with_rate = np.flatnonzero(~np.isnan(rate))
     # points are picked, because averaging would round off the corners of the schedule
-    rates = [(tokens[i], rate[i]) for i in pick(known.tolist())]
-    top_rate = float(rate[known].max(initial=0.0)) or 1.0
+    rates = [(tokens[i], rate[i]) for i in pick(with_rate.tolist())]
+    top_rate = float(rate[with_rate].max(initial=0.0)) or 1.0
 
     def x(tokens: float) -> float:
         return LEFT + tokens / total * (WIDTH - LEFT - RIGHT)
@@ -82,7 +82,7 @@ def draw(story: Story) -> str:
     def r(rate: float) -> float:
         return RATE_TOP + (1 - rate / (top_rate * 1.08)) * RATE_HEIGHT
 
-    streams = [name for name in held if name]
+    streams = [name for name in heldout if name]
     parts = [
         tag("rect", class_="bg", width=WIDTH, height=HEIGHT),
         *phase_bands(phases, x),
@@ -93,9 +93,9 @@ def draw(story: Story) -> str:
         label("axis", WIDTH - RIGHT, HEIGHT - 8, "tokens", text_anchor="end"),
         label("title", LEFT, 17, "Loss (nats/token)"), label("title", LEFT, RATE_TOP - 8, "Learning rate"),
         curve("raw", points, x, y), curve("loss", smooth(points), x, y),
-        *(curve(f"stream s{i}", held[name], x, y) for i, name in enumerate(streams)),
-        curve("held", held[""], x, y),
-        *(tag("circle", class_="dot", cx=x(t), cy=y(v), r=3) for t, v in held[""]),
+        *(curve(f"stream s{i}", heldout[name], x, y) for i, name in enumerate(streams)),
+        curve("held", heldout[""], x, y),
+        *(tag("circle", class_="dot", cx=x(t), cy=y(v), r=3) for t, v in heldout[""]),
         *(tag("line", class_="entropy", x1=LEFT, x2=WIDTH - RIGHT, y1=y(v), y2=y(v)) for v in entropy),
         *(upright("skip", x(at), LOSS_TOP + LOSS_HEIGHT - 9, f"update of step {number:.0f} skipped")
           for number, at in pick(story.skips)),
@@ -114,24 +114,24 @@ def draw(story: Story) -> str:
 def phase_bands(phases: Sequence[Mapping[str, Any]], x: Callable[[float], float]) -> Iterator[Element]:
     """Draw a band behind each phase (stretch of the training with its own data mixture), and its name if there is room.
     `x` maps tokens to the x coordinate."""
-    at = 0
+    tokens = 0
     for i, phase in enumerate(phases):
-        left, width = x(at), x(at + phase["tokens"]) - x(at)
-        yield tag("rect", class_="phase" if i % 2 else "band", x=left, y=LOSS_TOP - 24, width=width,
+        x_left, width = x(tokens), x(tokens + phase["tokens"]) - x(tokens)
+        yield tag("rect", class_="phase" if i % 2 else "band", x=x_left, y=LOSS_TOP - 24, width=width,
                   height=RATE_TOP + RATE_HEIGHT - LOSS_TOP + 24)
         name = phase["name"] + (" ↘" if phase["lr"] == "decay" else "")
         if width > 7 * len(name):
-            yield label("name", left + 6, LOSS_TOP - 9, name)
-        at += phase["tokens"]
+            yield label("name", x_left + 6, LOSS_TOP - 9, name)
+        tokens += phase["tokens"]
 
 
 def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element]:
     """Draw a band over each range of consecutive steps that were not performed. `x` maps tokens to the x coordinate.
     The band reaches from the tokens of the step before the range to those of its last step."""
     for (first, _), (last, tokens) in stretches(story.passed):
-        left = x(max((t for n, t in zip(story.number, story.tokens) if n < first), default=0.0))
-        yield tag("rect", tag("title", f"steps {first:.0f} to {last:.0f} skipped"), class_="passed", x=left, y=LOSS_TOP,
-                  width=max(1.0, x(tokens) - left), height=LOSS_HEIGHT)
+        x_left = x(max((t for n, t in zip(story.number, story.tokens) if n < first), default=0.0))
+        yield tag("rect", tag("title", f"steps {first:.0f} to {last:.0f} skipped"), class_="passed", x=x_left,
+                  y=LOSS_TOP, width=max(1.0, x(tokens) - x_left), height=LOSS_HEIGHT)
 
 
 def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:

@@ -81,7 +81,7 @@ def render(run: str, values: Mapping[str, Any]) -> str:
     out, with its HELP and TYPE lines."""
     lines = []
     for metric in METRICS:
-        samples = list(found(metric, values))
+        samples = list(labelled_numbers(metric, values))
         if samples:
             lines += [f"# HELP {PREFIX}{metric.name} {metric.help}", f"# TYPE {PREFIX}{metric.name} {metric.kind}"]
             for label, number in samples:
@@ -90,7 +90,9 @@ def render(run: str, values: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def found(metric: Metric, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def labelled_numbers(metric: Metric, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield (value of the label, number) for each sample of `metric` in `values`. The label is '' for a metric without
+    one. Values that are missing or not finite numbers are left out."""
     value: Any = values
     for part in metric.key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

@@ -30,7 +30,7 @@ class AdamW(torch.optim.AdamW):
         super().__init__(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        found = getattr(self, "found_inf", None)
-        if found is not None:
-            self.found_inf = (found != 0).float()
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None:
+            self.found_inf = (found_inf != 0).float()
         super().step(closure)

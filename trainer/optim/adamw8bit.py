@@ -95,13 +95,14 @@ class AdamW8bit(Rule):
             self._move(p, gradient, lr, decay, go)
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
-        state, mine = self.state[p], local(p)
-        state["step"] = torch.zeros((), device=mine.device)
+        state, own = self.state[p], local(p)
+        state["step"] = torch.zeros((), device=own.device)
         for key in ("first", "second"):
-            state[key] = like(p, torch.zeros_like(mine, dtype=torch.uint8 if packed(p) else torch.float32))
+            state[key] = like(p, torch.zeros_like(own, dtype=torch.uint8 if packed(p) else torch.float32))
             if packed(p):
-                many = -(-p.shape[1] // BLOCK)
-                state[f"{key}_scale"] = like(p, torch.zeros(mine.shape[0], many, device=mine.device), p.shape[0], many)
+                per_row = -(-p.shape[1] // BLOCK)
+                scales = torch.zeros(own.shape[0], per_row, device=own.device)
+                state[f"{key}_scale"] = like(p, scales, p.shape[0], per_row)
         return state
 
     def _move(self, p: Tensor, grad: Tensor, lr: float, decay: float, go: Tensor) -> None:

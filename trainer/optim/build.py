@@ -27,18 +27,18 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
     which already depend on the width. Raises ConfigError when an entry of `train.optimizer.groups` matches no
     parameter, or when muP's rules do not fit the optimiser.
     """
-    named = list(parameters)
+    pairs = list(parameters)
     rule = config.mup_rule()
-    if rule == "unknown" and any(factor(name) != 1 for name, _ in named):
+    if rule == "unknown" and any(factor(name) != 1 for name, _ in pairs):
         raise ConfigError(f"train.model.mup: its rules are not for the relative rates of {config.kind}; use "
                           "another train.optimizer.kind")
-    return config.build(grouped(config, named, (lambda name: 1.0) if rule == "inherent" else factor), world.device)
+    return config.build(grouped(config, pairs, (lambda name: 1.0) if rule == "inherent" else factor), world.device)
 
 
-def skip_when(optimizer: torch.optim.Optimizer, found: Tensor | None) -> None:
-    """Make the optimiser's next steps change nothing if `found` (0-d, on the device) is not 0. With None, steps always
-    apply. The attribute `found_inf` is a convention of torch's `GradScaler`; no type declares it."""
-    optimizer.found_inf = found  # type: ignore[attr-defined]
+def skip_when(optimizer: torch.optim.Optimizer, found_inf: Tensor | None) -> None:
+    """Make the optimiser's next steps change nothing if `found_inf` (0-d, on the device) is not 0. With None, steps
+    always apply. The attribute `found_inf` is a convention of torch's `GradScaler`; no type declares it."""
+    optimizer.found_inf = found_inf  # type: ignore[attr-defined]
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:

@@ -29,14 +29,14 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
     `factor` takes a parameter's name and returns muP's factor on its learning rate. Raises ConfigError when an entry of
     `config.groups` matches no parameter.
     """
-    named = list(parameters)
+    pairs = list(parameters)
     result: dict[tuple[str, float], dict[str, Any]] = {}
     rules = config.groups or ()
     for rule in rules:
-        if not any(re.search(rule.match, name) for name, _ in named):
+        if not any(re.search(rule.match, name) for name, _ in pairs):
             raise ConfigError(f"train.optimizer.groups: match: {rule.match!r} matches no parameter; there are "
-                              f"{', '.join(name for name, _ in named[:12])}{', …' if len(named) > 12 else ''}")
-    for name, parameter in named:
+                              f"{', '.join(name for name, _ in pairs[:12])}{', …' if len(pairs) > 12 else ''}")
+    for name, parameter in pairs:
         kind = role(name)
         label, rate = NAMES[kind], config.peak(kind) * factor(name)
         # a step shrinks a parameter by rate · decay; muP keeps this product (as in its authors' package `mup`)
@@ -67,8 +67,8 @@ def sharded_like(p: DTensor, x: Tensor, *shape: int) -> DTensor:
 def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
     """Return whether this step takes effect, as 0-d float32 on `device`: 0 if `optimizer.found_inf` cancels the step,
     else 1. Optimisers multiply updates by this value, so that the host need not read it."""
-    found = getattr(optimizer, "found_inf", None)
-    return torch.ones((), device=device) if found is None else (found == 0).float().reshape(()).to(device)
+    found_inf = getattr(optimizer, "found_inf", None)
+    return torch.ones((), device=device) if found_inf is None else (found_inf == 0).float().reshape(()).to(device)
 
 
 def gradients(params: Iterable[Tensor]) -> list[Tensor]:

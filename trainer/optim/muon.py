@@ -122,7 +122,7 @@ class Muon(AdamW):
             super().step()
         finally:
             self.param_groups = every
-        done = 0
+        assigned = 0
         for group in every:
             alike: dict[Any, list[Tensor]] = {}
             for p in group["params"] if group["role"] == "matrix" else ():
@@ -130,8 +130,8 @@ class Muon(AdamW):
                     layout = (p.device_mesh, tuple(p.placements)) if isinstance(p, DTensor) else ()
                     alike.setdefault((p.shape, *layout), []).append(p)
             for params in alike.values():
-                self._move(params, group["lr"], group["weight_decay"], done)
-                done += len(params)
+                self._move(params, group["lr"], group["weight_decay"], assigned)
+                assigned += len(params)
 
     def _move(self, params: list[Tensor], lr: float, decay: float, first: int) -> None:
         """Do one step for the matrices `params`, which have the same shape and layout. `first` is the number of
@@ -143,9 +143,9 @@ class Muon(AdamW):
         go = performed(self, values[0].device)
         momenta = [local(self.state[p]["momentum"]) for p in params]
         # a skipped step (`go` 0) interpolates the momentum with itself, which leaves it exactly unchanged
-        drawn = [torch.where(go > 0, g, m) for g, m in zip(gradients(params), momenta)]
-        torch._foreach_lerp_(momenta, drawn, 1 - self.config.momentum)
-        directions = torch._foreach_lerp(drawn, momenta, self.config.momentum) if self.config.nesterov else momenta
+        inputs = [torch.where(go > 0, g, m) for g, m in zip(gradients(params), momenta)]
+        torch._foreach_lerp_(momenta, inputs, 1 - self.config.momentum)
+        directions = torch._foreach_lerp(inputs, momenta, self.config.momentum) if self.config.nesterov else momenta
         updates = self._orthogonal(params, [d.to(self.device, self.dtype) for d in directions], first)
         rows, cols = params[0].shape
         scale = lr * SCALINGS[self.config.scaling](rows, cols)
@@ -167,9 +167,9 @@ class Muon(AdamW):
             return self._through_owners(parts, p.shape[0], p.device_mesh.get_group(split[0]), first)
         # matrices are split along two mesh dimensions (tensor parallelism) or along columns, so every rank gathers them
         # and does all the work
-        whole = torch.stack([sharded_like(p, part).full_tensor() for part in parts])
+        matrices = torch.stack([sharded_like(p, part).full_tensor() for part in parts])
         return [distribute_tensor(u, p.device_mesh, p.placements, src_data_rank=None).to_local()
-                for u in self._iterate(whole)]
+                for u in self._iterate(matrices)]
 
     def _through_owners(self, parts: list[Tensor], rows: int, group: dist.ProcessGroup, first: int) -> list[Tensor]:
         """Orthogonalise matrices, each on the rank of `group` that is its owner. Each of `parts` [r, cols] has this
@@ -179,20 +179,21 @@ class Muon(AdamW):
         share = -(-rows // size)
         heights = [max(0, min(share, rows - r * share)) for r in range(size)]
         owned = [range((r - first) % size, len(parts), size) for r in range(size)]
-        mine, k = heights[rank], len(owned[rank])
-        by_owner = [len(o) * mine * cols for o in owned]
-        by_rows = [k * h * cols for h in heights]
-        send = torch.cat([parts[i].flatten() for o in owned for i in o])
+        own_rows, own_matrices = heights[rank], len(owned[rank])
+        by_owner = [len(indices) * own_rows * cols for indices in owned]
+        by_rows = [own_matrices * height * cols for height in heights]
+        send = torch.cat([parts[i].flatten() for indices in owned for i in indices])
         received = send.new_empty(sum(by_rows))
         dist.all_to_all_single(received, send, by_rows, by_owner, group=group)
-        whole = torch.cat([x.view(k, h, cols) for x, h in zip(received.split(by_rows), heights)], 1)
-        whole = self._iterate(whole)
-        back = torch.cat([x.flatten() for x in whole.split(heights, 1)])
+        matrices = torch.cat([x.view(own_matrices, height, cols)
+                              for x, height in zip(received.split(by_rows), heights)], 1)
+        matrices = self._iterate(matrices)
+        back = torch.cat([x.flatten() for x in matrices.split(heights, 1)])
         returned = torch.empty_like(send)
         dist.all_to_all_single(returned, back, by_owner, by_rows, group=group)
         out: dict[int, Tensor] = {}
-        for o, x in zip(owned, returned.split(by_owner)):
-            out.update(zip(o, x.view(len(o), mine, cols)))
+        for indices, x in zip(owned, returned.split(by_owner)):
+            out.update(zip(indices, x.view(len(indices), own_rows, cols)))
         return [out[i] for i in range(len(parts))]
 
     def _iterate(self, matrices: Tensor) -> Tensor:

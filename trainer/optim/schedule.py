@@ -96,10 +96,10 @@ class Schedule:
         self.starts = list(accumulate((p.tokens for p in phases), initial=0))
         self.total = sum(p.tokens for p in phases if not p.extra)
         self.warmup = span(config.warmup, self.total)
-        self.milestones = sorted((span(at, self.total), level) for at, level in config.milestones or ())
+        self.milestones = sorted((span(start, self.total), level) for start, level in config.milestones or ())
         #: stretches [start, stop) of tokens over which the rate falls
         self.decays: list[tuple[int, int]] = []
-        for phase, at in zip(phases, self.starts):
+        for phase, start in zip(phases, self.starts):
             if not isinstance(phase.lr, Mapping) and phase.lr not in ("stable", "constant", "decay"):
                 raise ConfigError(f"curriculum.json: phase {phase.name!r}: lr: {phase.lr!r} is not known; "
                                   f"write lr: stable or lr: decay")
@@ -107,41 +107,41 @@ class Schedule:
                 if config.kind != "wsd":
                     raise ConfigError(f"train.schedule.kind: {config.kind} has no stretch of decay, yet phase "
                                       f"{phase.name!r} says lr: decay; use kind: wsd, or lr: stable in the phase")
-                if self.decays and self.decays[-1][1] == at:
-                    self.decays[-1] = (self.decays[-1][0], at + phase.tokens)
+                if self.decays and self.decays[-1][1] == start:
+                    self.decays[-1] = (self.decays[-1][0], start + phase.tokens)
                 else:
-                    self.decays.append((at, at + phase.tokens))
+                    self.decays.append((start, start + phase.tokens))
         if config.kind == "wsd" and not self.decays and span(config.decay, self.total):
             self.decays.append((self.total - span(config.decay, self.total), self.total))
         if config.kind in ("cosine", "linear"):
             self.decays.append((min(self.warmup, self.total), self.total))
-        for phase, at in zip(phases, self.starts):
-            if not isinstance(phase.lr, Mapping) and not self.base(at + phase.tokens / 2):
+        for phase, start in zip(phases, self.starts):
+            if not isinstance(phase.lr, Mapping) and not self.base(start + phase.tokens / 2):
                 raise ConfigError(f"curriculum.json: phase {phase.name!r} comes after the learning rate has fallen "
                                   f"to 0 and would learn nothing: let only the last phases say lr: decay (a phase "
                                   f"inherits it), give it a rate of its own, or give train.schedule.floor")
 
     def factor(self, tokens: float) -> float:
-        p = min(bisect_right(self.starts, tokens) - 1, len(self.phases) - 1)
-        phase = self.phases[p]
-        level = self.inside(p, tokens)
+        index = min(bisect_right(self.starts, tokens) - 1, len(self.phases) - 1)
+        phase = self.phases[index]
+        level = self.inside(index, tokens)
         if self.config.batch_rate == "sqrt":
-            level *= math.sqrt(phase.batch_at((tokens - self.starts[p]) / phase.sequence) / phase.batch)
+            level *= math.sqrt(phase.batch_at((tokens - self.starts[index]) / phase.sequence) / phase.batch)
         return level
 
-    def inside(self, p: int, tokens: float) -> float:
+    def inside(self, index: int, tokens: float) -> float:
         """The factor after `tokens` tokens, by the curve that applies in the phase with index `p`. The adjustment for a
         growing batch (`batch_rate`) is not included."""
-        rate = self.phases[p].lr
+        rate = self.phases[index].lr
         if not isinstance(rate, Mapping):
             return self.base(tokens)
-        since, peak = tokens - self.starts[p], rate["peak"] / self.lr
+        since, peak = tokens - self.starts[index], rate["peak"] / self.lr
         if since < rate["warmup"]:
-            fresh = p == 0 or self.phases[p].reset_optimizer
-            low = 0.0 if fresh else min(peak, self.inside(p - 1, self.starts[p]))
+            fresh = index == 0 or self.phases[index].reset_optimizer
+            low = 0.0 if fresh else min(peak, self.inside(index - 1, self.starts[index]))
             return low + (peak - low) * since / rate["warmup"]
         # the planned length: an edit that cuts the phase short must not change its rates up to there
-        length = self.phases[p].reserved * self.phases[p].sequence - rate["warmup"]
+        length = self.phases[index].reserved * self.phases[index].sequence - rate["warmup"]
         floor = rate["floor"] * peak
         return floor + (peak - floor) * SHAPES[rate["shape"]](min(1.0, (since - rate["warmup"]) / max(1, length)))
 
@@ -149,14 +149,14 @@ class Schedule:
         """The factor after `tokens` tokens, by the curve of the whole run. It applies in phases without a curve of
         their own."""
         config = self.config
-        level = min(1.0, tokens / self.warmup) if self.warmup else 1.0
+        warm = min(1.0, tokens / self.warmup) if self.warmup else 1.0
         if config.kind == "inverse-sqrt":
-            return level * math.sqrt(self.warmup / max(tokens, self.warmup))
+            return warm * math.sqrt(self.warmup / max(tokens, self.warmup))
         reached = [share for at, share in self.milestones if tokens >= at]
-        left = reached[-1] if reached else 1.0
+        level = reached[-1] if reached else 1.0
         shape = SHAPES[config.kind if config.kind in ("cosine", "linear") else config.shape]
         for start, stop in self.decays:     # a second decay starts from where the first one ended
             if tokens > start:
-                x = min(1.0, (tokens - start) / max(1, stop - start))
-                left = config.floor + (left - config.floor) * shape(x)
-        return level * left
+                progress = min(1.0, (tokens - start) / max(1, stop - start))
+                level = config.floor + (level - config.floor) * shape(progress)
+        return warm * level

@@ -67,8 +67,8 @@ class ParallelConfig:
     def shape(self, ranks: int) -> dict[str, int]:
         """Return the mesh over `ranks` ranks: {dimension: size}. Raises ConfigError when the sizes do not divide
         `ranks`."""
-        data, rest = divmod(ranks, self.tensor)
-        if rest:
+        data, remainder = divmod(ranks, self.tensor)
+        if remainder:
             raise ConfigError(f"train.parallel.tensor: {self.tensor} does not divide {ranks} ranks")
         size = {"hybrid": self.shard_size, "none": 1}.get(self.shard, data)
         if data % size:

@@ -113,9 +113,9 @@ def world(device: str) -> Iterator[World]:
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = torch.device("cpu")
     if device == "cuda":
-        place, there = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), torch.cuda.device_count()
-        if place.index >= there:
-            raise ConfigError(f"rank {rank} is number {place.index + 1} on this machine, where torch sees {there} GPUs"
+        place, gpus = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), torch.cuda.device_count()
+        if place.index >= gpus:
+            raise ConfigError(f"rank {rank} is number {place.index + 1} on this machine, where torch sees {gpus} GPUs"
                               f": start one rank a GPU, or see what CUDA_VISIBLE_DEVICES hides")
         torch.cuda.set_device(place)
     # on CUDA, gloo serves CPU tensors: those that are offloaded, and checkpoints written in the background
@@ -224,19 +224,19 @@ def recompute(block: nn.Module, layer: int, how: str | Every) -> None:
     if how == "selective":
         options["context_fn"] = _selective
 
-    def again(*inputs: Any) -> Any:
+    def checkpointed(*inputs: Any) -> Any:
         return checkpoint(forward, *inputs, **options)
 
     # an attribute, not a wrapper module, because the names of parameters must not change (initial values, checkpoints)
-    block.forward = again
+    block.forward = checkpointed
 
 
 def _selective() -> Any:
-    kept = {getattr(getattr(torch.ops, space), name).default for space, name in (k.split(".") for k in KEPT)
+    saved = {getattr(getattr(torch.ops, space), name).default for space, name in (k.split(".") for k in KEPT)
             if hasattr(getattr(torch.ops, space), name)}
 
     def policy(_context: Any, operator: Any, *_args: Any, **_options: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
@@ -280,15 +280,16 @@ def clip(model: nn.Module, most: float, world: World) -> Tensor:
     """Scale the gradients to a global norm of at most `most`. Returns the norm before scaling, 0-d float32 on the
     device, equal on all ranks (NaN on all ranks if one has a NaN). Gradients that several ranks hold as copies (hybrid
     sharding, gains of norms in a tensor group) count once."""
-    held: dict[int, list[Tensor]] = {}
+    by_copies: dict[int, list[Tensor]] = {}
     for parameter in model.parameters():
         if parameter.grad is not None:
-            held.setdefault(tensor.copies(parameter.grad), []).append(tensor.local(parameter.grad))
+            by_copies.setdefault(tensor.copies(parameter.grad), []).append(tensor.local(parameter.grad))
     # only device tensors are used, because sending a number from the host would make the host wait
-    squares = [torch.stack(torch._foreach_norm(some)).float().square().sum() / n for n, some in held.items()]
+    squares = [torch.stack(torch._foreach_norm(group)).float().square().sum() / copies
+               for copies, group in by_copies.items()]
     total = functools.reduce(torch.add, squares).to(world.device)
     dist.all_reduce(total)
     norm = total.sqrt()
-    for some in held.values():
-        torch._foreach_mul_(some, (most / (norm + 1e-6)).clamp(max=1.0).to(some[0].device))
+    for group in by_copies.values():
+        torch._foreach_mul_(group, (most / (norm + 1e-6)).clamp(max=1.0).to(group[0].device))
     return norm

@@ -37,16 +37,16 @@ def run(options: argparse.Namespace) -> int:
     from trainer.base.config import ConfigError
     from trainer.loop.run import open_run
 
-    named: dict[str, list[str]] = {BASE: []}
+    arms: dict[str, list[str]] = {BASE: []}
     for name, *changes in options.arms:
-        if not re.fullmatch(r"[\w.-]+", name) or name in named:
+        if not re.fullmatch(r"[\w.-]+", name) or name in arms:
             raise ConfigError(f"--arm {name}: arms have names of letters, digits, '-', '_' and '.', each its own")
         if not changes:
             raise ConfigError(f"--arm {name}: in what does it differ? --arm {name} optimizer.lr=0.002")
-        named[name] = changes
+        arms[name] = changes
     base = open_run(options.run, options.store, options.out, options.overrides)
     result = []
-    for name, changes in named.items():
+    for name, changes in arms.items():
         for seed in range(options.seeds):
             out = base.out / "ablate" / f"{name}-seed{seed}"
             one = open_run(options.run, options.store, str(out), [*options.overrides, *changes])
@@ -64,15 +64,15 @@ def shortened(old: Curriculum, tokens: int | None, seed: int) -> Curriculum:
     from tokenizer.mixture.order import Order
     from trainer.base.config import ConfigError
 
-    samples, left = 0, tokens or old.tokens
+    samples, remaining = 0, tokens or old.tokens
     for phase in old.phases:
         for first, stop, batch in phase.stretches:
-            steps = min((stop - first) // batch, left // (batch * phase.sequence))
+            steps = min((stop - first) // batch, remaining // (batch * phase.sequence))
             samples += steps * batch
-            left = left - steps * batch * phase.sequence if steps == (stop - first) // batch else 0
+            remaining = remaining - steps * batch * phase.sequence if steps == (stop - first) // batch else 0
     if not samples:
         raise ConfigError(f"--tokens {tokens:,}: the first step alone has "
                           f"{old.phases[0].batch_at(0) * old.phases[0].sequence:,} tokens")
-    made = replace(old, seed=old.seed + seed, phases=tuple(cut(old, samples)), order="")
-    made.validate()
-    return replace(made, order=Order(made).hash())
+    new = replace(old, seed=old.seed + seed, phases=tuple(cut(old, samples)), order="")
+    new.validate()
+    return replace(new, order=Order(new).hash())

@@ -46,20 +46,21 @@ def run(options: argparse.Namespace) -> int:
     from trainer.loop.run import differences, open_run
 
     base = open_run(options.run, options.store, options.out, options.overrides)
-    there = {c.step: c for c in ckpt.complete(base.out / "checkpoints")}
-    if options.step not in there:
+    checkpoints = {c.step: c for c in ckpt.complete(base.out / "checkpoints")}
+    if options.step not in checkpoints:
         raise ConfigError(f"--from {options.step}: {base.out / 'checkpoints'} has "
-                          + (f"checkpoints of steps {', '.join(map(str, there))}" if there else "no checkpoints")
-                          + "; checkpoint.keep_every keeps more of them")
-    found = there[options.step]
-    if wrong := differences(found.meta, base):
-        raise ConfigError(f"{found.folder.parent} belongs to another training than this one:\n  " + "\n  ".join(wrong))
+                          + (f"checkpoints of steps {', '.join(map(str, checkpoints))}" if checkpoints else
+                             "no checkpoints") + "; checkpoint.keep_every keeps more of them")
+    checkpoint = checkpoints[options.step]
+    if wrong := differences(checkpoint.meta, base):
+        raise ConfigError(f"{checkpoint.folder.parent} belongs to another training than this one:\n  "
+                          + "\n  ".join(wrong))
     mixes = {Path(file).stem: read_mix(Path(file)) for file in options.mixes}
     if len(mixes) < len(options.mixes):
         raise ConfigError("--mixes: files are told apart by their names, and two have the same")
-    result = [experiment_arms.Arm(name, seed, arm(base, found, mixes, name, options.tokens, seed))
+    result = [experiment_arms.Arm(name, seed, arm(base, checkpoint, mixes, name, options.tokens, seed))
             for name in mixes for seed in range(options.seeds)]
-    return experiment_arms.perform(options, result, lambda one: plant(found, base, one.run))
+    return experiment_arms.perform(options, result, lambda one: plant(checkpoint, base, one.run))
 
 
 def read_mix(path: Path) -> dict[str, Any]:
@@ -70,41 +71,42 @@ def read_mix(path: Path) -> dict[str, Any]:
     from trainer.base.config import ConfigError
 
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--mixes {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--mixes {path}: {error}") from None
-    if not isinstance(given, dict) or not given:
+    if not isinstance(document, dict) or not document:
         raise ConfigError(f"--mixes {path}: expected streams and weights, e.g. {{web: 60, code: 40}}")
-    if "mix" not in given:
-        return {"mix": given}
-    if wrong := sorted(set(given) - {"mix", "max_epochs", "on_exhausted"}):
+    if "mix" not in document:
+        return {"mix": document}
+    if wrong := sorted(set(document) - {"mix", "max_epochs", "on_exhausted"}):
         raise ConfigError(f"--mixes {path}: {wrong[0]}: candidates differ in their data alone; there are mix, "
                           f"max_epochs and on_exhausted")
-    return given
+    return document
 
 
-def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int) -> Run:
-    """Return the training that continues from the checkpoint `found` with the mixture `name`, for `tokens` tokens, with
+def arm(base: Run, checkpoint: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int,
+        seed: int) -> Run:
+    """Return the training that continues from `checkpoint` with the mixture `name`, for `tokens` tokens, with
     a learning rate that decays to 0."""
     from tokenizer.mixture.curriculum import CurriculumError
     from trainer.base.config import ConfigError
     from trainer.optim.schedule import ScheduleConfig
 
-    rate = base.schedule().factor(found.meta["tokens"]) * base.config.optimizer.lr
+    rate = base.schedule().factor(checkpoint.meta["tokens"]) * base.config.optimizer.lr
     if rate <= 0:
-        raise ConfigError(f"--from {found.step}: the learning rate has fallen to 0 there; begin before its decay")
+        raise ConfigError(f"--from {checkpoint.step}: the learning rate has fallen to 0 there; begin before its decay")
     try:
-        curriculum = future(base, found.meta["samples"], mixes, name, tokens, seed, rate)
+        curriculum = future(base, checkpoint.meta["samples"], mixes, name, tokens, seed, rate)
     except CurriculumError as error:
         raise ConfigError(str(error)) from None
     # the phase has a rate of its own; shares in the run's schedule (a warm-up of 2%) would refer to another total
     config = replace(base.config, schedule=ScheduleConfig(kind="constant", warmup="0"), skip=())
-    made = replace(base, curriculum=curriculum, config=config,
-                   out=base.out / "anneal" / f"from{found.step}" / f"{name}-seed{seed}")
-    made.schedule()
-    return made
+    result = replace(base, curriculum=curriculum, config=config,
+                   out=base.out / "anneal" / f"from{checkpoint.step}" / f"{name}-seed{seed}")
+    result.schedule()
+    return result
 
 
 def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int,
@@ -116,22 +118,22 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
     from tokenizer.mixture.resolve import place
     from trainer.tools.curriculum_edit import new_streams
 
-    kept = cut(base.curriculum, sample)
-    step = kept[-1].batch * kept[-1].sequence
+    past = cut(base.curriculum, sample)
+    step = past[-1].batch * past[-1].sequence
     if tokens // step < 2 + seed:
         raise CurriculumError(f"--tokens {tokens:,}: a step has {step:,} tokens; {2 + seed} of them are the least here")
     streams = new_streams([{"mix": m["mix"]} for m in mixes.values()], base.curriculum, base.store)
     decay = {"peak": rate, "warmup": 0, "shape": "linear", "floor": 0.0}
-    given = [{**mixes[name], "name": f"order {i + 1}", "extra": step, "lr": {**decay, "shape": "constant"}}
+    new_phases = [{**mixes[name], "name": f"order {i + 1}", "extra": step, "lr": {**decay, "shape": "constant"}}
              for i in range(seed)]
-    given.append({**mixes[name], "name": "anneal", "extra": tokens - seed * step, "lr": decay})
+    new_phases.append({**mixes[name], "name": "anneal", "extra": tokens - seed * step, "lr": decay})
     names = [s.name for s in (*base.curriculum.streams, *streams)]
-    phases = place(given, tokens, names, [], kept, f"mixture {name}")
+    phases = place(new_phases, tokens, names, [], past, f"mixture {name}")
     return edit(base.curriculum, sample, phases, streams)
 
 
-def plant(found: Checkpoint, base: Run, run: Run) -> None:
-    """Put the checkpoint `found` of the run `base` into the folder of `run`, an arm, so that the arm begins with it.
+def plant(checkpoint: Checkpoint, base: Run, run: Run) -> None:
+    """Put `checkpoint` of the run `base` into the folder of `run`, an arm, so that the arm begins with it.
     The checkpoint's files are linked, and its metadata gets the arm's configuration and curriculum. Does nothing when
     the arm already has a checkpoint."""
     from trainer.checkpoint import checkpoints as ckpt
@@ -140,11 +142,11 @@ def plant(found: Checkpoint, base: Run, run: Run) -> None:
     folder = run.out / "checkpoints"
     if ckpt.latest(folder):
         return
-    attempt = folder / found.folder.parent.name / found.folder.name
+    attempt = folder / checkpoint.folder.parent.name / checkpoint.folder.name
     attempt.mkdir(parents=True, exist_ok=True)
     if (base.out / NAME).exists():
         shutil.copyfile(base.out / NAME, run.out / NAME)
-    for file in found.folder.iterdir():
+    for file in checkpoint.folder.iterdir():
         target = attempt / file.name
         if file.name == "meta.json" or target.exists():
             continue
@@ -152,10 +154,10 @@ def plant(found: Checkpoint, base: Run, run: Run) -> None:
             os.link(file, target)
         except OSError:                          # another disk
             shutil.copyfile(file, target)
-    meta = {**found.meta, "config": run.config.identity(), "train": asdict(run.config), "pinned": False,
+    meta = {**checkpoint.meta, "config": run.config.identity(), "train": asdict(run.config), "pinned": False,
             "curriculum": run.curriculum.to_json()}
     (attempt / "meta.json").write_text(json.dumps(meta, indent=1, sort_keys=True), encoding="utf-8")
     files = {p.name: p.stat().st_size for p in sorted(attempt.iterdir())}
-    sums = {**found.sha256, "meta.json": ckpt.sha256(attempt / "meta.json")} if found.sha256 else {}
+    sums = {**checkpoint.sha256, "meta.json": ckpt.sha256(attempt / "meta.json")} if checkpoint.sha256 else {}
     commit = {"attempt": attempt.name, "files": files, "sha256": sums}
     ckpt.put_absent(attempt.parent / "COMPLETE", json.dumps(commit, indent=1).encode())

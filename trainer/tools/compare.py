@@ -30,8 +30,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    found = compare([Path(t) for t in options.trainings])
-    print(json_text(found) if options.json else visible("\n".join(lines(found))))
+    comparison = compare([Path(t) for t in options.trainings])
+    print(json_text(comparison) if options.json else visible("\n".join(lines(comparison))))
     return 0
 
 
@@ -48,7 +48,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
         if path is None:
             raise ConfigError(f"{folder}: no metrics.jsonl there nor in train/; give the folder of a run that has been "
                               f"trained, or the --out of a training")
-        history = standing({key: line[key] for key in KEPT if key in line} for line in scan(path))
+        history = standing({k: line[k] for k in KEPT if k in line} for line in scan(path))
         if not any(line["event"] == "step" for line in history):
             raise ConfigError(f"{path}: no step has been performed yet")
         histories.append(history)
@@ -60,12 +60,12 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
     facts = [{**flat(line.get("config", {}), "train."), "streams": line.get("streams"),
               **{f"phase {p['name']}.{k}": v for p in line.get("phases", ()) for k, v in p.items() if k != "name"}}
              for line in first]
-    keys = list(dict.fromkeys(key for of in facts for key in of))
+    keys = list(dict.fromkeys(k for settings in facts for k in settings))
     return {"tokens": tokens,
             "trainings": [{"name": name, **at(h, tokens, judged), "world": f.get("world"), "device": f.get("device")}
                           for name, h, f in zip(short_names(folders), histories, first)],
-            "differences": {k: [of.get(k) for of in facts] for k in keys
-                            if any(of.get(k) != facts[0].get(k) for of in facts)}}
+            "differences": {k: [settings.get(k) for settings in facts] for k in keys
+                            if any(settings.get(k) != facts[0].get(k) for settings in facts)}}
 
 
 def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dict[str, Any]:
@@ -76,25 +76,25 @@ def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dic
     tail = [line for line in steps if line["tokens"] > (1 - TAIL) * tokens] or steps[-1:]
     losses = [line["loss"] for line in tail if line.get("loss") is not None]
     names = dict.fromkeys(name for line in tail for name in line.get("streams") or ())
-    of = {name: [line["streams"][name] for line in tail if (line.get("streams") or {}).get(name) is not None]
+    by_stream = {name: [line["streams"][name] for line in tail if (line.get("streams") or {}).get(name) is not None]
           for name in names}
     evals = [line for line in history if line["event"] == "eval" and line["tokens"] <= tokens]
     judged = next((line for line in reversed(evals) if line["tokens"] <= judged_at), evals[0] if evals else {})
     speeds = [line["tokens_per_s"] for line in steps if line.get("tokens_per_s")]
     mfus = [line["mfu"] for line in steps if line.get("mfu") is not None]
     return {"steps": steps[-1]["step"] if steps else 0, "loss": statistics.fmean(losses) if losses else None,
-            "streams": {name: statistics.fmean(v) for name, v in of.items() if v},
+            "streams": {name: statistics.fmean(v) for name, v in by_stream.items() if v},
             "heldout": judged.get("loss"), "heldout_tokens": judged.get("tokens"),
             "heldout_streams": {name: v["loss"] for name, v in judged.get("streams", {}).items()},
             "tokens_per_s": statistics.median(speeds) if speeds else None,
             "mfu": statistics.median(mfus) if mfus else None}
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
+def lines(comparison: Mapping[str, Any]) -> list[str]:
     """Format a comparison as lines of text: a column per training, with differences to the first training in
     brackets."""
-    of = found["trainings"]
-    width = max(20, *(len(t["name"]) + 2 for t in of))
+    trainings = comparison["trainings"]
+    width = max(20, *(len(t["name"]) + 2 for t in trainings))
 
     def row(label: str, values: Sequence[Any], form: str = "", delta: bool = False) -> str:
         cells = []
@@ -105,21 +105,22 @@ def lines(found: Mapping[str, Any]) -> list[str]:
             cells.append(f"{cell:>{width}}")
         return f"{label:<24}" + "".join(cells)
 
-    out = [f"at {found['tokens']:,} tokens", "", row("", [t["name"] for t in of]),
-           row("steps", [t["steps"] for t in of], ","),
-           row("training loss", [t["loss"] for t in of], ".4f", True)]
+    out = [f"at {comparison['tokens']:,} tokens", "", row("", [t["name"] for t in trainings]),
+           row("steps", [t["steps"] for t in trainings], ","),
+           row("training loss", [t["loss"] for t in trainings], ".4f", True)]
     for kind, label in (("streams", ""), ("heldout_streams", "held-out ")):
         if kind == "heldout_streams":
-            out.append(row("held-out loss", [t["heldout"] for t in of], ".4f", True))
-        out += [row(f"  {label}{name}", [t[kind].get(name) for t in of], ".4f", True)
-                for name in dict.fromkeys(n for t in of for n in t[kind])]
-    if {t["heldout_tokens"] for t in of} - {None, found["tokens"]}:
-        out.append(row("  evaluated at", [t["heldout_tokens"] for t in of], ","))
-    out += [row("tokens/s", [t["tokens_per_s"] for t in of], ",.0f"), row("MFU", [t["mfu"] for t in of], ".1%"),
-            row("ranks", [t["world"] for t in of]), row("device", [t["device"] for t in of])]
-    if found["differences"]:
+            out.append(row("held-out loss", [t["heldout"] for t in trainings], ".4f", True))
+        out += [row(f"  {label}{name}", [t[kind].get(name) for t in trainings], ".4f", True)
+                for name in dict.fromkeys(n for t in trainings for n in t[kind])]
+    if {t["heldout_tokens"] for t in trainings} - {None, comparison["tokens"]}:
+        out.append(row("  evaluated at", [t["heldout_tokens"] for t in trainings], ","))
+    out += [row("tokens/s", [t["tokens_per_s"] for t in trainings], ",.0f"),
+            row("MFU", [t["mfu"] for t in trainings], ".1%"),
+            row("ranks", [t["world"] for t in trainings]), row("device", [t["device"] for t in trainings])]
+    if comparison["differences"]:
         out += ["", "differs:", *(row(f"  {key}", [json.dumps(v, ensure_ascii=False) for v in values])
-                                  for key, values in found["differences"].items())]
+                                  for key, values in comparison["differences"].items())]
     return out
 
 

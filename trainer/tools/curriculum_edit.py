@@ -53,33 +53,34 @@ def run(options: argparse.Namespace) -> int:
     old = open_run(options.run, options.store, options.out, options.overrides)
     if old.source:
         raise ConfigError(f"{options.run}: a run in object storage cannot be edited; give one on a file system")
-    found = ckpt.latest(old.out / "checkpoints")
-    if found and (wrong := differences(found.meta, old)):
-        raise ConfigError(f"{found.folder.parent} belongs to another training than this one:\n  " + "\n  ".join(wrong)
+    checkpoint = ckpt.latest(old.out / "checkpoints")
+    if checkpoint and (wrong := differences(checkpoint.meta, old)):
+        raise ConfigError(f"{checkpoint.folder.parent} belongs to another training than this one:\n  "
+                          + "\n  ".join(wrong)
                           + "\nTake these back first (an older curriculum is RUN/curriculum.N.json)")
-    step = at_step(options.at, found.step if found else 0, old.curriculum.steps)
+    step = at_step(options.at, checkpoint.step if checkpoint else 0, old.curriculum.steps)
     warnings: list[str] = []
-    made, phases = edited(old, step, Path(options.phases), warnings)
+    curriculum, phases = edited(old, step, Path(options.phases), warnings)
     config = old.config
     if options.recipe:
         train = read_train(Path(options.recipe))
         for assignment in options.overrides:
             override(train, assignment)
         config = build(TrainConfig, train, f"{options.recipe}: train")
-    new = replace(old, curriculum=made, config=config)
+    new = replace(old, curriculum=curriculum, config=config)
     new.schedule()                        # raises errors before anything is written
     for phase in phases:
         phase_rope(config.model, phase)
-    if found and (wrong := differences(found.meta, new)):
+    if checkpoint and (wrong := differences(checkpoint.meta, new)):
         raise ConfigError("a training could not go on so:\n  " + "\n  ".join(wrong))
     if Curriculum.load(old.folder / "curriculum.json") != old.curriculum:
         raise ConfigError(f"{old.folder / 'curriculum.json'} has just been edited by somebody else; look at it")
     if options.recipe:
-        put(old.folder / "recipe.yaml", Path(options.recipe).read_text(encoding="utf-8"))
-    before = put(old.folder / "curriculum.json", made.dumps())
+        replace_and_keep(old.folder / "recipe.yaml", Path(options.recipe).read_text(encoding="utf-8"))
+    before = replace_and_keep(old.folder / "curriculum.json", curriculum.dumps())
     for warning in warnings:
         print(f"warning: {warning}")
-    print(plan_text(made), end="")
+    print(plan_text(curriculum), end="")
     for line in edits({"curriculum": old.curriculum.to_json()}, new):
         print(line)
     print(f"{old.folder / 'curriculum.json'} is another from step {step:,} on; the old one is {before.name}. A "
@@ -99,34 +100,34 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
     from tokenizer.mixture.resolve import parse_count, place
     from trainer.base.config import ConfigError
 
-    given, before, sample = read_phases(path), old.curriculum, old.sample_at(step)
+    document, before, sample = read_phases(path), old.curriculum, old.sample_at(step)
     try:
-        total = parse_count(given["total"], "total") if "total" in given else \
+        total = parse_count(document["total"], "total") if "total" in document else \
             sum(p.tokens for p in before.phases if not p.extra)
-        streams = new_streams(given["phases"], before, old.store)
+        streams = new_streams(document["phases"], before, old.store)
         names = [s.name for s in (*before.streams, *streams)]
-        phases = place(given["phases"], total, names, warnings, cut(before, sample), f"{path}: phases")
+        phases = place(document["phases"], total, names, warnings, cut(before, sample), f"{path}: phases")
         return edit(before, sample, phases, streams), phases
     except CurriculumError as error:
         raise ConfigError(str(error)) from None
 
 
-def at_step(text: str, done: int, steps: int) -> int:
-    """Parse `--at`. Returns the number of steps after which the new phases begin. `done` is the step of the latest
+def at_step(text: str, reached: int, steps: int) -> int:
+    """Parse `--at`. Returns the number of steps after which the new phases begin. `reached` is the step of the latest
     checkpoint (0: none), `steps` the number of steps of the curriculum. Raises ConfigError for a text that is neither
     `now` nor a possible step."""
     from trainer.base.config import ConfigError
 
     if text == "now":
-        if not done:
+        if not reached:
             raise ConfigError("--at now: there is no checkpoint yet; give the step at which the phases shall begin")
-        return done
+        return reached
     if not text.replace(",", "").isdigit() or not 0 < int(text.replace(",", "")) <= steps:
         raise ConfigError(f"--at {text}: give a step from 1 to {steps:,}, or now")
     step = int(text.replace(",", ""))
-    if step < done:
-        raise ConfigError(f"--at {text}: the latest checkpoint is of step {done:,}, what has been read cannot become "
-                          f"another: give a step from {done:,} on, or now")
+    if step < reached:
+        raise ConfigError(f"--at {text}: the latest checkpoint is of step {reached:,}, what has been read cannot "
+                          f"become another: give a step from {reached:,} on, or now")
     return step
 
 
@@ -138,25 +139,25 @@ def read_phases(path: Path) -> dict[str, Any]:
     from trainer.base.config import ConfigError
 
     try:
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--phases {path}: cannot be read ({error.strerror})") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"--phases {path}: not YAML: {error}") from None
-    given = {"phases": said} if isinstance(said, list) else said
-    known = {"name", "until", "extra", "sequence", "batch", "mix", "max_epochs", "lr", "on_exhausted",
+    result = {"phases": document} if isinstance(document, list) else document
+    valid = {"name", "until", "extra", "sequence", "batch", "mix", "max_epochs", "lr", "on_exhausted",
              "reset_optimizer", "rope_theta", "rope_scaling"}
-    if not isinstance(given, dict) or not given.get("phases") or set(given) - {"phases", "total"} or \
-            not all(isinstance(p, dict) for p in given["phases"]):
+    if not isinstance(result, dict) or not result.get("phases") or set(result) - {"phases", "total"} or \
+            not all(isinstance(p, dict) for p in result["phases"]):
         raise ConfigError(f"--phases {path}: expected a list of phases, e.g. - {{name: long, extra: 1B, sequence: "
                           f"16384}}, or a mapping with `phases` and `total`")
-    for i, phase in enumerate(given["phases"]):
-        if unknown := sorted(set(phase) - known):
+    for i, phase in enumerate(result["phases"]):
+        if unknown := sorted(set(phase) - valid):
             raise ConfigError(f"--phases {path}: phases[{i}].{unknown[0]}: unknown key; there are "
-                              f"{', '.join(sorted(known))}")
+                              f"{', '.join(sorted(valid))}")
         if phase.get("mix") is not None and not isinstance(phase["mix"], dict):
             raise ConfigError(f"--phases {path}: phases[{i}].mix: expected stream: weight, got {phase['mix']!r}")
-    return given
+    return result
 
 
 def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, store: Path) -> list[Stream]:
@@ -167,16 +168,17 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
     from tokenizer.shards.reader import ShardSet
     from trainer.base.config import ConfigError
 
-    known = {s.name for s in curriculum.streams}
+    present = {s.name for s in curriculum.streams}
     result = []
-    for name in sorted({n for p in phases for n in p.get("mix") or {}} - known):
+    for name in sorted({n for p in phases for n in p.get("mix") or {}} - present):
         folder = Path("shards", name)
         try:
             train = ShardSet(store / folder / "split=train").manifest
-            held = (store / folder / "split=val").exists()
-            val = ShardSet(store / folder / "split=val").manifest if held else None
+            has_val = (store / folder / "split=val").exists()
+            val = ShardSet(store / folder / "split=val").manifest if has_val else None
         except ShardError as error:
-            raise ConfigError(f"stream {name} is not one of the run's ({', '.join(sorted(known))}): {error}") from None
+            raise ConfigError(f"stream {name} is not one of the run's ({', '.join(sorted(present))}): "
+                              f"{error}") from None
         if train.tokenizer != curriculum.tokenizer.sha256:
             raise ConfigError(f"stream {name} was encoded with another tokenizer ({train.tokenizer[:12]}…, not "
                               f"{curriculum.tokenizer.sha256[:12]}…): encode it again")
@@ -185,7 +187,7 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
     return result
 
 
-def put(path: Path, text: str) -> Path:
+def replace_and_keep(path: Path, text: str) -> Path:
     """Replace `path` by `text` atomically and durably. Readers see either the whole old or the whole new file. Returns
     the path under which the old file is kept: NAME.1.SUFFIX, or the first free number instead of 1."""
     from pipeline.base import files
@@ -195,9 +197,9 @@ def put(path: Path, text: str) -> Path:
     try:
         files.write_synced(part, text.encode())
         while True:                              # after the new one is on disk: a full disk must not change anything
-            kept = path.with_name(f"{path.stem}.{number}{path.suffix}")
+            old_copy = path.with_name(f"{path.stem}.{number}{path.suffix}")
             try:
-                os.link(path, kept)
+                os.link(path, old_copy)
                 break
             except FileExistsError:
                 number += 1
@@ -205,4 +207,4 @@ def put(path: Path, text: str) -> Path:
     finally:
         part.unlink(missing_ok=True)
     files.sync(path.parent)
-    return kept
+    return old_copy

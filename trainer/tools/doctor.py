@@ -81,9 +81,9 @@ class Checks:
     def __init__(self) -> None:
         self.done = self.failed = 0
 
-    def tell(self, name: str, good: bool, seen: str, remedy: str = "") -> bool:
+    def report(self, name: str, good: bool, observation: str, remedy: str = "") -> bool:
         self.done, self.failed = self.done + 1, self.failed + (not good)
-        say(f"{'ok' if good else 'failed':<8}{name:<22}{seen}" + ("" if good or not remedy else f"; {remedy}"))
+        say(f"{'ok' if good else 'failed':<8}{name:<22}{observation}" + ("" if good or not remedy else f"; {remedy}"))
         return good
 
 
@@ -93,20 +93,20 @@ def environment(checks: Checks, ranks: int, device: str, run: Run) -> tuple[str,
     import torch
 
     tested = torch.__version__.split("+")[0]
-    checks.tell("torch", tuple(map(int, tested.split(".")[:2])) >= (2, 11), f"{torch.__version__}, Python "
-                f"{platform.python_version()}", "install torch 2.11 or later")
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    checks.report("torch", tuple(map(int, tested.split(".")[:2])) >= (2, 11), f"{torch.__version__}, Python "
+                  f"{platform.python_version()}", "install torch 2.11 or later")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
-        device = "cuda" if there else "cpu"
+        device = "cuda" if gpus else "cpu"
     if device == "cuda":
-        names = sorted({torch.cuda.get_device_name(i) for i in range(there)})
-        version = ".".join(map(str, torch.cuda.nccl.version())) if there else "none"
-        seen = f"{there} × {', '.join(names)}, CUDA {torch.version.cuda}, NCCL {version}" if there else "no CUDA device"
-        if not checks.tell("devices", there >= ranks, seen, f"{ranks} ranks need as many: --ranks {max(1, there)}, or "
-                           f"--device cpu; compared on the CPU now"):
+        names = sorted({torch.cuda.get_device_name(i) for i in range(gpus)})
+        version = ".".join(map(str, torch.cuda.nccl.version())) if gpus else "none"
+        text = f"{gpus} × {', '.join(names)}, CUDA {torch.version.cuda}, NCCL {version}" if gpus else "no CUDA device"
+        if not checks.report("devices", gpus >= ranks, text, f"{ranks} ranks need as many: --ranks {max(1, gpus)}, or "
+                             f"--device cpu; compared on the CPU now"):
             device = "cpu"
     else:
-        checks.tell("devices", True, f"{os.cpu_count()} CPU cores (gloo)")
+        checks.report("devices", True, f"{os.cpu_count()} CPU cores (gloo)")
     bf16 = run.config.precision == "bf16" or (run.config.precision == "auto" and device == "cuda")
     return device, "bf16" if bf16 else "fp32"
 
@@ -127,7 +127,7 @@ def disk(checks: Checks, run: Run) -> None:
     for i in range(count):
         tokens += data.samples([i * samples // count]).tokens.numel()
     rate = tokens / (time.perf_counter() - began)
-    checks.tell("shards", True, f"{count} windows from all over the curriculum, {rate / 1e6:.2f}M tokens/s by one "
+    checks.report("shards", True, f"{count} windows from all over the curriculum, {rate / 1e6:.2f}M tokens/s by one "
                                 f"reader from a cold cache")
 
 
@@ -140,16 +140,17 @@ def output(checks: Checks, run: Run) -> Path | None:
         run.out.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=run.out))
     except OSError as error:
-        checks.tell("checkpoint folder", False, f"{run.out}: {error.strerror}", "name one you may write to with --out")
+        checks.report("checkpoint folder", False, f"{run.out}: {error.strerror}",
+                      "name one you may write to with --out")
         return None
     try:
         once = put_absent(folder / "COMPLETE", b"one"), put_absent(folder / "COMPLETE", b"two")
-        seen = f"put-if-absent gave {once}"
+        detail = f"put-if-absent gave {once}"
     except OSError as error:
-        once, seen = (False, False), f"{error.strerror} when a hard link was made"
+        once, detail = (False, False), f"{error.strerror} when a hard link was made"
     atomic = once == (True, False)
-    checks.tell("checkpoint folder", atomic, f"{run.out}: writable, " + ("put-if-absent works" if atomic else seen),
-                "checkpoints are committed by hard links; take a file system that has them")
+    checks.report("checkpoint folder", atomic, f"{run.out}: writable, " + ("put-if-absent works" if atomic else detail),
+                  "checkpoints are committed by hard links; take a file system that has them")
     return folder
 
 
@@ -170,13 +171,13 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
         pages = Path("/proc/meminfo").read_text(encoding="ascii") if Path("/proc/meminfo").exists() else ""
         lines = dict(line.split(":", 1) for line in pages.splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024 // ranks if lines else 0
-    checks.tell("memory", need <= free, f"{gb(need)} wanted of a rank, {gb(free)} free",
-                "see `tokenmill train plan`: more ranks, smaller train.micro_batch, or train.parallel.checkpointing")
+    checks.report("memory", need <= free, f"{gb(need)} wanted of a rank, {gb(free)} free",
+                  "see `tokenmill train plan`: more ranks, smaller train.micro_batch, or train.parallel.checkpointing")
     place = next(p for p in (run.out.absolute(), *run.out.absolute().parents) if p.exists())    # OUT may not exist yet
-    size, left = checkpoint_bytes(run.config, run.vocab), shutil.disk_usage(place).free
-    kept = run.config.checkpoint.keep + 1
-    checks.tell("disk space", kept * size <= left, f"{kept} checkpoints of {gb(size)}, {gb(left)} free",
-                "lower train.checkpoint.keep, or name another place with --out")
+    size, free_disk = checkpoint_bytes(run.config, run.vocab), shutil.disk_usage(place).free
+    count = run.config.checkpoint.keep + 1
+    checks.report("disk space", count * size <= free_disk, f"{count} checkpoints of {gb(size)}, {gb(free_disk)} free",
+                  "lower train.checkpoint.keep, or name another place with --out")
 
 
 def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: str, precision: str) -> None:
@@ -187,41 +188,43 @@ def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: s
 
     n = options.ranks
     for ranks in sorted({n, 1}, reverse=True):
-        again = [*options.arguments, "--device", device, "--probe", str(folder)]     # the last --device counts
-        code = launch(again, ranks, device)
+        arguments = [*options.arguments, "--device", device, "--probe", str(folder)]     # the last --device counts
+        code = launch(arguments, ranks, device)
         if code:
-            checks.tell(f"{ranks} rank{'s' * (ranks > 1)}", False, f"ended with code {code}, see above",
-                        "this is how training would end, too")
+            checks.report(f"{ranks} rank{'s' * (ranks > 1)}", False, f"ended with code {code}, see above",
+                          "this is how training would end, too")
             return
     one, *others = [json.loads((folder / f"{name}.json").read_text())
                     for name in ("rank.1.0", *(f"rank.{n}.{r}" for r in range(n)))]
     wrong = sorted({k for other in others for k in one["init"] if other["init"].get(k) != one["init"][k]})
-    checks.tell("initial values", not wrong, f"{len(one['init'])} parameters, identical on 1 and {n} ranks" if not wrong
-                else f"differ on {n} ranks: {', '.join(wrong[:5])}", "another torch on some rank, or a defect")
+    checks.report("initial values", not wrong, f"differ on {n} ranks: {', '.join(wrong[:5])}" if wrong else
+                  f"{len(one['init'])} parameters, identical on 1 and {n} ranks",
+                  "another torch on some rank, or a defect")
     twins = sorted({k for other in others for k in other["twins"]})
-    checks.tell("shards differ", not twins, "no two ranks hold the same part twice" if not twins else
-                f"identical on ranks that hold different parts: {', '.join(twins[:5])}",
-                "do not train: ranks draw the same numbers")
+    checks.report("shards differ", not twins, "no two ranks hold the same part twice" if not twins else
+                  f"identical on ranks that hold different parts: {', '.join(twins[:5])}",
+                  "do not train: ranks draw the same numbers")
     unequal = sorted({k for other in others for k in other["unequal"]})
-    checks.tell("copies agree", not unequal, "replicas hold the same values" if not unequal else
-                f"replicas differ in {', '.join(unequal[:5])}", "do not train: a rank computes wrongly")
-    read: dict[str, set[str]] = {}
+    checks.report("copies agree", not unequal, "replicas hold the same values" if not unequal else
+                  f"replicas differ in {', '.join(unequal[:5])}", "do not train: a rank computes wrongly")
+    digests: dict[str, set[str]] = {}
     for other in others:
         for sample, digest in other["batches"].items():
-            read.setdefault(sample, set()).add(digest)
-    wrong = sorted(s for s in one["batches"].keys() | read.keys() if read.get(s) != {one["batches"].get(s)})
-    checks.tell("batches", not wrong, f"{len(read)} samples, identical on 1 and {n} ranks" if not wrong else
-                f"differ on {n} ranks in {len(wrong)} of {len(read)} samples, first {wrong[0]}",
-                "the ranks do not see the same shards")
+            digests.setdefault(sample, set()).add(digest)
+    wrong = sorted(s for s in one["batches"].keys() | digests.keys() if digests.get(s) != {one["batches"].get(s)})
+    checks.report("batches", not wrong, f"{len(digests)} samples, identical on 1 and {n} ranks" if not wrong else
+                  f"differ on {n} ranks in {len(wrong)} of {len(digests)} samples, first {wrong[0]}",
+                  "the ranks do not see the same shards")
     for key, most in zip(("loss", "grad_norm"), TOLERANCE[precision]):
         a, b = one["steps"][key][:STEPS], others[0]["steps"][key][:STEPS]
         away = max(abs(x - y) / max(abs(x), 1e-6) for x, y in zip(a, b))
-        checks.tell({"loss": "losses", "grad_norm": "gradient norms"}[key], len(a) == len(b) == STEPS and away <= most,
-                    f"{len(b)} steps of {LAYERS} layers, {away:.1e} apart on 1 and {n} ranks in {precision} (at most "
-                    f"{most:.0e}): {' '.join(f'{x:.4f}' for x in b)}", "gradients are not reduced as they should be")
+        name = {"loss": "losses", "grad_norm": "gradient norms"}[key]
+        checks.report(name, len(a) == len(b) == STEPS and away <= most,
+                      f"{len(b)} steps of {LAYERS} layers, {away:.1e} apart on 1 and {n} ranks in {precision} (at most "
+                      f"{most:.0e}): {' '.join(f'{x:.4f}' for x in b)}", "gradients are not reduced as they should be")
     away = abs(one["steps"]["loss"][STEPS] - one["resumed"]) / abs(one["resumed"])
-    checks.tell("checkpoint", away <= TOLERANCE[precision][0], f"of {n} ranks, read by 1: the next step's loss is "
-                f"{one['resumed']:.4f}, {away:.1e} away", "checkpoints could not be read by another number of ranks")
+    checks.report("checkpoint", away <= TOLERANCE[precision][0], f"of {n} ranks, read by 1: the next step's loss is "
+                  f"{one['resumed']:.4f}, {away:.1e} away", "checkpoints could not be read by another number of ranks")
 
 
 def examine(run: Run, world: World, folder: Path) -> None:
@@ -246,7 +249,7 @@ def examine(run: Run, world: World, folder: Path) -> None:
         model = Transformer(small.config.model, small.vocab)
     shard(model, world, torch.float32, False)
     initialise(model, small.config.model, small.config.seed)
-    seen: dict[str, Any] = {"init": {name: digest(tensor.full(p.detach())) for name, p in model.named_parameters()},
+    result: dict[str, Any] = {"init": {name: digest(tensor.full(p.detach())) for name, p in model.named_parameters()},
                             **copies_and_twins(model, world), "batches": {}}
     del model
     data = Data(run.curriculum, run.store, run.config.loss.repeats)
@@ -254,18 +257,18 @@ def examine(run: Run, world: World, folder: Path) -> None:
         step = next(run.steps(phase.start))
         batch = data.step(step.first, step.batch, world.data_rank, world.data_size)
         for i, row in zip(range(world.data_rank, step.batch, world.data_size), zip(*batch.tensors())):
-            seen["batches"][step.first + i] = digest(*row)
+            result["batches"][step.first + i] = digest(*row)
 
     def steps(out: Path, stop: int) -> list[dict[str, Any]]:
         train(replace(small, out=out), world, stop, lambda _text: None)
         return [line for line in read(out / "metrics.jsonl") if line["event"] == "step"] if world.first else []
 
     lines = steps(small.out, STEPS + alone)
-    seen["steps"] = {key: [line[key] for line in lines] for key in ("loss", "grad_norm")}
+    result["steps"] = {key: [line[key] for line in lines] for key in ("loss", "grad_norm")}
     others = [path for path in folder.iterdir() if path.is_dir() and path.name != "1"]
     if alone:
-        seen["resumed"] = steps(others[0], STEPS + 1)[-1]["loss"] if others else lines[-1]["loss"]
-    (folder / f"rank.{world.size}.{world.rank}.json").write_text(json.dumps(seen))
+        result["resumed"] = steps(others[0], STEPS + 1)[-1]["loss"] if others else lines[-1]["loss"]
+    (folder / f"rank.{world.size}.{world.rank}.json").write_text(json.dumps(result))
 
 
 def reduced(run: Run, out: Path, world: World) -> Run:
@@ -296,7 +299,7 @@ def copies_and_twins(model: nn.Module, world: World) -> dict[str, list[str]]:
 
     from trainer.model import tensor
 
-    names, mine = [], []
+    names, rows = [], []
     for name, parameter in model.named_parameters():
         local, part = tensor.local(parameter.detach()), 0
         if isinstance(parameter, DTensor):
@@ -304,16 +307,16 @@ def copies_and_twins(model: nn.Module, world: World) -> dict[str, list[str]]:
             for size, at, placement in zip(mesh.shape, mesh.get_coordinate() or (), parameter.placements):
                 part = part if placement.is_replicate() else part * size + at
         names.append((name, parameter.ndim > 1))
-        mine.append((part, int(digest(local), 16) if local.numel() else -1))
-    here = torch.tensor(mine, dtype=torch.int64, device=world.device)
+        rows.append((part, int(digest(local), 16) if local.numel() else -1))
+    here = torch.tensor(rows, dtype=torch.int64, device=world.device)
     all_ranks = [torch.empty_like(here) for _ in range(world.size)]
     dist.all_gather(all_ranks, here)
     result: dict[str, list[str]] = {"twins": [], "unequal": []}
     for (name, matrix), ranks in zip(names, zip(*(rank.tolist() for rank in all_ranks))):
-        held = {(part, value) for part, value in ranks if value >= 0}
-        if len({part for part, _ in held}) < len(held):
+        values = {(part, value) for part, value in ranks if value >= 0}
+        if len({part for part, _ in values}) < len(values):
             result["unequal"].append(name)
-        elif matrix and len({value for _, value in held}) < len(held):
+        elif matrix and len({value for _, value in values}) < len(values):
             result["twins"].append(name)
     return result
 

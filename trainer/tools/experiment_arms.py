@@ -58,14 +58,14 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm],
         from trainer.launch.local import launch
 
         return launch(options.arguments, options.ranks, options.device)
-    tell = (lambda _text: None) if options.json else say
+    announce = (lambda _text: None) if options.json else say
     if arms[0].run.source:
-        fetch_shards(arms[0].run.source, arms[0].run.curriculum, tell)
+        fetch_shards(arms[0].run.source, arms[0].run.curriculum, announce)
     with world(options.device) as here:
-        results = train_all(arms, here, prepare, tell)
+        results = train_all(arms, here, prepare, announce)
         if here.first:
-            found = table(results)
-            print(json_text(found) if options.json else visible("\n".join(lines(found))))
+            result = table(results)
+            print(json_text(result) if options.json else visible("\n".join(lines(result))))
     return 0
 
 
@@ -79,14 +79,14 @@ def check(arm: Arm) -> None:
     if not any(stream.val and stream.val_tokens > 1 for stream in arm.run.curriculum.streams):
         raise ConfigError(f"{arm.run.folder}: its streams have no held-out data, by which arms are compared; give "
                           f"shards.*.val")
-    found = ckpt.latest(arm.run.out / "checkpoints")
-    if found and (wrong := differences(found.meta, arm.run)):
+    checkpoint = ckpt.latest(arm.run.out / "checkpoints")
+    if checkpoint and (wrong := differences(checkpoint.meta, arm.run)):
         raise ConfigError(f"{arm.run.out} holds an arm {arm.name} that is another than this one:\n  "
                           + "\n  ".join(wrong) + "\nGive this one another name, or delete that folder")
 
 
 def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
-              tell: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
+              announce: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
     """Train all arms. Returns {arm: [{source: held-out loss in nats per token} for each seed]} on rank 0, {} on other
     ranks. The source ALL stands for all sources together."""
     from trainer.checkpoint import checkpoints as ckpt
@@ -98,15 +98,15 @@ def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
             prepare(arm)
         here.broadcast(b"\0")                    # no rank reads the checkpoint before it exists
         if here.first:
-            tell(f"== {arm.name}, seed {arm.seed}")
-        train(arm.run, here, None, say=tell)
+            announce(f"== {arm.name}, seed {arm.seed}")
+        train(arm.run, here, None, say=announce)
         if here.first:
             for old in ckpt.complete(arm.run.out / "checkpoints")[:-1]:
                 (old.folder.parent / "COMPLETE").unlink()
                 shutil.rmtree(old.folder.parent)
-            done = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
+            summary = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
             results.setdefault(arm.name, []).append(
-                {ALL: done["heldout_loss"], **{name: v["loss"] for name, v in done["streams"].items()}})
+                {ALL: summary["heldout_loss"], **{name: v["loss"] for name, v in summary["streams"].items()}})
     return results
 
 
@@ -119,13 +119,14 @@ def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | N
     """
     import numpy as np
 
-    found = np.asarray(values, dtype=np.float64)
-    arms, seeds = found.shape
-    means, free = found.mean(1), (arms - 1) * (seeds - 1)
+    losses = np.asarray(values, dtype=np.float64)
+    arms, seeds = losses.shape
+    means, free = losses.mean(1), (arms - 1) * (seeds - 1)
     half = None
     if free:
-        rest = found - means[:, None] - found.mean(0) + found.mean()
-        half = (STUDENT[free - 1] if free <= len(STUDENT) else 1.96) * math.sqrt(2 * (rest ** 2).sum() / free / seeds)
+        residuals = losses - means[:, None] - losses.mean(0) + losses.mean()
+        quantile = STUDENT[free - 1] if free <= len(STUDENT) else 1.96
+        half = quantile * math.sqrt(2 * (residuals ** 2).sum() / free / seeds)
     return (means - means[0]).tolist(), half
 
 
@@ -149,18 +150,18 @@ def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any
     return {"arms": list(results), "seeds": seeds, "sources": sources}
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
+def lines(result: Mapping[str, Any]) -> list[str]:
     """Format the table of results as lines of text: the losses of the first arm, and the differences of the others to
     it. A star marks differences that are larger than the noise."""
-    width = max(12, *(len(n) + 2 for n in found["arms"]))
-    first, *others = found["arms"]
-    out = [f"held-out loss in nats/token, means of {found['seeds']} seed{'s' * (found['seeds'] > 1)}; differences to "
+    width = max(12, *(len(n) + 2 for n in result["arms"]))
+    first, *others = result["arms"]
+    out = [f"held-out loss in nats/token, means of {result['seeds']} seed{'s' * (result['seeds'] > 1)}; differences to "
            f"{first}, negative is better", "",
            f"{'source':<20}{first:>{width}}" + "".join(f"{n:>{width}}" for n in others) + f"{'noise':>12}"]
-    for source, of in found["sources"].items():
+    for source, of in result["sources"].items():
         noise = "unknown" if of["noise"] is None else f"±{of['noise']:.4f}"
         cells = [f"{of['arms'][n]['delta']:+.4f}" + ("*" if of["arms"][n]["beyond_noise"] else " ") for n in others]
         out.append(f"{source:<20}{of['arms'][first]['loss']:>{width}.4f}" + "".join(f"{c:>{width}}" for c in cells)
                    + f"{noise:>12}")
-    return [*out, "", "* beyond the 95 % interval of differences within a seed" if found["seeds"] > 1 else
+    return [*out, "", "* beyond the 95 % interval of differences within a seed" if result["seeds"] > 1 else
             "one seed: what is noise is not known; repeat with --seeds 3"]

@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
 
     opened = open_run(options.run, options.store, options.out, options.overrides)
     with reading(opened):
-        found = explain(opened, options.step, options.row, options.worst)
-    print(json_text(found) if options.json else visible(told(found)))
+        explanation = explain(opened, options.step, options.row, options.worst)
+    print(json_text(explanation) if options.json else visible(text(explanation)))
     return 0
 
 
@@ -85,7 +85,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
     if row is not None and row > step.batch:
         raise ConfigError(f"--row {row}: step {number} has {step.batch} rows")
     ledger = Ledger.read(run.out)
-    told, stale = beside(run, step, ledger)
+    comparison, stale = beside(run, step, ledger)
     losses = {line["sample"]: math.inf if line["loss"] is None else line["loss"]
               for line in (() if stale else read_high_loss(run.out, number, ledger.why(number) is not None))}
     at = Order(curriculum).locate(step.first, step.stop)
@@ -103,17 +103,18 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
         rows = [r for r in rows if r["loss"] is not None][:worst] or rows[:worst]
     sets = {s.name: shard_set(run, s) for s in curriculum.streams if any(r["stream"] == s.name for r in rows)}
     with ThreadPoolExecutor(READERS) as pool:
-        for r, found in zip(rows, pool.map(lambda r: documents(sets[r["stream"]], r["window"], r["tokens"]), rows)):
-            r["documents"] = found
-        absent = look_up(*place(run), [d for r in rows for d in r["documents"]], row is not None or worst is not None,
-                         pool)
-    for r in rows:
-        for d in r["documents"]:
-            del d["key"], d["at"]
-        r["loss"] = finite(r["loss"])
+        for entry, contents in zip(rows, pool.map(lambda r: documents(sets[r["stream"]], r["window"], r["tokens"]),
+                                                  rows)):
+            entry["documents"] = contents
+        absent = look_up(*place(run), [document for entry in rows for document in entry["documents"]],
+                         row is not None or worst is not None, pool)
+    for entry in rows:
+        for document in entry["documents"]:
+            del document["key"], document["at"]
+        entry["loss"] = finite(entry["loss"])
     return {"step": number, "steps": curriculum.steps, "phase": curriculum.phases[step.phase].name,
             "samples": [step.first, step.stop], "skip_reason": ledger.why(number),
-            "stale": stale, **told, "unranked": unranked, "rows": rows, "not_at_hand": absent}
+            "stale": stale, **comparison, "unranked": unranked, "rows": rows, "not_at_hand": absent}
 
 
 def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
@@ -131,9 +132,9 @@ def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
     return sorted(result, key=lambda d: d["tokens"][0] - d["tokens"][1])
 
 
-def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bool, pool: Executor) -> str | None:
-    """Add to each document of `wanted` what the published datasets (folders below `top`/datasets) say about it: url,
-    locator, source and language; with `whole` also signals, meta and an excerpt of the text. Returns a message if some
+def look_up(store: FileSystem, top: str, documents: list[dict[str, Any]], details: bool, pool: Executor) -> str | None:
+    """Add to each of `documents` what the published datasets (folders below `top`/datasets) say about it: url, locator,
+    source and language; with `details` also signals, meta and an excerpt of the text. Returns a message if some
     documents are missing from the datasets, else None."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -142,8 +143,8 @@ def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bo
     from pipeline.base.parquet import read_table
 
     by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for d in wanted:
-        by_key[d["key"]].append(d)
+    for document in documents:
+        by_key[document["key"]].append(document)
     missing = {key for key in by_key if key}
     names = sorted(f.path for f in store.get_file_info(fs.FileSelector(f"{top}/datasets", allow_not_found=True))
                    if f.type == fs.FileType.Directory)
@@ -156,18 +157,18 @@ def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bo
         table = table.filter(pc.is_in(table["key"], pa.array(sorted(missing), pa.string())))
         keys, parts = table["key"].to_pylist(), [f"{folder}/{part}" for part in table["part"].to_pylist()]
         missing -= {key for key, there in zip(keys, pool.map(
-            lambda key, part, name=folder: read_rows(store, part, name.rpartition("/")[2], by_key[key], whole),
+            lambda key, part, name=folder: read_rows(store, part, name.rpartition("/")[2], by_key[key], details),
             keys, parts)) if there}
-    gone = [d for d in wanted if "dataset" not in d]
-    if not gone:
+    absent = [document for document in documents if "dataset" not in document]
+    if not absent:
         return None
-    return (f"{len(gone)} of {len(wanted)} documents are not in {top}/datasets (any more): of them only what the "
+    return (f"{len(absent)} of {len(documents)} documents are not in {top}/datasets (any more): of them only what the "
             f"shards know is shown; look into the store the shards were made in")
 
 
-def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str, Any]], whole: bool) -> bool:
-    """Add to each document of `wanted` the columns of its row in the Parquet file `part`; `at` of the document is the
-    row's number. If the row has another id, the dataset has changed, and nothing is added. Returns whether the file
+def read_rows(store: FileSystem, part: str, dataset: str, documents: list[dict[str, Any]], details: bool) -> bool:
+    """Add to each of `documents` the columns of its row in the Parquet file `part`; `at` of the document is the row's
+    number. If the row has another id, the dataset has changed, and nothing is added. Returns whether the file
     exists."""
     import pyarrow as pa
 
@@ -183,26 +184,27 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
     except pa.ArrowInvalid as error:
         raise ConfigError(f"{part}: damaged ({error}); run the recipe that writes {dataset} again") from None
     with source, file:
-        columns = [c for c in (*LIGHT, *(("signals", "meta", "text") if whole else ())) if c in file.schema_arrow.names]
+        wide = ("signals", "meta", "text") if details else ()
+        columns = [c for c in (*LIGHT, *wide) if c in file.schema_arrow.names]
         start = 0
         for group in range(file.num_row_groups):
             stop = start + file.metadata.row_group(group).num_rows
-            here = [d for d in wanted if start <= d["at"] < stop]
+            here = [document for document in documents if start <= document["at"] < stop]
             start, first = stop, start
             if not here:
                 continue
             table = file.read_row_group(group, columns=columns)
-            for d in here:
-                [said] = table.slice(d["at"] - first, 1).to_pylist()
-                if said.pop("id") != d["id"]:
+            for document in here:
+                [values] = table.slice(document["at"] - first, 1).to_pylist()
+                if values.pop("id") != document["id"]:
                     continue
-                if "text" in said:                   # the place is approximate, as token lengths vary
-                    text = said["text"] or ""
-                    begins = len(text) * d["begins"] // d["of"]
-                    said["text"] = text[begins:begins + EXCERPT]
-                if "signals" in said:
-                    said["signals"] = {k: v for k, v in (said["signals"] or {}).items() if v is not None}
-                d.update(said, dataset=dataset, verdict="kept")
+                if "text" in values:                   # the place is approximate, as token lengths vary
+                    text = values["text"] or ""
+                    begins = len(text) * document["begins"] // document["of"]
+                    values["text"] = text[begins:begins + EXCERPT]
+                if "signals" in values:
+                    values["signals"] = {k: v for k, v in (values["signals"] or {}).items() if v is not None}
+                document.update(values, dataset=dataset, verdict="kept")
     return True
 
 
@@ -232,12 +234,13 @@ def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | 
     for name, key in (("loss", "loss"), ("norm", "grad_norm")):
         values = [line[key] for line in before if line[key] is not None][-most:]
         value = own[key] if own else None
-        told: dict[str, Any] = {"value": value, "mean": None, "sigma": None, "distance": None, "steps": len(values)}
+        comparison: dict[str, Any] = {"value": value, "mean": None, "sigma": None, "distance": None,
+                                      "steps": len(values)}
         if value is not None and len(values) > 1:
             mean, sigma = statistics.fmean(values), statistics.stdev(values)
-            told |= {"mean": mean, "sigma": sigma,
+            comparison |= {"mean": mean, "sigma": sigma,
                      "distance": (value - mean) / sigma if sigma and len(values) >= TELLING else None}
-        result[name] = told
+        result[name] = comparison
     return result, stale
 
 
@@ -247,14 +250,14 @@ def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -
     begun = next((line for line in reversed(lines) if line["event"] in ("start", "resume")), None)
     first = None
     if begun is not None and "phases" in begun:
-        done = 0
+        steps = 0
         for old, phase in zip_longest(begun["phases"], run.curriculum.phases):
             now = phase and {key: getattr(phase, key) for key in DECIDE}
             then = now and old and {key: old.get(key, value) for key, value in now.items()}
             if not now or then != now or old["steps"] != phase.steps:      # a cut phase is the same up to the cut
-                first = done + (min(old["steps"], phase.steps) if now and then == now else 0)
+                first = steps + (min(old["steps"], phase.steps) if now and then == now else 0)
                 break
-            done += phase.steps
+            steps += phase.steps
     if first is None:                           # training resumed after the edit, so the ledger has it
         rewinds = [i for i, line in enumerate(ledger.lines) if line["event"] == "rewind"
                    and line["steps"][0] <= number < line["steps"][1]]
@@ -266,53 +269,57 @@ def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -
 
 
 # -- as text ---------------------------------------------------------------------------------------------------------
-def told(found: dict[str, Any]) -> str:
-    first, stop = found["samples"]
-    lines = [f"step {found['step']:,} of {found['steps']:,}, phase {found['phase']}: samples {first:,} to {stop - 1:,}"]
-    if found["stale"]:
-        lines.append(f"  {found['stale']}: its losses of then are left out")
-    if found["skip_reason"]:
-        before = "; before that it was like this" if found["loss"]["value"] is not None else ""
-        lines.append(f"  was skipped ({found['skip_reason']}){before}")
-    elif found["skipped"]:
-        lines.append(f"  changed nothing: {found['skipped']}")
+def text(step: dict[str, Any]) -> str:
+    """Format `step`, the result of `explain`, for a terminal."""
+    first, stop = step["samples"]
+    lines = [f"step {step['step']:,} of {step['steps']:,}, phase {step['phase']}: samples {first:,} to {stop - 1:,}"]
+    if step["stale"]:
+        lines.append(f"  {step['stale']}: its losses of then are left out")
+    if step["skip_reason"]:
+        before = "; before that it was like this" if step["loss"]["value"] is not None else ""
+        lines.append(f"  was skipped ({step['skip_reason']}){before}")
+    elif step["skipped"]:
+        lines.append(f"  changed nothing: {step['skipped']}")
     for name in ("loss", "norm"):
-        x = found[name]
+        x = step[name]
         if x["mean"] is not None:
             lines.append(f"  {name} {x['value']:.4g}, before it {x['mean']:.4g} ± {x['sigma']:.2g} ({x['steps']} steps)"
                          + (f": {x['distance']:+.1f} σ" if x["distance"] is not None else ""))
-    if found["around"]:
+    if step["around"]:
         lines.append(f"\n    {'step':>8}{'loss':>10}{'norm':>10}")
-    for line in found["around"]:
-        mark = "→" if line["step"] == found["step"] else " "
+    for line in step["around"]:
+        mark = "→" if line["step"] == step["step"] else " "
         lines.append(f"  {mark} {line['step']:>8,}{cell(line['loss'])}{cell(line['grad_norm'])}  "
                      f"{line['why'] or ''}".rstrip())
-    if found["unranked"]:
-        lines.append(f"\n{found['unranked']}")
-    for row in found["rows"]:
+    if step["unranked"]:
+        lines.append(f"\n{step['unranked']}")
+    for row in step["rows"]:
         loss = "" if row["loss"] is None else f"  loss {row['loss']:.4f}"
         lines.append(f"\nrow {row['row']} (sample {row['sample']:,}){loss}  {row['stream']}, epoch {row['epoch']}, "
                      f"window {row['window']:,} ({row['tokens']:,} tokens)")
         for d in row["documents"]:
-            lines += document(d)
-    if found["not_at_hand"]:
-        lines.append(f"\n{found['not_at_hand']}")
+            lines += document_lines(d)
+    if step["not_at_hand"]:
+        lines.append(f"\n{step['not_at_hand']}")
     return "\n".join(lines)
 
 
-def document(d: dict[str, Any]) -> list[str]:
-    first, stop = d["tokens"]
-    whole = "" if stop - first >= d["of"] else f" of {d['of']:,}"
-    place = d.get("url") or (d.get("locator") or {}).get("file")     # documents from files have no URL
-    named = [d.get("source"), d.get("language"), place] if "dataset" in d else []
-    out = [f"  {stop - first:>6,}{whole} tokens from {d['begins']:,}  {d['id']}  "
-           f"{'  '.join(str(x) for x in named if x)}"]
-    if d.get("signals"):
-        out.append(f"         kept in {d['dataset']}: " + "  ".join(f"{k}={v:.4g}" for k, v in d["signals"].items()))
-    if d.get("meta") not in (None, "", "{}"):
-        out.append(f"         {d['meta']}")
-    if d.get("text"):
-        out.append(f"         {'… ' * (d['begins'] > 0)}{d['text']}" + (" …" if len(d["text"]) == EXCERPT else ""))
+def document_lines(document: dict[str, Any]) -> list[str]:
+    """Format one document of a row, as `look_up` has completed it, for a terminal."""
+    first, stop = document["tokens"]
+    of_total = "" if stop - first >= document["of"] else f" of {document['of']:,}"
+    place = document.get("url") or (document.get("locator") or {}).get("file")     # documents from files have no URL
+    labels = [document.get("source"), document.get("language"), place] if "dataset" in document else []
+    out = [f"  {stop - first:>6,}{of_total} tokens from {document['begins']:,}  {document['id']}  "
+           f"{'  '.join(str(x) for x in labels if x)}"]
+    if document.get("signals"):
+        out.append(f"         kept in {document['dataset']}: "
+                   + "  ".join(f"{key}={value:.4g}" for key, value in document["signals"].items()))
+    if document.get("meta") not in (None, "", "{}"):
+        out.append(f"         {document['meta']}")
+    if document.get("text"):
+        out.append(f"         {'… ' * (document['begins'] > 0)}{document['text']}"
+                   + (" …" if len(document["text"]) == EXCERPT else ""))
     return [line.translate(CONTROL).rstrip() for line in out]
 
 

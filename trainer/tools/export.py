@@ -32,15 +32,15 @@ def run(options: argparse.Namespace) -> int:
     if options.store and not folder.is_dir():
         folder = Path(options.store) / "runs" / options.run
     checkpoints = (Path(options.trained) if options.trained else folder / "train") / "checkpoints"
-    found = {c.step: c for c in ckpt.complete(checkpoints)}
-    if not found:
+    by_step = {c.step: c for c in ckpt.complete(checkpoints)}
+    if not by_step:
         raise ConfigError(f"{checkpoints}: no checkpoint there; where the training had another --out, give it as "
                           f"--trained")
-    step = options.step or max(found)
-    if step not in found:
-        raise ConfigError(f"--step {step}: {checkpoints} has steps {', '.join(map(str, sorted(found)))}")
+    step = options.step or max(by_step)
+    if step not in by_step:
+        raise ConfigError(f"--step {step}: {checkpoints} has steps {', '.join(map(str, sorted(by_step)))}")
     store = Path(options.store) if options.store else folder.absolute().parent.parent
-    tokenizer = store / found[step].meta["curriculum"]["tokenizer"]["path"]
-    for line in hf.export(found[step], Path(options.out), options.dtype, tokenizer):
+    tokenizer = store / by_step[step].meta["curriculum"]["tokenizer"]["path"]
+    for line in hf.export(by_step[step], Path(options.out), options.dtype, tokenizer):
         say(line)
     return 0

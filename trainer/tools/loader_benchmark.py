@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     ranks = several(options.arguments, options.ranks) if options.ranks > 1 else \
         [load(opened, options.steps, options.rate, 0, 1)]
     report = together(ranks, options.rate)
-    print(json.dumps(report) if options.json else told(report))
+    print(json.dumps(report) if options.json else text(report))
     return 0 if report["sound"] else 1
 
 
@@ -93,7 +93,7 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
     data = Data(run.curriculum, run.store, run.config.loss.repeats)
     widths = [shards.dtype.itemsize for shards in data.train]
     batches = Prefetch(data, run.steps(run.sample_at(first)), rank, ranks)
-    waits, tokens, read = [], 0, 0
+    waits, tokens, bytes_read = [], 0, 0
     before, disk = 0, disk_bytes()
     began = time.perf_counter()
     for step, batch in batches:
@@ -102,7 +102,7 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
         length = batch.tokens.shape[1]
         waits.append(batches.waited)
         tokens += step.batch * length
-        read += sum((length + 1) * widths[stream] for stream in batch.stream.tolist())
+        bytes_read += sum((length + 1) * widths[stream] for stream in batch.stream.tolist())
         if step.number - first <= (total - first) // 10:
             before = memory()
         if rate:                                                     # the time that a training takes for the step
@@ -112,21 +112,21 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
     return {"first_step": first + 1, "steps": total - first, "tokens": tokens, "seconds": seconds,
             "wait_p50_ms": 1e3 * marks[49], "wait_p99_ms": 1e3 * marks[98], "wait_max_ms": 1e3 * max(waits),
             # the first wait is left out, because the prefetch starts in it
-            "wait_share": sum(waits[1:]) / seconds, "bytes": read, "disk_bytes": disk_bytes() - disk,
+            "wait_share": sum(waits[1:]) / seconds, "bytes": bytes_read, "disk_bytes": disk_bytes() - disk,
             "memory_before": before, "memory_after": memory()}
 
 
 def together(ranks: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
     """Combine the measurements of all ranks into one report: the longest waits, the sums of bytes read, and
     `problems`, a list of texts."""
-    seconds = max(r["seconds"] for r in ranks)
-    worst = max(ranks, key=lambda r: r["memory_after"] - r["memory_before"])
+    seconds = max(rank["seconds"] for rank in ranks)
+    worst = max(ranks, key=lambda rank: rank["memory_after"] - rank["memory_before"])
     report = {"ranks": len(ranks), "first_step": ranks[0]["first_step"], "steps": ranks[0]["steps"],
               "rate": rate or None, "seconds": round(seconds, 3), "tokens_per_s": ranks[0]["tokens"] / seconds,
-              **{key: max(r[key] for r in ranks) for key in ("wait_p50_ms", "wait_p99_ms", "wait_max_ms",
+              **{key: max(rank[key] for rank in ranks) for key in ("wait_p50_ms", "wait_p99_ms", "wait_max_ms",
                                                              "wait_share")},
-              "mb_per_s": sum(r["bytes"] for r in ranks) / seconds / 1e6,
-              "disk_mb_per_s": sum(r["disk_bytes"] for r in ranks) / seconds / 1e6,
+              "mb_per_s": sum(rank["bytes"] for rank in ranks) / seconds / 1e6,
+              "disk_mb_per_s": sum(rank["disk_bytes"] for rank in ranks) / seconds / 1e6,
               "memory_before": worst["memory_before"], "memory_after": worst["memory_after"]}
     problems = []
     if rate and report["wait_share"] > BEARABLE:
@@ -138,7 +138,8 @@ def together(ranks: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
     return {**report, "problems": problems, "sound": not problems}
 
 
-def told(report: Mapping[str, Any]) -> str:
+def text(report: Mapping[str, Any]) -> str:
+    """Format `report`, the result of `together`, for a terminal."""
     rate = f"at {report['rate']:,.0f} tokens/s" if report["rate"] else "as fast as it goes"
     lines = [f"loader     steps {report['first_step']:,} to {report['first_step'] + report['steps'] - 1:,} (the last "
              f"{report['steps']:,}) on {report['ranks']} rank{'s' if report['ranks'] > 1 else ''}, {rate}: "

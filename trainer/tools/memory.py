@@ -64,14 +64,14 @@ def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: in
     hidden = model.ffn / tensor
     upcast = _upcast(size, kernels)
     gated = model.activation == "swiglu"
-    given = key if kernels != "cpu" and grouped() else query             # keys or values, as passed to attention
+    keys_passed = key if kernels != "cpu" and grouped() else query             # keys or values, as passed to attention
     if kernels == "compiled":       # inputs of the matrix products and of attention; backward recomputes all between
         normed = query + key if model.qk_norm else 0
-        everything = size * (4 * width + normed + 2 * query + 2 * given + (3 if gated else 2) * hidden) \
+        everything = size * (4 * width + normed + 2 * query + 2 * keys_passed + (3 if gated else 2) * hidden) \
             + 4 * query / model.dim
     else:
         norms = 2 * upcast * width + (upcast * (query + key) if model.qk_norm else 0)
-        attention = size * (width + query + 2 * given + 2 * query) + 4 * query / model.dim
+        attention = size * (width + query + 2 * keys_passed + 2 * query) + 4 * query / model.dim
         mlp = size * (width + (4 if gated else 2) * hidden)
         everything = norms + attention + mlp + (0 if size < 4 else 2 * size * width)
     if how == "none":
@@ -138,7 +138,7 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
     ends = vocab * model.width * (1 if model.tie else 2)
     layer = (parameters - ends) / model.layers
     unsharded = parameters if gathered(parallel) else ends + 2 * layer      # the next layer is gathered ahead
-    mine = tokens / parallel.tensor                                         # tokens of the loss on this rank
+    loss_tokens = tokens / parallel.tensor                                         # tokens of the loss on this rank
     host = parallel.offload
     result = {
         "parameters": 0.0 if host else 4.0 * parameters / shards,
@@ -153,8 +153,8 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
     # at the end of forward, memory has: logits, softmax (which compiled kernels do not write) and gradient of a chunk;
     # the gradient of the whole output matrix (and with tensor parallelism the gathered matrix); the gradient of its
     # input
-    chunk = min(config.loss.tokens(vocab, kernels != "cpu"), mine)
-    loss = chunk * vocab * ((0 if kernels == "compiled" else 4) + 2 * size) + mine * model.width * size
+    chunk = min(config.loss.tokens(vocab, kernels != "cpu"), loss_tokens)
+    loss = chunk * vocab * ((0 if kernels == "compiled" else 4) + 2 * size) + loss_tokens * model.width * size
     loss += vocab * model.width * (4 + (size if parallel.tensor > 1 else 0))
     # in backward, memory has: a layer's gradients before and during their reduction; the gradients of the output, which
     # are reduced together with those of the embedding; the activations of a recomputed layer
@@ -261,13 +261,13 @@ def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, c
         for count in sizes:
             cells = []
             for way, (_, node) in ways.items():
-                wanted = replace(config, parallel=replace(config.parallel, checkpointing=how, shard=way,
+                candidate = replace(config, parallel=replace(config.parallel, checkpointing=how, shard=way,
                                                           shard_size=node))
-                total = sum(estimate(wanted, vocab, ranks, count * length, size, rows > count).values())
+                total = sum(estimate(candidate, vocab, ranks, count * length, size, rows > count).values())
                 fits = capacity is not None and total <= FILL * capacity
                 cells.append(f"{total / 1e9:>11.1f}{'*' if fits else ' '}")
-                mine = own if own in ways else "full"          # one rank divides nothing
-                if fits and way == mine and (best is None or (cheap[how], count) > best[:2]):
+                own_way = own if own in ways else "full"          # one rank divides nothing
+                if fits and way == own_way and (best is None or (cheap[how], count) > best[:2]):
                     best = (cheap[how], count, how)
             lines.append(f"{count * length:>12,}  {how:<14}" + "".join(cells))
     if capacity is None:
@@ -294,13 +294,13 @@ def parse_bytes(text: str) -> float:
     raise ConfigError(f"--memory {text}: no amount of memory; write 141GB or 80GiB")
 
 
-def device_named(text: str, known: dict[str, Any]) -> str:
-    """Return the device of `known` that a short name means: 'H200' → 'NVIDIA H200'. Raises ConfigError when the name
-    fits no device, or several devices with different values in `known`."""
+def device_named(text: str, devices: dict[str, Any]) -> str:
+    """Return the key of `devices` that a short name means: 'H200' → 'NVIDIA H200'. Raises ConfigError when the name
+    fits no device, or several devices with different values in `devices`."""
     text = MEANT.get(text.lower(), text)
-    exact = [name for name in known if text.lower() in (name.lower(), name.lower().removeprefix("nvidia "))]
-    close = exact or [name for name in known if text.lower() in name.lower().split()]
-    if len(close) == 1 or (close and len({known[name] for name in close}) == 1):
+    exact = [name for name in devices if text.lower() in (name.lower(), name.lower().removeprefix("nvidia "))]
+    close = exact or [name for name in devices if text.lower() in name.lower().split()]
+    if len(close) == 1 or (close and len({devices[name] for name in close}) == 1):
         return close[0]
     raise ConfigError(f"--gpu {text}: " + (f"which? {', '.join(close)}" if close else f"not known; there are "
-                                                                            f"{', '.join(known)}"))
+                                                                            f"{', '.join(devices)}"))

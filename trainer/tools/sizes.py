@@ -36,14 +36,14 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
                                                    "train.schedule.warmup" if schedule.warmup > schedule.total else ""),
              f"total      {curriculum.tokens:,} tokens, {curriculum.steps:,} steps, {curriculum.samples:,} samples", "",
              f"{'phase':<12}{'steps':>9}{'tokens':>10}{'sequence':>10}{'batch':>10}{'lr from':>11}{'to':>10}"]
-    at = 0
+    start = 0
     for phase in curriculum.phases:
         # rates of the first and the last step; a step takes the rate at its middle
-        ends = (at + phase.batch_at(0) * phase.sequence / 2, at + phase.tokens - phase.batch * phase.sequence / 2)
+        ends = (start + phase.batch_at(0) * phase.sequence / 2, start + phase.tokens - phase.batch * phase.sequence / 2)
         first, last = (schedule.factor(t) * run.config.optimizer.lr for t in ends)
         lines.append(f"{phase.name:<12}{phase.steps:>9,}{count(phase.tokens):>10}{phase.sequence:>10,}"
                      f"{batches(phase):>10}{first:>11.2e}{last:>10.2e}")
-        at += phase.tokens
+        start += phase.tokens
     lines += ["", f"{'phase':<12}{'stream':<24}{'share':>7}{'tokens':>10}{'epochs so far':>15}"]
     lines += [f"{row['phase']:<12}{row['stream']:<24}{row['share']:>7.1%}{count(row['tokens']):>10}"
               f"{row['epochs']:>15.2f}" for row in mixture(curriculum)]
@@ -91,8 +91,8 @@ def accumulation(run: Run, ranks: int, machine: Machine, rows: int, length: int)
     config, size = run.config, number_bytes(run, "cuda")
     totals = {}
     for way in ("sharded", "unsharded"):
-        wanted = replace(config, parallel=replace(config.parallel, accumulate=way))
-        totals[way] = sum(estimate(wanted, run.vocab, ranks, rows * length, size, True).values())
+        candidate = replace(config, parallel=replace(config.parallel, accumulate=way))
+        totals[way] = sum(estimate(candidate, run.vocab, ranks, rows * length, size, True).values())
     room = FILL * machine.memory if machine.memory else None
     fits = "" if room is None else f", {'fits' if totals['unsharded'] <= room else 'does not fit'}"
     lines = [f"           several micro-batches a step: {gb(totals['sharded'])} with accumulate: sharded, "
@@ -101,15 +101,15 @@ def accumulation(run: Run, ranks: int, machine: Machine, rows: int, length: int)
     if shards == 1:
         return [*lines, "           take sharded: nothing is divided, so both reduce once a step"]
     # bytes of float32 gradients that leave a rank while it computes the backward of a micro-batch
-    sent = 4.0 * config.model.parameters(run.vocab) / config.parallel.tensor * (shards - 1) / shards
+    traffic = 4.0 * config.model.parameters(run.vocab) / config.parallel.tensor * (shards - 1) / shards
     if room is not None and totals["unsharded"] > room:
         return [*lines, "           take sharded"]
     if machine.peak is None:
-        return [*lines, f"           unsharded saves {gb(sent)} of traffic a rank and micro-batch"]
+        return [*lines, f"           unsharded saves {gb(traffic)} of traffic a rank and micro-batch"]
     flops = step_flops(config.model, run.vocab, rows * length, rows * length * length) / config.parallel.tensor
     seconds = 2 / 3 * flops / (machine.mfu * machine.peak)
-    return [*lines, f"           take sharded where a rank's links carry more than {sent / seconds / 1e9:.3g} GB/s: "
-                    f"then backward ({seconds * 1e3:.3g} ms) hides the {gb(sent)} of a micro-batch; unsharded below "
+    return [*lines, f"           take sharded where a rank's links carry more than {traffic / seconds / 1e9:.3g} GB/s: "
+                    f"then backward ({seconds * 1e3:.3g} ms) hides the {gb(traffic)} of a micro-batch; unsharded below "
                     f"that"]
 
 

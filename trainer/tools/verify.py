@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     from trainer.loop.run import open_run
 
     if options.checkpoint is not None:
-        return whole(options)
+        return check_checkpoint(options)
     if options.run is None:
         raise ConfigError("RUN is missing: give a run's folder, or --checkpoint DIR")
     opened = open_run(options.run, options.store, options.out, options.overrides)
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         return look(opened, options)
 
 
-def whole(options: argparse.Namespace) -> int:
+def check_checkpoint(options: argparse.Namespace) -> int:
     """Read every byte of the checkpoint given by --checkpoint, and print its damaged files. Returns the exit code."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.damage import damage
@@ -80,19 +80,19 @@ def marked(options: argparse.Namespace) -> Path:
     from trainer.checkpoint.checkpoints import ASIDE, STEP
     from trainer.loop.run import open_run
 
-    given = options.checkpoint
-    if given.isdecimal() or not given:
+    address = options.checkpoint
+    if address.isdecimal() or not address:
         if options.run is None:
-            raise ConfigError(f"--checkpoint {given}: of which run? give its folder, or the checkpoint's")
+            raise ConfigError(f"--checkpoint {address}: of which run? give its folder, or the checkpoint's")
         folder = open_run(options.run, options.store, options.out, options.overrides).out / "checkpoints"
-        steps = [folder / f"step_{int(given):08d}"] if given else sorted(folder.glob(STEP))
+        steps = [folder / f"step_{int(address):08d}"] if address else sorted(folder.glob(STEP))
     else:
-        folder = Path(given)
+        folder = Path(address)
         within = [folder, folder / "checkpoints", folder / "train" / "checkpoints"]
         steps = [folder.parent, folder, *sorted(p for top in within for p in top.glob(STEP))]
     markers = [p / name for p in steps for name in (ASIDE, "COMPLETE") if (p / name).is_file()]
     if not markers:
-        raise ConfigError(f"{steps[0] if given.isdecimal() else folder}: no checkpoint there; give the training's "
+        raise ConfigError(f"{steps[0] if address.isdecimal() else folder}: no checkpoint there; give the training's "
                           f"--out, or a checkpoint's folder")
     return markers[-1]
 
@@ -103,22 +103,22 @@ def look(opened: Run, options: argparse.Namespace) -> int:
     from trainer.checkpoint.ledger import Ledger
 
     sound, damaged = ckpt.survey(opened.out / "checkpoints")
-    there, wrong_ones = {c.step: c for c in sound}, {d.step: d.why for d in damaged}
-    if not there and not wrong_ones:
+    checkpoints, wrong_ones = {c.step: c for c in sound}, {d.step: d.why for d in damaged}
+    if not checkpoints and not wrong_ones:
         raise ConfigError(f"{opened.out / 'checkpoints'}: no checkpoint there; give the training's --out")
-    step = options.step or max([*there, *wrong_ones])
+    step = options.step or max([*checkpoints, *wrong_ones])
     if step in wrong_ones:
         raise ckpt.CheckpointError(f"{wrong_ones[step]}; `verify --checkpoint` reads the rest of it")
-    if step not in there:
-        raise ConfigError(f"--step {step}: there is no such checkpoint; there are {', '.join(map(str, there))}")
+    if step not in checkpoints:
+        raise ConfigError(f"--step {step}: there is no such checkpoint; there are {', '.join(map(str, checkpoints))}")
     ids = read_ids(Path(options.against)) if options.against else []  # raises errors now, not after an hour of reading
-    found, ledger = there[step], Ledger.read(opened.out)
-    meta = found.meta
-    print(f"{found.folder.parent}: step {step:,}, {meta['samples']:,} samples, {meta['tokens']:,} tokens, phase "
+    checkpoint, ledger = checkpoints[step], Ledger.read(opened.out)
+    meta = checkpoint.meta
+    print(f"{checkpoint.folder.parent}: step {step:,}, {meta['samples']:,} samples, {meta['tokens']:,} tokens, phase "
           f"{meta.get('phase', 'unknown')}, written by {written_by(meta)}")
     wrong = 0
     for what, (problems, fine) in {
-            "files": files(found), "tokenizer": tokenizer(opened, meta), "curriculum": curriculum(opened, meta),
+            "files": files(checkpoint), "tokenizer": tokenizer(opened, meta), "curriculum": curriculum(opened, meta),
             "data": data(opened, meta, ledger), "shards": shards(opened, options.shards)}.items():
         for line in problems or [fine]:
             print(visible(f"  {what:<11}{'DIFFERS' if problems else 'ok':<9}{line}"))
@@ -127,15 +127,15 @@ def look(opened: Run, options: argparse.Namespace) -> int:
         print(visible("\n".join(["seen", *words(opened, step, ledger)])))
     if options.against:
         hits = against(opened, meta["samples"], ledger, ids)
-        seen = [h for h in hits if h.steps]
+        seen_hits = [h for h in hits if h.steps]
         print(f"against {options.against}: {len(ids):,} ids, {len({h.id for h in hits}):,} of them in the shards, "
-              f"{len({h.id for h in seen}):,} seen")
-        for hit in seen[:NAMED]:
+              f"{len({h.id for h in seen_hits}):,} seen")
+        for hit in seen_hits[:NAMED]:
             print(f"  SEEN {hit.id} (stream {hit.stream}) in step{'s' if len(hit.steps) > 1 else ''} "
                   + ", ".join(map(str, hit.steps[:5])) + (", …" if len(hit.steps) > 5 else ""))
-        if len(seen) > NAMED:
-            print(f"  and {len(seen) - NAMED:,} more")
-        wrong += len(seen)
+        if len(seen_hits) > NAMED:
+            print(f"  and {len(seen_hits) - NAMED:,} more")
+        wrong += len(seen_hits)
     return 1 if wrong else 0
 
 
@@ -147,20 +147,20 @@ def written_by(meta: dict[str, Any]) -> str:
            f"{meta['world']} rank{'s' if meta['world'] > 1 else ''}"
 
 
-def files(found: Checkpoint) -> tuple[list[str], str]:
+def files(checkpoint: Checkpoint) -> tuple[list[str], str]:
     """Check the sha256 of a checkpoint's files; `survey`, which found it, has checked their sizes. Returns (lines about
     differences, a line to print if there are none)."""
     from trainer.checkpoint.checkpoints import sha256
 
     try:
         wrong = [f"{name}: sha256 is not what COMPLETE says: damaged or replaced" for name, expected in
-                 sorted(found.sha256.items()) if sha256(found.folder / name) != expected]
-        there = [p for p in found.folder.iterdir() if p.is_file()]
+                 sorted(checkpoint.sha256.items()) if sha256(checkpoint.folder / name) != expected]
+        present = [p for p in checkpoint.folder.iterdir() if p.is_file()]
     except FileNotFoundError as error:
         return [f"{error.filename}: gone meanwhile; a training that is running deletes what checkpoint.keep does not "
                 f"keep: verify a later one"], ""
-    wrong += [f"{p.name}: COMPLETE does not name it" for p in there if p.name not in found.sha256]
-    return wrong, f"{len(there)}, {sum(p.stat().st_size for p in there):,} bytes, sha256 of all"
+    wrong += [f"{p.name}: COMPLETE does not name it" for p in present if p.name not in checkpoint.sha256]
+    return wrong, f"{len(present)}, {sum(p.stat().st_size for p in present):,} bytes, sha256 of all"
 
 
 def tokenizer(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
@@ -172,11 +172,11 @@ def tokenizer(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
     if run.curriculum.tokenizer.sha256 != expected:
         return [f"the curriculum names {run.curriculum.tokenizer.sha256[:16]}…, the checkpoint {expected[:16]}…"], ""
     try:
-        found = sha256(store, path)
+        actual = sha256(store, path)
     except FileNotFoundError:
         return [f"{path}: no such file"], ""
-    if found != expected:
-        return [f"{path}: sha256 is {found[:16]}…, not {expected[:16]}…"], ""
+    if actual != expected:
+        return [f"{path}: sha256 is {actual[:16]}…, not {expected[:16]}…"], ""
     return [], f"{expected[:16]}…"
 
 
@@ -201,8 +201,8 @@ def data(run: Run, meta: dict[str, Any], ledger: Ledger) -> tuple[list[str], str
         return ["the ledger says that this checkpoint was given up by a rewind"], ""
     if meta["samples"] > run.curriculum.samples:
         return [f"the curriculum ends at sample {run.curriculum.samples:,}"], ""
-    done = takewhile(lambda step: step.number < meta["step"], run.steps())
-    now = chain(Order(run.curriculum), done, passed=ledger.why).hex()
+    steps = takewhile(lambda step: step.number < meta["step"], run.steps())
+    now = chain(Order(run.curriculum), steps, passed=ledger.why).hex()
     if now != meta["chain"]:
         return [f"the hash chain is {meta['chain']}, curriculum and ledger make {now}: the model has seen other data, "
                 f"or in another order"], ""
@@ -220,8 +220,8 @@ def shards(run: Run, deep: bool) -> tuple[list[str], str]:
             pinned = shard_set(run, stream)
             count += len(pinned.manifest.shards)
             if deep:
-                found = damaged(pinned) if run.source else verify(run.store / stream.train, stream.sha256)
-                wrong += [f"{stream.name}: {line}" for line in found]
+                lines = damaged(pinned) if run.source else verify(run.store / stream.train, stream.sha256)
+                wrong += [f"{stream.name}: {line}" for line in lines]
         except ShardError as error:
             wrong.append(str(error))
     return wrong, f"{len(run.curriculum.streams)} pinned sets, {count} shards" + \
@@ -249,8 +249,8 @@ def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
     samples = run.sample_at(step)
     tokens = np.zeros(len(order.names), np.int64)
     for p, phase in enumerate(phases):
-        done = min(max(samples - phase.start, 0), phase.samples)
-        tokens += np.array(counts(done, order.weights[p])) * phase.sequence
+        samples_read = min(max(samples - phase.start, 0), phase.samples)
+        tokens += np.array(counts(samples_read, order.weights[p])) * phase.sequence
     ranges = passed(ledger, step)
     for first, stop, _ in ranges:
         at = order.locate(run.sample_at(first - 1), run.sample_at(stop - 1))
@@ -304,13 +304,13 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    wanted = pa.array(ids, pa.string())
+    listed = pa.array(ids, pa.string())
     for shard, offset in enumerate(shards.offsets[:-1]):
         begin = offset
         with shards.table(shard) as table:
             for batch in table.iter_batches(columns=["end", "id"]):
                 ends = batch.column("end").to_numpy().astype(np.int64) + offset
-                for i in np.flatnonzero(pc.is_in(batch.column("id"), value_set=wanted).to_numpy(zero_copy_only=False)):
+                for i in np.flatnonzero(pc.is_in(batch.column("id"), value_set=listed).to_numpy(zero_copy_only=False)):
                     yield batch.column("id")[i].as_py(), int(ends[i - 1]) if i else begin, int(ends[i])
                 begin = int(ends[-1]) if len(ends) else begin
 
