@@ -123,7 +123,7 @@ def simulate(partitions: int) -> Callable[[], float]:
         "/nowhere", ((f"crawl-{i:06d}.warc.gz", 4 << 30, "1", "", "") for i in range(-(-partitions // SPLITS))))
     run_module.collect_garbage = lambda log: Swept(0, 0, {})
     run_module.is_published = published
-    samples._looked_through = lambda node, name: []
+    samples._searched = lambda node, name: []
     sampled.PARTS = 0
     return lambda: spent[0]
 

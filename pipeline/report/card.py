@@ -1,7 +1,7 @@
 """Writes report.md: a dataset card for the corpus of a run, with the front matter that the Hugging Face hub reads.
 
-Every statement follows from report.json; what is not known is left out of the front matter and said to be unknown in
-the text. The card has no text of any document in it.
+Every statement follows from report.json. A fact that report.json does not have is left out of the front matter, and the
+text says that it is not known. The card does not contain the text of any document.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.report.totals import distinct, shared
 
 #: a language is named in the front matter if it has at least this share of the documents
 LANGUAGE_SHARE = 0.01
-#: characters of the name
+#: most characters of the title
 LONGEST_NAME = 100
 _CODE = re.compile(r"([a-z]{2,3})(?:[_-][A-Za-z0-9]{2,8})*")
 #: the hub's categories of size: fewer documents than the bound

@@ -17,7 +17,7 @@ ROWS, NAMES, RECIPE_LINES = 50, 20, 400
 #: or unreadable records of more than SMALL
 DOMINANT, SMALL = 0.5, 0.01
 
-#: where final datasets share a source
+#: sentence for a corpus in which several final datasets have documents of the same source
 IN_SEVERAL = "Documents may be in several of these datasets, and then count in each."
 
 Report = Mapping[str, Any]
@@ -26,8 +26,8 @@ Report = Mapping[str, Any]
 def listed(names: Iterable[str]) -> str:
     """Names in a sentence, the first NAMES of them."""
     all_names = list(names)
-    left = len(all_names) - NAMES
-    return ", ".join(map(plain, all_names[:NAMES])) + (f" and {left:,} more" if left > 0 else "")
+    omitted = len(all_names) - NAMES
+    return ", ".join(map(plain, all_names[:NAMES])) + (f" and {omitted:,} more" if omitted > 0 else "")
 
 
 def share(part: float, whole: float) -> str:
@@ -36,8 +36,8 @@ def share(part: float, whole: float) -> str:
 
 def more(rows: Sequence[Any], what: str) -> list[str]:
     """The sentence under a table that was cut to its top."""
-    left = len(rows) - ROWS
-    return [f"The largest {ROWS} are shown; {plural(left, what)} more in `report.json`.", ""] if left > 0 else []
+    omitted = len(rows) - ROWS
+    return [f"The largest {ROWS} are shown; {plural(omitted, what)} more in `report.json`.", ""] if omitted > 0 else []
 
 
 def language_counts(document: Report) -> dict[str, int]:
@@ -109,15 +109,15 @@ def drops(document: Report) -> list[str]:
     for dataset in document["names"]["datasets"]:
         section = document["datasets"][dataset]
         judged = section["docs"] + sum(r["docs"] for r in section["reasons"])
-        lost = [(r["stage"], r["reason"], r["docs"], share(r["docs"], judged)) for r in section["reasons"]]
-        lost += [("quarantine", reason, docs, "–") for reason, docs in
+        rows = [(r["stage"], r["reason"], r["docs"], share(r["docs"], judged)) for r in section["reasons"]]
+        rows += [("quarantine", reason, docs, "–") for reason, docs in
                  sorted(section["quarantined"].items(), key=lambda item: (-item[1], item[0]))]
         failed = sum(section["quarantined"].values())
         lines += [f"**{plain(dataset)}** kept {section['docs']:,} of {plural(judged, 'document')} that were judged "
                   f"({share(section['docs'], judged)}){f'; {failed:,} more were quarantined' if failed else ''}.", ""]
         lines += table(["step", "reason", "documents", "share of the judged"],
-                       [[plain(stage), plain(reason), f"{docs:,}", of] for stage, reason, docs, of in lost[:ROWS]], 2)
-        lines += more(lost, "reason")
+                       [[plain(stage), plain(reason), f"{docs:,}", of] for stage, reason, docs, of in rows[:ROWS]], 2)
+        lines += more(rows, "reason")
     totals = document["totals"]
     bad = sum(totals["unreadable"].values())
     if bad or totals["bad_files"]:
@@ -145,9 +145,11 @@ def duplicates(document: Report) -> list[str]:
         return [*lines, "No step of the recipe removes duplicates.", ""]
     rows = []
     for dup in document["duplicates"][:ROWS]:
-        gone, of = sum(n for by in dup["removed"].values() for n in by.values()), sum(dup["looked_at"].values())
+        removed = sum(n for by in dup["removed"].values() for n in by.values())
+        compared = sum(dup["looked_at"].values())
         largest = f"{dup['max_cluster']:,}" if dup.get("max_cluster") is not None else "–"
-        rows.append([plain(dup["dataset"]), plain(dup["step"]), f"{of:,}", f"{gone:,}", share(gone, of), largest])
+        rows.append([plain(dup["dataset"]), plain(dup["step"]), f"{compared:,}", f"{removed:,}",
+                     share(removed, compared), largest])
     return [*lines, *table(["dataset", "step", "compared", "removed", "share", "largest cluster"], rows, 2),
             *more(document["duplicates"], "deduplication")]
 
@@ -186,7 +188,7 @@ def licences(document: Report) -> list[str]:
 
 
 def contamination(document: Report) -> list[str]:
-    """What is known of documents that hold test data: only what steps have found."""
+    """How many documents were removed because they contain test data of benchmarks, or resemble held-out documents."""
     lines = ["## Contamination", ""]
     sentences = [
         f"{plain(dataset)}: {plain(r['stage'])} removed {plural(r['docs'], 'document')} ({plain(r['reason'])})."
@@ -249,33 +251,35 @@ def reproduce(document: Report, recipe: Mapping[str, Any]) -> list[str]:
 
 def limitations(document: Report, recipe: Mapping[str, Any]) -> list[str]:
     """Limitations that follow from the figures, then the warnings of the run."""
-    totals, docs, said = document["totals"], kept_docs(document), []
+    totals, docs, sentences = document["totals"], kept_docs(document), []
     if totals["kept_bytes"]:
-        said += [f"{share(row['kept_bytes'], totals['kept_bytes'])} of the text is from the source {plain(name)}."
+        sentences += [f"{share(row['kept_bytes'], totals['kept_bytes'])} of the text is from the source {plain(name)}."
                  for name, row in totals["by_source"].items()
                  if len(totals["by_source"]) > 1 and row["kept_bytes"] > DOMINANT * totals["kept_bytes"]]
     empty = [name for name, row in totals["by_source"].items() if row["read"] and not row["kept"]]
     if empty:
-        said.append(f"Nothing was kept of {listed(empty)}.")
+        sentences.append(f"Nothing was kept of {listed(empty)}.")
     counts = language_counts(document)
     if any(counts) and counts.get("", 0) > SMALL * docs:
-        said.append(f"The language of {share(counts[''], docs)} of the documents is not known.")
+        sentences.append(f"The language of {share(counts[''], docs)} of the documents is not known.")
     if sum(totals["unreadable"].values()) > SMALL * totals["records"]:
-        said.append(f"{share(sum(totals['unreadable'].values()), totals['records'])} of the records could not be read.")
+        sentences.append(f"{share(sum(totals['unreadable'].values()), totals['records'])} of the records could not be "
+                         f"read.")
     unstated = docs - sum(licence_counts(document).values())
     if unstated:
-        said.append(f"The licence of {share(unstated, docs)} of the documents is not known.")
+        sentences.append(f"The licence of {share(unstated, docs)} of the documents is not known.")
     if recipe and (bare := unscrubbed(recipe, document["names"]["final"])):
-        said.append(f"Personal data was left as it is in the documents of {listed(bare)}.")
+        sentences.append(f"Personal data was left as it is in the documents of {listed(bare)}.")
     if not document["duplicates"]:
-        said.append("Duplicates were not removed.")
-    said += [f"{plain(dup['step'])} removed {share(a['removed'], a['of'])} of the documents of {plain(a['source'])}; "
-             "look at its samples." for dup in document["duplicates"] for a in dup["alarms"]][:NAMES]
-    again = sorted({row["stream"] for row in document["mixture"] if row["repeats_from"] is not None})
-    if again:
-        said.append(f"The curriculum reads {listed(again)} more than once.")
-    lines = ["## Limitations", "", *(f"- {line}" for line in said)]
+        sentences.append("Duplicates were not removed.")
+    sentences += [f"{plain(dup['step'])} removed {share(alarm['removed'], alarm['of'])} of the documents of "
+                  f"{plain(alarm['source'])}; look at its samples."
+                  for dup in document["duplicates"] for alarm in dup["alarms"]][:NAMES]
+    repeated = sorted({row["stream"] for row in document["mixture"] if row["repeats_from"] is not None})
+    if repeated:
+        sentences.append(f"The curriculum reads {listed(repeated)} more than once.")
+    lines = ["## Limitations", "", *(f"- {line}" for line in sentences)]
     warnings = document["warnings"]
     lines += [f"- {plain(warning)}" for warning in warnings[:ROWS]]
     lines += [f"- {plural(len(warnings) - ROWS, 'warning')} more in `report.json`"] if len(warnings) > ROWS else []
-    return [*lines, ""] if said or warnings else [*lines, "None that follow from the figures.", ""]
+    return [*lines, ""] if sentences or warnings else [*lines, "None that follow from the figures.", ""]

@@ -103,6 +103,6 @@ def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> El
 
 def scores(values: Sequence[tuple[float, float, int]], color: int, *, label: str) -> Element:
     """A chart of documents by score. Each value is (lowest score, highest score, documents), in ascending order."""
-    named = [(digits(low) if low else "0", docs, f"{digits(low)} to {digits(high)}: {plural(docs, 'document')}")
+    bar_values = [(digits(low) if low else "0", docs, f"{digits(low)} to {digits(high)}: {plural(docs, 'document')}")
              for low, high, docs in values]
-    return bars(named, color, label=label)
+    return bars(bar_values, color, label=label)

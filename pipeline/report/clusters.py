@@ -24,16 +24,17 @@ from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
 from stages.scrub.pii import scrub_text
 
-#: groups that are shown of a barrier, removed documents that are shown of a group
+#: most groups shown for a barrier (here: a deduplication), most removed documents shown for a group
 LARGEST, MEMBERS = 4, 2
-#: pairs of sources that are listed
+#: most pairs of sources that are listed
 PAIRS = 40
-#: at most this many characters of two texts, and words from where they part, are compared; words shown around a
-#: difference and in all
+#: of two texts, at most CHARS characters are read, and at most WORDS words after their first difference are compared.
+#: AROUND words are shown on each side of a difference, SHOWN words in all
 CHARS, WORDS, AROUND, SHOWN = 1 << 15, 1500, 6, 160
-#: characters at the end of a text that was cut, which are left out; characters shown of a word
+#: number of characters left out at the end of a text that was cut; most characters shown of a word
 MARGIN, WORD = 512, 80
-#: words of more characters in the mean are no words; characters shown for each word that would be
+#: texts whose words have more than LONG characters on average are in a script without spaces; they are compared by
+#: characters, and LETTERS characters count as one word
 LONG, LETTERS = 15, 5
 
 COLUMNS = ["id", "url", "source", "text", "meta", "locator"]
@@ -51,11 +52,11 @@ def cluster_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str,
     removed = _removed(appliers, step)
     groups: Counter[str] = Counter()
     sources: Counter[tuple[str, str]] = Counter()
-    read = 0
+    rows_read = 0
     for _, _, _, source, kept in _rows(store, removed, step):
         groups[kept] += 1
         sources[source, kept] += 1
-        read += 1
+        rows_read += 1
     total = sum(n for node in appliers for by in node.counters.get("stages", {}).get(f"barrier:{step}", {}).get(
         "dropped", {}).values() for n in by.values())
     texts = {info.path: (key, info) for node in appliers for key, info in _texts(node, nodes)}
@@ -69,14 +70,14 @@ def cluster_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str,
     sizes = Counter((docs + 1).bit_length() - 1 for docs in groups.values())
     components = barrier.counters.get("clusters", {}).get("cluster_sizes")
     return {
-        "barrier": barrier.name, "step": step, "read": {"docs": read, "of": total, "exact": read == total},
+        "barrier": barrier.name, "step": step, "read": {"docs": rows_read, "of": total, "exact": rows_read == total},
         "groups": len(groups), "sizes": {str(b): n for b, n in sorted(sizes.items())},
         **({"components": components} if components else {}),
         "largest": [_group(store, step, kept, docs + 1, removed, kept_files, places.get(kept))
                     for kept, docs in largest],
         "pairs": [{"removed": one, "kept": other, "docs": docs} for (one, other), docs in
                   sorted(pairs.items(), key=lambda p: (-p[1], p[0]))[:PAIRS]],
-        "unknown": read - sum(pairs.values())}
+        "unknown": rows_read - sum(pairs.values())}
 
 
 def _removed(appliers: list[Node], step: str) -> list[FileInfo]:
@@ -104,8 +105,9 @@ def _rows(store: Store, files: list[FileInfo], step: str) -> Iterator[tuple[int,
 
 
 def _texts(node: Node, nodes: list[Node]) -> list[tuple[str, FileInfo]]:
-    """Files with documents that a pass kept, with the keys of their tasks: PARTS at most, those with the smallest keys.
-    For a pass that wrote row sets, those of each pass before it."""
+    """Return (key of the task, file) for files with the texts of documents that a pass kept. At most PARTS files are
+    returned, those of the tasks with the smallest keys. Some passes write no texts, but only lists of the rows that are
+    gone (row sets); for these, the files of the passes before them are returned."""
     if "gone.parquet" not in node.writes:
         return [(record.key, info) for record in node.choose(sampled.PARTS)
                 if (info := record.files["kept.parquet"]).rows]
@@ -141,13 +143,13 @@ def _group(store: Store, step: str, kept: str, size: int, removed: list[FileInfo
                                         if of == kept))
     rows = rows_at(store, removed, members, COLUMNS)
     twin = next(iter(rows_at(store, kept_files, [place], COLUMNS).values())) if place else None
-    shown = []
+    members_shown = []
     for member in members:
         row = rows[member]
         excerpt = sample(row, step)
         excerpt["similarity"] = (json.loads(row["meta"])[step] or {}).get("similarity")
-        shown.append({**excerpt, "diff": difference(twin["text"], row["text"]) if twin else None})
-    return {"kept_id": kept, "size": size, "kept": sample(twin) if twin else None, "removed": shown}
+        members_shown.append({**excerpt, "diff": difference(twin["text"], row["text"]) if twin else None})
+    return {"kept_id": kept, "size": size, "kept": sample(twin) if twin else None, "removed": members_shown}
 
 
 def difference(kept: str, removed: str) -> list[list[str]]:
@@ -155,56 +157,58 @@ def difference(kept: str, removed: str) -> list[list[str]]:
     "kept" (only there), "removed" (only there) and "cut" (words that are left out). The texts are scrubbed before they
     are compared. For equal texts there is one entry, the beginning. Texts in a script without spaces are compared by
     characters."""
-    a, b = (_words(text) for text in (kept, removed))
+    kept_words, removed_words = (_words(text) for text in (kept, removed))
     around, most, gap = AROUND, SHOWN, " "
-    if sum(map(len, a + b)) > LONG * len(a + b):
-        a, b = list(" ".join(a)), list(" ".join(b))
+    if sum(map(len, kept_words + removed_words)) > LONG * len(kept_words + removed_words):
+        kept_words, removed_words = list(" ".join(kept_words)), list(" ".join(removed_words))
         around, most, gap = AROUND * LETTERS, SHOWN * LETTERS, ""
 
-    def shown(words: list[str]) -> str:
+    def joined_words(words: list[str]) -> str:
         return gap.join(map(_short, words))
 
-    if a == b:
-        return [["both", shown(a[:most // 2])], *([["cut", ""]] if len(a) > most // 2 else [])]
+    if kept_words == removed_words:
+        return [["both", joined_words(kept_words[:most // 2])], *([["cut", ""]] if len(kept_words) > most // 2 else [])]
     out: list[list[str]] = []
-    left = most
-    codes = _opcodes(a, b)
+    remaining = most
+    codes = _opcodes(kept_words, removed_words)
     for place, (kind, i, j, k, m) in enumerate(codes):
-        if left <= 0:
+        if remaining <= 0:
             out.append(["cut", ""])
             break
         if kind == "equal":
             head, tail = (0 if place == 0 else around), (0 if place == len(codes) - 1 else around)
             if j - i <= head + tail:
-                out.append(["both", shown(a[i:j])])
+                out.append(["both", joined_words(kept_words[i:j])])
             else:
-                out += [["both", shown(a[i:i + head])], ["cut", ""],
-                        ["both", shown(a[j - tail:j] if tail else [])]]
-            left -= min(j - i, head + tail)
+                out += [["both", joined_words(kept_words[i:i + head])], ["cut", ""],
+                        ["both", joined_words(kept_words[j - tail:j] if tail else [])]]
+            remaining -= min(j - i, head + tail)
             continue
-        for word, some in (("kept", a[i:j]), ("removed", b[k:m])):
-            if some:
-                out.append([word, shown(some[:most // 4])])
-                if len(some) > most // 4:
+        for word, words in (("kept", kept_words[i:j]), ("removed", removed_words[k:m])):
+            if words:
+                out.append([word, joined_words(words[:most // 4])])
+                if len(words) > most // 4:
                     out.append(["cut", ""])
-                left -= min(len(some), most // 4)
+                remaining -= min(len(words), most // 4)
     return [entry for entry in out if entry[0] == "cut" or entry[1]]
 
 
-def _opcodes(a: list[str], b: list[str]) -> list[tuple[str, int, int, int, int]]:
-    """The opcodes of `SequenceMatcher`. Between the common beginning and the common end, WORDS are compared."""
-    least = min(len(a), len(b))
-    same = next((n for n in range(least) if a[n] != b[n]), least)
-    end = next((n for n in range(least - same) if a[-1 - n] != b[-1 - n]), least - same)
-    one, two = a[same:len(a) - end], b[same:len(b) - end]
+def _opcodes(kept_words: list[str], removed_words: list[str]) -> list[tuple[str, int, int, int, int]]:
+    """The opcodes of `SequenceMatcher` for two lists of words. The common beginning and end are found directly; of the
+    words between them, only the first WORDS are compared."""
+    least = min(len(kept_words), len(removed_words))
+    same = next((n for n in range(least) if kept_words[n] != removed_words[n]), least)
+    end = next((n for n in range(least - same) if kept_words[-1 - n] != removed_words[-1 - n]), least - same)
+    kept_middle, removed_middle = kept_words[same:len(kept_words) - end], removed_words[same:len(removed_words) - end]
     codes: list[tuple[str, int, int, int, int]] = [("equal", 0, same, 0, same)] if same else []
-    middle = SequenceMatcher(None, one[:WORDS], two[:WORDS], autojunk=False).get_opcodes()
-    if max(len(one), len(two)) > WORDS:
+    middle = SequenceMatcher(None, kept_middle[:WORDS], removed_middle[:WORDS], autojunk=False).get_opcodes()
+    if max(len(kept_middle), len(removed_middle)) > WORDS:
         if len(middle) > 1 and middle[-1][0] != "equal":
-            middle.pop()                            # what the other text has beyond WORDS
+            middle.pop()                            # a difference at the end may only be the limit WORDS
         end = 0
     codes += [(kind, i + same, j + same, k + same, m + same) for kind, i, j, k, m in middle]
-    return [*codes, *([("equal", len(a) - end, len(a), len(b) - end, len(b))] if end else [])]
+    tail = ("equal", len(kept_words) - end, len(kept_words), len(removed_words) - end, len(removed_words))
+    return [*codes, *([tail] if end else [])]
 
 
 def _short(word: str) -> str:
@@ -215,7 +219,7 @@ def _words(text: str) -> list[str]:
     head = scrub_text(text[:CHARS])
     if len(text) > CHARS:
         head = head[:-MARGIN]                       # the end may be half an address, which scrubbing would miss
-        whole = head.rsplit(None, 1)
-        if len(whole) == 2 and len(whole[1]) <= MARGIN:
-            head = whole[0]
+        split = head.rsplit(None, 1)
+        if len(split) == 2 and len(split[1]) <= MARGIN:
+            head = split[0]
     return head.split()

@@ -23,7 +23,7 @@ from pipeline.report.course import losses, mixture_course
 from pipeline.report.documents import dataset_section, duplicate_section, funnel, source_section
 from pipeline.report.domains import domain_section
 from pipeline.report.graph import graph
-from pipeline.report.made import made
+from pipeline.report.made import made_section
 from pipeline.report.nodes import Node
 from pipeline.report.order import order_quality
 from pipeline.report.samples import kept_samples
@@ -99,7 +99,8 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
     tokens = token_counts(store, nodes)
     curriculum = curriculum_of(store, run)
     document = {
-        "version": VERSION, "run": run, "recipe": plan["recipe"], "about": plan["about"], "made": made(store, run),
+        "version": VERSION, "run": run, "recipe": plan["recipe"], "about": plan["about"],
+        "made": made_section(store, run),
         "missing_records": sum(n["tasks"] for n in plan["nodes"]) - sum(n.tasks for n in nodes),
         "names": names(plan, passes, tokens),
         "sources": {name: source_section(name, info, passes) for name, info in plan["sources"].items()},

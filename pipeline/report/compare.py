@@ -1,9 +1,10 @@
 """Compares two runs, of one store or of two: their recipes by key, the figures of their reports, and the documents that
-changed sides.
+one run treated differently from the other.
 
-What each run made is compared, not what is published now: a dataset may have been published again since. The parts are
-found by the tasks that the run lists (`runs/RUN/tasks.parquet`) and the records of these tasks in the log. Parts that
-cannot be read any more are counted in `missing`; figures come from report.json, which needs no part.
+The comparison reads the parts (files of documents) that each run itself made, not the published ones, because a later
+run may have published a dataset again. It finds the parts by the tasks that the run lists (`runs/RUN/tasks.parquet`)
+and the records of these tasks in the log. Parts that cannot be read any more are counted in `missing`. The figures come
+from report.json and need no part.
 
 The result is JSON; docs/cli.md describes it. Texts, URLs and paths of examples are scrubbed
 (`pipeline.report.samples`).
@@ -30,7 +31,7 @@ from pipeline.report.made import masked_root
 from pipeline.report.moved import CHANGES, DROPPED, QUARANTINED, Moved, Side, compare_documents
 from pipeline.report.nodes import Node, take
 from pipeline.report.recipe_diff import compare_recipes
-from pipeline.report.samples import excerpt, parting, sample, shown
+from pipeline.report.samples import excerpt, masked_address, parting, sample
 from pipeline.report.side_by_side import compare_figures
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
@@ -129,7 +130,7 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _notes(before: Run, after: Run, documents: dict[str, Any], only: list[list[str]]) -> list[str]:
-    """What a reader has to know before the figures."""
+    """Sentences about limits of the comparison: unreadable recipes and parts, and datasets that only one run has."""
     notes = []
     for run, key in ((before, "before"), (after, "after")):
         if not run.recipe:
@@ -165,8 +166,8 @@ def _groups(moved: Moved) -> list[dict[str, Any]]:
     """The documents that changed by change and reasons, the most frequent first; each with its sources."""
     sources: dict[tuple[str, Any, Any], dict[str, int]] = {}
     for (*key, source), n in sorted(moved.groups.items(), key=lambda item: item[0][-1]):
-        of = sources.setdefault((key[0], key[1], key[2]), {})
-        of[source] = of.get(source, 0) + n
+        by_source = sources.setdefault((key[0], key[1], key[2]), {})
+        by_source[source] = by_source.get(source, 0) + n
     rows = [{"change": change, "before": _fate(before), "after": _fate(after), "docs": sum(by.values()), "sources": by}
             for (change, before, after), by in sources.items()]
     return sorted(rows, key=lambda r: (CHANGES.index(r["change"]), -r["docs"], json.dumps([r["before"], r["after"]])))
@@ -180,13 +181,13 @@ def _examples(change: str, pairs: list[tuple[np.void | None, np.void | None]],
               sides: tuple[Side, Side]) -> Iterator[dict[str, Any]]:
     for pair in pairs:
         rows = [None if fact is None else _row(side, fact) for side, fact in zip(sides, pair)]
-        shows = [None if row is None else _shown(row, side) for side, row in zip(sides, rows)]
-        if change == "changed_text" and rows[0] and rows[1] and shows[0] and shows[1]:
-            shows[0]["excerpt"], shows[1]["excerpt"] = parting(rows[0]["text"], rows[1]["text"])
-        known = [show["decided"]["distance"] for show in shows if show and show["decided"]]
-        head = shows[1] or shows[0] or {}
-        yield {"id": head["id"], "source": head["source"], "distance": min(known, default=None),
-               "before": shows[0], "after": shows[1]}
+        excerpts = [None if row is None else _example_side(row, side) for side, row in zip(sides, rows)]
+        if change == "changed_text" and rows[0] and rows[1] and excerpts[0] and excerpts[1]:
+            excerpts[0]["excerpt"], excerpts[1]["excerpt"] = parting(rows[0]["text"], rows[1]["text"])
+        distances = [show["decided"]["distance"] for show in excerpts if show and show["decided"]]
+        head = excerpts[1] or excerpts[0] or {}
+        yield {"id": head["id"], "source": head["source"], "distance": min(distances, default=None),
+               "before": excerpts[0], "after": excerpts[1]}
 
 
 def _row(side: Side, fact: np.void) -> dict[str, Any]:
@@ -197,12 +198,12 @@ def _row(side: Side, fact: np.void) -> dict[str, Any]:
     return {**take(side.store, FileInfo(path, 0, sha256, ""), [row], columns)[row], "fate": fate}
 
 
-def _shown(row: dict[str, Any], side: Side) -> dict[str, Any]:
+def _example_side(row: dict[str, Any], side: Side) -> dict[str, Any]:
     """A document as it may be shown: scrubbed, and cut to an excerpt."""
     stage, reason = row.get("stage") or "", row.get("reason") or ""
     if row["fate"] == QUARANTINED:
         return {"fate": row["fate"], "stage": stage, "reason": reason, "id": row["id"], "source": row["source"],
-                "url": "", "file": shown(row["file"]), "chars": None, "excerpt": excerpt(row["detail"] or ""),
+                "url": "", "file": masked_address(row["file"]), "chars": None, "excerpt": excerpt(row["detail"] or ""),
                 "decided": None}
     decided = side.margins.decided(row) if row["fate"] == DROPPED else None
     return {"fate": row["fate"], "stage": stage, "reason": reason, **sample(row, stage), "decided": decided}

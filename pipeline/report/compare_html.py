@@ -46,10 +46,10 @@ def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         section, *path = row["path"]
         *names, what = path or [""]
         if section == "datasets":
-            wanted = what in ("docs", "bytes") and (len(names) == 1 or (len(names) == 3 and names[1] == "kept"))
+            is_overview = what in ("docs", "bytes") and (len(names) == 1 or (len(names) == 3 and names[1] == "kept"))
         else:
-            wanted = section == "tokens" and what in ("docs", "tokens", "val_tokens")
-        if wanted:
+            is_overview = section == "tokens" and what in ("docs", "tokens", "val_tokens")
+        if is_overview:
             out.append({**row, "name": " · ".join([*names[:1], *names[2:]]),
                         "what": {"docs": "documents", "val_tokens": "held-out tokens"}.get(what, what)})
     return out
@@ -58,17 +58,18 @@ def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> list[dict[str, Any]]:
     """The other figures that differ, by section of the report: {title, rows, left_out, equal}. Of more than `most` rows
     those with the largest relative difference are kept. `brief`: without measured figures of DETAILED sections."""
-    seen = {tuple(row["path"]) for row in overview(document)}
-    by: dict[str, list[dict[str, Any]]] = {}
+    in_overview = {tuple(row["path"]) for row in overview(document)}
+    by_section: dict[str, list[dict[str, Any]]] = {}
     for row in document["figures"]:
-        if tuple(row["path"]) not in seen:
-            by.setdefault(row["path"][0], []).append(row)
+        if tuple(row["path"]) not in in_overview:
+            by_section.setdefault(row["path"][0], []).append(row)
     out = []
-    for name in [*(name for name in TITLES if name in by), *(name for name in by if name not in TITLES)]:
-        different = [row for row in by[name] if row["before"] != row["after"]]
-        shown = cut([row for row in different if not (brief and row["measured"] and name in DETAILED)], most)
-        out.append({"title": TITLES.get(name, name.replace("_", " ")), "rows": shown,
-                    "left_out": len(different) - len(shown), "equal": len(by[name]) - len(different)})
+    for name in [*(name for name in TITLES if name in by_section),
+                 *(name for name in by_section if name not in TITLES)]:
+        different = [row for row in by_section[name] if row["before"] != row["after"]]
+        largest = cut([row for row in different if not (brief and row["measured"] and name in DETAILED)], most)
+        out.append({"title": TITLES.get(name, name.replace("_", " ")), "rows": largest,
+                    "left_out": len(different) - len(largest), "equal": len(by_section[name]) - len(different)})
     return [section for section in out if section["rows"]]
 
 
@@ -139,14 +140,14 @@ def _lengths(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     bins: dict[str, dict[str, dict[str, int]]] = {}
     for row in document["figures"]:
         if row["path"][0] == "datasets" and row["path"][2:3] == ["lengths"]:
-            of = bins.setdefault(row["path"][1], {"before": {}, "after": {}})
-            for side in of:
-                of[side][row["path"][-1]] = of[side].get(row["path"][-1], 0) + (row[side] or 0)
+            sides = bins.setdefault(row["path"][1], {"before": {}, "after": {}})
+            for side in sides:
+                sides[side][row["path"][-1]] = sides[side].get(row["path"][-1], 0) + (row[side] or 0)
     out = []
-    for name, of in bins.items():
-        if of["before"] != of["after"]:
-            used = [int(number) for number in {**of["before"], **of["after"]}]
+    for name, sides in bins.items():
+        if sides["before"] != sides["after"]:
+            used = [int(number) for number in {**sides["before"], **sides["after"]}]
             out.append({"dataset": name, **{side: Markup(charts.lengths(
                 counts, color, low=min(used), high=max(used), label=f"lengths of the documents of {name}, {side}"))
-                for (side, counts), color in zip(of.items(), (1, 0))}})
+                for (side, counts), color in zip(sides.items(), (1, 0))}})
     return out

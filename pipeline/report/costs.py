@@ -17,10 +17,10 @@ def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
     of a task in MB."""
     rows = []
     for node in passes:
-        read = node.counters.get("in", {}).values()
-        docs = sum(s["docs"] for s in read)
+        inputs = node.counters.get("in", {}).values()
+        docs = sum(s["docs"] for s in inputs)
         rows.append({"pass": node.name, "tasks": node.tasks, "docs": docs,
-                     "bytes": sum(s["bytes"] for s in read), "cpu_s": node.cpu_s, "wall_s": node.wall_s,
+                     "bytes": sum(s["bytes"] for s in inputs), "cpu_s": node.cpu_s, "wall_s": node.wall_s,
                      "docs_per_core_s": docs / node.wall_s if node.wall_s > 1e-6 else None,
                      "max_rss_mb": node.max_rss_mb})
     return rows

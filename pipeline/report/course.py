@@ -13,9 +13,9 @@ from pipeline.store.fs import Store
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import counts
 
-#: stretches of the run whose mixture is given, about
+#: approximate number of stretches into which the run is divided; the report gives the mixture of each
 STRETCHES = 48
-#: most steps and evaluations whose losses are kept; of more, every n-th one is
+#: when a training has at least 2 · POINTS steps (or evaluations), the report has only every n-th of them
 POINTS = 240
 #: the beginning of a line of metrics.jsonl, which says whether the rest has to be read
 _HEAD = re.compile(rb'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
@@ -27,23 +27,24 @@ def mixture_course(curriculum: Curriculum | None) -> dict[str, Any] | None:
     two phases, and each phase has at least two."""
     if curriculum is None or not curriculum.tokens:
         return None
-    at, phases = [0], []
-    streams: dict[str, dict[str, list[float]]] = {s.name: {"planned": [], "realised": []} for s in curriculum.streams}
+    ends, phases = [0], []
+    streams: dict[str, dict[str, list[float]]] = {stream.name: {"planned": [], "realised": []}
+                                                  for stream in curriculum.streams}
     for phase in curriculum.phases:
-        begin = at[-1]
-        weights = [phase.weights.get(s.name, 0) for s in curriculum.streams]
+        begin = ends[-1]
+        weights = [phase.weights.get(stream.name, 0) for stream in curriculum.streams]
         pieces = min(phase.samples, max(2, round(STRETCHES * phase.tokens / curriculum.tokens)))
-        before, done = [0] * len(weights), 0
+        drawn_before, start = [0] * len(weights), 0
         for piece in range(pieces):
             stop = phase.samples * (piece + 1) // pieces
-            got = counts(stop, weights)
-            for s, stream in enumerate(curriculum.streams):
-                streams[stream.name]["planned"].append((stop - done) * weights[s] / sum(weights) * phase.sequence)
-                streams[stream.name]["realised"].append((got[s] - before[s]) * phase.sequence)
-            at.append(begin + stop * phase.sequence)
-            before, done = got, stop
-        phases.append({"name": phase.name, "from": begin, "to": at[-1]})
-    return {"at": at, "phases": phases, "streams": streams}
+            drawn = counts(stop, weights)
+            for number, stream in enumerate(curriculum.streams):
+                streams[stream.name]["planned"].append((stop - start) * weights[number] / sum(weights) * phase.sequence)
+                streams[stream.name]["realised"].append((drawn[number] - drawn_before[number]) * phase.sequence)
+            ends.append(begin + stop * phase.sequence)
+            drawn_before, start = drawn, stop
+        phases.append({"name": phase.name, "from": begin, "to": ends[-1]})
+    return {"at": ends, "phases": phases, "streams": streams}
 
 
 def losses(store: Store, run: str) -> dict[str, Any] | None:
@@ -53,18 +54,18 @@ def losses(store: Store, run: str) -> dict[str, Any] | None:
     path = f"runs/{run}/train/metrics.jsonl"
     if not store.exists(path):
         return None
-    kept = {"step": _Thinned(), "eval": _Thinned()}
+    thinned = {"step": _Thinned(), "eval": _Thinned()}
     for event, step, text in _lines(store, path):
         if event in ("start", "resume", "rewind"):
-            for points in kept.values():
+            for points in thinned.values():
                 points.undo(-1 if event == "start" else step)
-        elif event in kept and kept[event].wants():
+        elif event in thinned and thinned[event].wants():
             try:
                 line = json.loads(text)
             except json.JSONDecodeError:
                 continue
-            kept[event].add(step, line)
-    steps, evals = ([_point(line) for line in kept[event].lines()] for event in ("step", "eval"))
+            thinned[event].add(step, line)
+    steps, evals = ([_point(line) for line in thinned[event].lines()] for event in ("step", "eval"))
     return {"steps": [p for p in steps if p], "evals": [p for p in evals if p]} if steps or evals else None
 
 
@@ -77,29 +78,29 @@ def _lines(store: Store, path: str) -> Iterator[tuple[str, int, bytes]]:
 
 
 class _Thinned:
-    """Lines of one event. When there are too many, every second one is dropped, and of later ones every n-th is
-    taken."""
+    """Holds fewer than 2 · POINTS lines of one event, evenly spread over the file. When it is full, it drops every
+    second line, and from then on accepts only every n-th new line (n doubles each time)."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[int, dict[str, Any]]] = []
-        self._every, self._seen = 1, 0
+        self._entries: list[tuple[int, dict[str, Any]]] = []
+        self._every, self._offered = 1, 0
 
     def wants(self) -> bool:
-        self._seen += 1
-        return (self._seen - 1) % self._every == 0
+        self._offered += 1
+        return (self._offered - 1) % self._every == 0
 
     def add(self, step: int, line: dict[str, Any]) -> None:
-        self._kept.append((step, line))
-        if len(self._kept) >= 2 * POINTS:
-            self._kept = self._kept[::2]
+        self._entries.append((step, line))
+        if len(self._entries) >= 2 * POINTS:
+            self._entries = self._entries[::2]
             self._every *= 2
 
     def undo(self, step: int) -> None:
         """Drop the lines of steps after `step`."""
-        self._kept = [entry for entry in self._kept if entry[0] <= step]
+        self._entries = [entry for entry in self._entries if entry[0] <= step]
 
     def lines(self) -> list[dict[str, Any]]:
-        return [line for _, line in self._kept]
+        return [line for _, line in self._entries]
 
 
 def _point(line: dict[str, Any]) -> dict[str, Any] | None:

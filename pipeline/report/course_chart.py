@@ -13,10 +13,10 @@ from pipeline.report.charts import COLORS
 WIDTH, LEFT, RIGHT, TOP = 880, 52, 14, 22
 #: heights of the panels, and the room between them
 LOSS, RATE, AREA, GAP = 150, 46, 150, 26
-#: streams with an area of their own; the others are combined
+#: most streams with an area of their own; the others are combined
 STREAMS = 9
 OTHERS = COLORS - 1
-#: evaluations from which the held-out losses of streams make a line
+#: least number of evaluations for which the chart draws the held-out losses of streams as lines
 EVALUATIONS = 8
 
 
@@ -84,9 +84,9 @@ def _losses(losses: Mapping[str, Any], x: Callable[[float], float], top: float,
 
 
 def _rate(steps: Sequence[Mapping[str, Any]], x: Callable[[float], float], top: float) -> list[Element]:
-    known = [(p["tokens"], p["lr"]) for p in steps if "lr" in p]
-    most = max(rate for _, rate in known) or 1.0
-    line = [(x(tokens), top + RATE * (1 - rate / most)) for tokens, rate in known]
+    rates = [(p["tokens"], p["lr"]) for p in steps if "lr" in p]
+    most = max(rate for _, rate in rates) or 1.0
+    line = [(x(tokens), top + RATE * (1 - rate / most)) for tokens, rate in rates]
     return [tag("text", f"{most:.2g}", class_="axis", x=LEFT - 6, y=top + 8, text_anchor="end"),
             tag("text", "rate", class_="axis", x=LEFT - 6, y=top + RATE, text_anchor="end"),
             polyline(line, class_="t-rate")]
@@ -95,14 +95,14 @@ def _rate(steps: Sequence[Mapping[str, Any]], x: Callable[[float], float], top: 
 def _areas(course: Mapping[str, Any], x: Callable[[float], float], top: float,
            color: Mapping[str, int]) -> tuple[list[Element], str]:
     """The realised mixture as areas that fill the panel, and dashed lines where the plan has their borders."""
-    at = course["at"]
+    ends = course["at"]
     streams = course["streams"]
     totals = {name: sum(s["realised"]) for name, s in streams.items()}
     ordered = sorted((n for n in totals if totals[n]), key=lambda n: (-totals[n], n))
     groups = [(n, [n], color.get(n, OTHERS)) for n in ordered[:STREAMS]]
-    if rest := ordered[STREAMS:]:
-        groups.append((f"{len(rest)} others", rest, OTHERS))
-    stretches = range(len(at) - 1)
+    if others := ordered[STREAMS:]:
+        groups.append((f"{len(others)} others", others, OTHERS))
+    stretches = range(len(ends) - 1)
 
     def shares(kind: str, members: Sequence[str]) -> list[float]:
         return [sum(streams[n][kind][i] for n in members) / (sum(s[kind][i] for s in streams.values()) or 1.0)
@@ -110,27 +110,27 @@ def _areas(course: Mapping[str, Any], x: Callable[[float], float], top: float,
 
     out, dashed = [], []
     below, planned = [0.0] * len(stretches), [0.0] * len(stretches)
-    whole = sum(totals.values()) or 1
+    all_tokens = sum(totals.values()) or 1
     for number, (name, members, shade) in enumerate(groups):
         above = [a + b for a, b in zip(below, shares("realised", members), strict=True)]
-        upper, lower = (_steps(edge, at, x, top) for edge in (above, below))
-        title = f"{name}: {percent(sum(totals[n] for n in members) / whole)} of the tokens"
+        upper, lower = (_steps(edge, ends, x, top) for edge in (above, below))
+        title = f"{name}: {percent(sum(totals[n] for n in members) / all_tokens)} of the tokens"
         out.append(tag("path", tag("title", title),
                        class_=f"c{shade}", d="M" + "L".join([*upper, *lower[::-1]]) + "Z"))
         planned = [a + b for a, b in zip(planned, shares("planned", members), strict=True)]
         if number < len(groups) - 1:
-            dashed.append(tag("path", class_="course-plan", d="M" + "L".join(_steps(planned, at, x, top))))
+            dashed.append(tag("path", class_="course-plan", d="M" + "L".join(_steps(planned, ends, x, top))))
         below = above
     marks = [tag("text", text, class_="axis", x=LEFT - 6, y=top + AREA * (1 - share) + 4, text_anchor="end")
              for text, share in (("100%", 1.0), ("50%", 0.5), ("0%", 0.0))]
-    words = ", ".join(f"{n} {percent(sum(totals[m] for m in members) / whole)}" for n, members, _ in groups)
-    return [*out, *dashed, *marks], f"Mixture over {count(at[-1])} tokens, realised and planned: {words}"
+    words = ", ".join(f"{n} {percent(sum(totals[m] for m in members) / all_tokens)}" for n, members, _ in groups)
+    return [*out, *dashed, *marks], f"Mixture over {count(ends[-1])} tokens, realised and planned: {words}"
 
 
-def _steps(edge: Sequence[float], at: Sequence[float], x: Callable[[float], float], top: float) -> list[str]:
+def _steps(edge: Sequence[float], ends: Sequence[float], x: Callable[[float], float], top: float) -> list[str]:
     """The corners of a line that is level in each stretch."""
     return [f"{x(tokens):.1f} {top + AREA * (1 - min(share, 1.0)):.1f}" for i, share in enumerate(edge)
-            for tokens in (at[i], at[i + 1])]
+            for tokens in (ends[i], ends[i + 1])]
 
 
 def keys(course: Mapping[str, Any], color: Mapping[str, int]) -> list[tuple[str, int]]:

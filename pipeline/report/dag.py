@@ -138,8 +138,8 @@ def _label(edge: Mapping[str, Any]) -> str:
 def _box(node: Mapping[str, Any], x: float, y: float) -> Element:
     """A node: its name, and below it its steps, or how much it dropped."""
     kind, name = node["kind"], node["name"]
-    shown = name.removeprefix("index:").removeprefix("shards:").removesuffix(":")
-    title = f"{node['members']} {_plural(kind)}" if node.get("members", 1) > 1 else shown
+    label = name.removeprefix("index:").removeprefix("shards:").removesuffix(":")
+    title = f"{node['members']} {_plural(kind)}" if node.get("members", 1) > 1 else label
     line = {"index": "source", "shards": "token stream", "curriculum": "phases: " + ", ".join(node["steps"])}.get(
         kind, " → ".join(node["steps"]) or kind)
     if node.get("dropped"):

@@ -26,34 +26,34 @@ def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: in
     """What the template `signals.html.j2` needs: `signals` by dataset, and those of `scores` that are not among them.
     At most SHOWN signals are drawn of a dataset, and 2 · `rows` in all, those with thresholds first."""
     reached = {(c["dataset"], c["signal"]): c["reached"] for c in scores}
-    signals, there, left = [], set(), 2 * rows
+    signals, with_histogram, room = [], set(), 2 * rows
     for name in document["names"]["datasets"]:
         section = document.get("signals", {}).get(name)
         if section is None or not section["signals"]:
             continue
         every = section["signals"]
-        there |= {(name, row["signal"]) for row in every}
-        first = sorted(range(len(every)), key=lambda i: not every[i]["bounds"])[:min(SHOWN, left)]
-        shown = [every[i] for i in sorted(first)]
-        left -= len(shown)
+        with_histogram |= {(name, row["signal"]) for row in every}
+        first = sorted(range(len(every)), key=lambda i: not every[i]["bounds"])[:min(SHOWN, room)]
+        drawn = [every[i] for i in sorted(first)]
+        room -= len(drawn)
         signals.append({"dataset": name, "read": section["read"],
-                        "left_out": section["left_out"] + len(every) - len(shown),
-                        "cards": [_card(row, reached.get((name, row["signal"]), [])) for row in shown]})
-    return {"signals": signals, "scores": [c for c in scores if (c["dataset"], c["signal"]) not in there]}
+                        "left_out": section["left_out"] + len(every) - len(drawn),
+                        "cards": [_card(row, reached.get((name, row["signal"]), [])) for row in drawn]})
+    return {"signals": signals, "scores": [c for c in scores if (c["dataset"], c["signal"]) not in with_histogram]}
 
 
 def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[str, Any]:
     """A signal as the page shows it. `only`: the value, where all documents fall into one bin."""
     bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
-    only = _shown(_least(int(min(bins)))) if len(bins) == 1 else None
+    only = _number_text(_least(int(min(bins)))) if len(bins) == 1 else None
     return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,
             "only": "0" if bins == {"0"} else only and f"about {only}"}
 
 
 def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
     """A bound with the shares that other thresholds let pass: of all documents with a value, and of the kept ones."""
-    return {**bound, "now": _shown(bound["value"]), "at": [
-        {"value": _shown(at["value"]), "set": at["value"] == bound["value"],
+    return {**bound, "now": _number_text(bound["value"]), "at": [
+        {"value": _number_text(at["value"]), "set": at["value"] == bound["value"],
          "docs": percent(at["docs"] / row["docs"]), "kept": percent(at["kept"] / row["kept"]) if row["kept"] else "–"}
         for at in bound["at"]]}
 
@@ -82,8 +82,8 @@ def histogram(row: Mapping[str, Any]) -> Element:
     tall = (HEIGHT - FOOT - 8) / max(max(map(sum, zip(*heights, strict=True))), 1)
     base = [HEIGHT - FOOT - n * tall for n in heights[0]]
     used = [int(b) for by in row["bins"].values() for b in by]
-    label = (f"{row['signal']}: {plural(row['docs'], 'document')} from {_shown(_least(min(used)))} to "
-             f"{_shown(_most(max(used)))}, {plural(row['kept'], 'document')} kept")
+    label = (f"{row['signal']}: {plural(row['docs'], 'document')} from {_number_text(_least(min(used)))} to "
+             f"{_number_text(_most(max(used)))}, {plural(row['kept'], 'document')} kept")
     out = [tag("title", label),
            tag("path", class_="kept", d=bar_path(heights[0], [float(HEIGHT - FOOT)] * bars, step, tall)),
            tag("path", class_="gone", d=bar_path(heights[1], base, step, tall))]
@@ -98,7 +98,7 @@ def histogram(row: Mapping[str, Any]) -> Element:
     return tag("svg", *out, class_="hist", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
 
 
-def _shown(value: float) -> str:
+def _number_text(value: float) -> str:
     return count(value) if abs(value) >= 1000 else digits(value)
 
 
@@ -109,8 +109,8 @@ def _numbers(bounds: Sequence[Mapping[str, Any]]) -> list[int]:
 def _name(number: int, skipped: int) -> str:
     """The label of a bar that begins with a bin, after the numbers of positive bins were lowered by `skipped`."""
     if number <= 0:
-        return _shown(_least(number)) if number else "0"
-    return "" if skipped and number <= BINS else _shown(_least(number + skipped))
+        return _number_text(_least(number)) if number else "0"
+    return "" if skipped and number <= BINS else _number_text(_least(number + skipped))
 
 
 def bar_path(values: Sequence[float], feet: Sequence[float], step: float, tall: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.report.nodes import Node
-from pipeline.report.samples import drop_samples, pair_samples, quarantine_samples, shown
+from pipeline.report.samples import drop_samples, masked_address, pair_samples, quarantine_samples
 from pipeline.store.fs import Store
 from pipeline.store.records import Counters, merge_counters
 
@@ -29,13 +29,13 @@ def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> di
     """The report's section about a source: its files, bytes and records; `skipped` and `bad` (unreadable) records, by
     reason; `lost`, which counts values that are in no document, by column and reason; and `bad_files`, the files that
     are quarantined as a whole or in part, with their unread bytes by reason. At most BAD_FILES of them are named."""
-    read: Counters = next((p.counters["read"][name] for p in readers(name, passes)), {})
+    counters: Counters = next((p.counters["read"][name] for p in readers(name, passes)), {})
     files: dict[str, dict[str, int]] = {}
     for node in readers(name, passes):
         files |= node.counters.get("bad_files", {}).get(name, {})
-    listed = [{"file": shown(file), "reasons": reasons} for file, reasons in sorted(files.items())[:BAD_FILES]]
-    return {**info, "records": read.get("records", 0), "skipped": dict(read.get("skipped", {})),
-            "bad": dict(read.get("bad", {})), **({"lost": read["lost"]} if "lost" in read else {}),
+    listed = [{"file": masked_address(file), "reasons": reasons} for file, reasons in sorted(files.items())[:BAD_FILES]]
+    return {**info, "records": counters.get("records", 0), "skipped": dict(counters.get("skipped", {})),
+            "bad": dict(counters.get("bad", {})), **({"lost": counters["lost"]} if "lost" in counters else {}),
             "bad_files": {"files": len(files), "bytes": sum(sum(r.values()) for r in files.values()), "listed": listed}}
 
 
@@ -126,17 +126,17 @@ def duplicate_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[st
     removed: Counters = {}
     looked_at: dict[str, int] = {}
     for node in appliers:
-        for source, read in node.counters.get("in", {}).items():
-            looked_at[source] = looked_at.get(source, 0) + read["docs"]
+        for source, counts in node.counters.get("in", {}).items():
+            looked_at[source] = looked_at.get(source, 0) + counts["docs"]
         merge_counters(removed, node.counters.get("stages", {}).get(f"barrier:{step}", {}).get("dropped", {}))
-    lost: dict[str, int] = {}
+    removed_by_source: dict[str, int] = {}
     for by_source in removed.values():
-        merge_counters(lost, by_source)
+        merge_counters(removed_by_source, by_source)
     inside = barrier.counters.get("clusters", {})
     return {"barrier": barrier.name, "step": step, "dataset": barrier.dataset, "looked_at": looked_at,
             "removed": removed,
             **{k: inside[k] for k in ("candidates", "clusters", "max_cluster") if k in inside},
             "similarity": merged(appliers, "similarity").get(step, {}),
             "pairs": pair_samples(store, step, appliers, nodes),
-            "alarms": [{"source": s, "removed": n, "of": looked_at[s]} for s, n in sorted(lost.items())
+            "alarms": [{"source": s, "removed": n, "of": looked_at[s]} for s, n in sorted(removed_by_source.items())
                        if n > ALARM * looked_at[s]]}

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.report.nodes import Node
 from pipeline.report.sampled import extent, strata
-from pipeline.report.samples import shown
+from pipeline.report.samples import masked_address
 from pipeline.store.fs import Store
 
 #: domains that are listed of a dataset
@@ -32,15 +32,15 @@ def domain_section(store: Store, passes: list[Node]) -> dict[str, Any]:
     counts: dict[bool, dict[str, float]] = {True: defaultdict(float), False: defaultdict(float)}
     parts = strata(passes)
     for part in parts:
-        seen: dict[float, Counter[str]] = defaultdict(Counter)             # by what a row stands for
+        by_scale: dict[float, Counter[str]] = defaultdict(Counter)             # by what a row stands for
         for batch, scale in part.rows(store, ["url"]):
-            seen[scale].update(map(domain_of, batch.column("url").to_pylist()))
-        for scale, by in seen.items():
+            by_scale[scale].update(map(domain_of, batch.column("url").to_pylist()))
+        for scale, by in by_scale.items():
             for domain, docs in by.items():
                 counts[part.kept][domain] += docs * scale
     without = sum(by.pop("", 0.0) for by in counts.values())
     every = {d: counts[True].get(d, 0.0) + counts[False].get(d, 0.0) for d in counts[True] | counts[False]}
     ordered = sorted(every, key=lambda d: (-every[d], d))
-    top = [{"domain": shown(d), "kept": round(counts[True].get(d, 0.0)), "dropped": round(counts[False].get(d, 0.0))}
-           for d in ordered[:TOP]]
+    top = [{"domain": masked_address(domain), "kept": round(counts[True].get(domain, 0.0)),
+            "dropped": round(counts[False].get(domain, 0.0))} for domain in ordered[:TOP]]
     return {"read": extent(parts), "domains": len(every), "without": round(without), "top": top}

@@ -48,5 +48,5 @@ def _domains(document: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
 
 def places(match: list[list[str]]) -> Markup:
     """An excerpt with the places that a rule matched, as HTML."""
-    shown = {"mark": Markup("<mark>{}</mark>"), "text": Markup("{}"), "cut": Markup("…{}")}
-    return Markup("").join(shown[kind].format(text) for kind, text in match)
+    templates = {"mark": Markup("<mark>{}</mark>"), "text": Markup("{}"), "cut": Markup("…{}")}
+    return Markup("").join(templates[kind].format(text) for kind, text in match)

@@ -24,14 +24,14 @@ def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum |
     edges: list[dict[str, Any]] = []
     for node in nodes:
         barriers = [d for d in node.deps if d in by_name and by_name[d].kind == "barrier"]
-        lost = _dropped(node, "barrier:", wanted=False)
+        dropped = _dropped(node, "barrier:", with_prefix=False)
         drawn.append({"name": node.name, "kind": node.kind, "steps": node.steps, "tasks": node.tasks,
-                      **({"dropped": lost} if lost else {})})
+                      **({"dropped": dropped} if dropped else {})})
         for dep in barriers or [d for d in node.deps if d in by_name]:
             edge: dict[str, Any] = {"from": dep, "to": node.name}
             if dep in barriers:
-                removed = _dropped(node, "barrier:", wanted=True)
-                edge["docs"] = _read(node) - removed
+                removed = _dropped(node, "barrier:", with_prefix=True)
+                edge["docs"] = _docs_read(node) - removed
                 barrier = next(d for d in drawn if d["name"] == dep)
                 barrier["dropped"] = barrier.get("dropped", 0) + removed
             elif by_name[dep].kind == "index":
@@ -42,10 +42,10 @@ def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum |
                     edge["docs"] = (stream["docs"] + stream["val_docs"] + stream["near_held_out"]
                                     + sum(stream["quarantined"].values()))
             elif by_name[dep].kind == "pass" and node.kind == "pass":
-                if (docs := _taken(node, by_name[dep], by_name)) is not None:
+                if (docs := _docs_from(node, by_name[dep], by_name)) is not None:
                     edge["docs"] = docs
             elif by_name[dep].kind == "pass" and node.kind != "tokenizer":
-                edge["docs"] = _kept(by_name[dep])
+                edge["docs"] = _docs_kept(by_name[dep])
             edges.append(edge)
     if curriculum is not None:
         drawn.append({"name": "curriculum", "kind": "curriculum", "steps": [p.name for p in curriculum.phases],
@@ -55,28 +55,28 @@ def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum |
     return {"nodes": drawn, "edges": edges}
 
 
-def _read(node: Node) -> int:
+def _docs_read(node: Node) -> int:
     return sum(s["docs"] for s in node.counters.get("in", {}).values())
 
 
-def _kept(node: Node) -> int:
+def _docs_kept(node: Node) -> int:
     return sum(s["docs"] for s in node.counters.get("kept", {}).values())
 
 
-def _taken(node: Node, parent: Node, by_name: Mapping[str, Node]) -> int | None:
+def _docs_from(node: Node, parent: Node, by_name: Mapping[str, Node]) -> int | None:
     """Documents that a pass reads of another. None if it has several parents and reads less than they keep together."""
     parents = [by_name[d] for d in node.deps if d in by_name]
     if parents == [parent]:
-        return _read(node)
+        return _docs_read(node)
     counted = node.counters.get("in", {})
     direct = sum(counted.get(p.name.removeprefix("index:"), {}).get("docs", 0) for p in parents if p.kind == "index")
-    kept = sum(_kept(p) for p in parents if p.kind == "pass")
-    return _kept(parent) if _read(node) - direct == kept else None
+    kept = sum(_docs_kept(p) for p in parents if p.kind == "pass")
+    return _docs_kept(parent) if _docs_read(node) - direct == kept else None
 
 
-def _dropped(node: Node, prefix: str, *, wanted: bool) -> int:
+def _dropped(node: Node, prefix: str, *, with_prefix: bool) -> int:
     """Documents that the stages of a pass dropped whose labels begin with `prefix` (or do not)."""
-    return sum(n for label, stats in node.counters.get("stages", {}).items() if label.startswith(prefix) == wanted
+    return sum(n for label, stats in node.counters.get("stages", {}).items() if label.startswith(prefix) == with_prefix
                for by in stats["dropped"].values() for n in by.values())
 
 

@@ -47,17 +47,18 @@ def render(document: dict[str, Any]) -> str:
     return page
 
 
-def _page(whole: dict[str, Any], rows: int) -> str:
+def _page(report: dict[str, Any], rows: int) -> str:
     """The page with at most `rows` rows in every table. Sums are those of the whole document."""
-    document, cut = trimmed(whole, rows)
-    color, grouped = colors(whole), phases(whole)
+    document, cut = trimmed(report, rows)
+    color, grouped = colors(report), phases(report)
     cut |= {"phases": len(grouped) - rows} if len(grouped) > rows else {}
     return _template().render(
-        d=document, cut=cut, color=color, names=document["names"], head=headline(whole),
-        sources=source_rows(whole, document["names"]["sources"]), several=bool(shared(whole)), beside=beside(document),
+        d=document, cut=cut, color=color, names=document["names"], head=headline(report),
+        sources=source_rows(report, document["names"]["sources"]), several=bool(shared(report)),
+        beside=beside(document),
         phases=[{**phase, "rows": phase["rows"][:rows], "rest": phase["rows"][rows:]} for phase in grouped[:rows]],
-        cost=cost_bar(whole), lengths=length_charts(document, color), languages=language_rows(document),
-        similarity_charts=similarity_charts(document), **figures(whole, score_charts(document), color, rows),
+        cost=cost_bar(report), lengths=length_charts(document, color), languages=language_rows(document),
+        similarity_charts=similarity_charts(document), **figures(report, score_charts(document), color, rows),
         fates={name: language_fates(section) for name, section in document["datasets"].items()},
         plural=humanize.plural, marked=marked,
         stacked=lambda *a, **k: Markup(charts.stacked(*a, **k)), meter=lambda *a, **k: Markup(charts.meter(*a, **k)),
@@ -118,15 +119,15 @@ def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
 def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
     """Parts of the bar of costs: (name, CPU seconds, colour). CPU time in passes is added up by the names of stages;
     CPU time of other tasks by their kind. The largest come first, and the smallest are combined."""
-    by: dict[str, float] = {}
+    cpu_s: dict[str, float] = {}
     for row in document["stages"]:
-        by[row["stage"]] = by.get(row["stage"], 0.0) + row["cpu_s"]
+        cpu_s[row["stage"]] = cpu_s.get(row["stage"], 0.0) + row["cpu_s"]
     for task in document["tasks"]:
         if task["kind"] != "pass":
-            by[task["kind"]] = by.get(task["kind"], 0.0) + task["cpu_s"]
-    ordered = sorted(((n, v) for n, v in by.items() if v > 0), key=lambda x: (-x[1], x[0]))
-    rest = sum(v for _, v in ordered[COSTS:])
-    return [(n, v, i) for i, (n, v) in enumerate(ordered[:COSTS])] + ([("all others", rest, REST)] if rest else [])
+            cpu_s[task["kind"]] = cpu_s.get(task["kind"], 0.0) + task["cpu_s"]
+    ordered = sorted(((n, v) for n, v in cpu_s.items() if v > 0), key=lambda x: (-x[1], x[0]))
+    others = sum(v for _, v in ordered[COSTS:])
+    return [(n, v, i) for i, (n, v) in enumerate(ordered[:COSTS])] + ([("all others", others, REST)] if others else [])
 
 
 def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[str, Any]]:
@@ -155,9 +156,9 @@ def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
             for language, n in document["datasets"][name]["languages"].get(source, {}).items():
                 by_language[language] = by_language.get(language, 0) + n
         ordered = sorted(((k, n) for k, n in by_language.items() if k), key=lambda x: (-x[1], x[0]))
-        rest = sum(n for _, n in ordered[LANGUAGES:])
+        others = sum(n for _, n in ordered[LANGUAGES:])
         parts = [(name, n, i) for i, (name, n) in enumerate(ordered[:LANGUAGES])]
-        parts += [("others", rest, REST - 1)] if rest else []
+        parts += [("others", others, REST - 1)] if others else []
         parts += [("not identified", by_language[""], REST)] if by_language.get("") else []
         if parts:
             out.append({"source": source, "parts": parts})
@@ -219,28 +220,28 @@ def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
     languages come first, and the rest are combined. Empty when the dataset has at most one language."""
     row_of_language: dict[str, dict[str, Any]] = {}
 
-    def of(language: str) -> dict[str, Any]:
+    def row_of(language: str) -> dict[str, Any]:
         return row_of_language.setdefault(language, {"language": language, "kept": 0, "dropped": 0, "stages": {}})
 
     for by_language in section["languages"].values():
         for language, docs in by_language.items():
-            of(language)["kept"] += docs
+            row_of(language)["kept"] += docs
     for stage, by_language in section["dropped_languages"].items():
         for language, docs in by_language.items():
-            row = of(language)
+            row = row_of(language)
             row["dropped"] += docs
             row["stages"][stage] = row["stages"].get(stage, 0) + docs
     rows = sorted(row_of_language.values(), key=lambda r: (-r["kept"] - r["dropped"], r["language"]))
     if len(rows) < 2:
         return []
     if len(rows) > FATES + 1:
-        rest: dict[str, Any] = {"language": f"{len(rows) - FATES} others", "kept": 0, "dropped": 0, "stages": {}}
+        others: dict[str, Any] = {"language": f"{len(rows) - FATES} others", "kept": 0, "dropped": 0, "stages": {}}
         for row in rows[FATES:]:
-            rest["kept"] += row["kept"]
-            rest["dropped"] += row["dropped"]
+            others["kept"] += row["kept"]
+            others["dropped"] += row["dropped"]
             for stage, docs in row["stages"].items():
-                rest["stages"][stage] = rest["stages"].get(stage, 0) + docs
-        rows = [*rows[:FATES], rest]
+                others["stages"][stage] = others["stages"].get(stage, 0) + docs
+        rows = [*rows[:FATES], others]
     for row in rows:
         row["stages"] = sorted(row["stages"].items(), key=lambda x: (-x[1], x[0]))
     return rows
@@ -248,12 +249,12 @@ def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
 
 def marked(text: str, other: str) -> Markup:
     """`text` as HTML, with <mark> around the words that differ from the text `other`."""
-    a, b = text.split(), other.split()
+    own_words, other_words = text.split(), other.split()
     out = []
-    for tag, i, j, _, _ in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+    for tag, i, j, _, _ in SequenceMatcher(None, own_words, other_words, autojunk=False).get_opcodes():
         if i < j:
-            words = escape(" ".join(a[i:j]))
+            words = escape(" ".join(own_words[i:j]))
             # words at the end are not marked when `other` ends before them: it is an excerpt of a text that may
             # continue with these words
-            out.append(words if tag == "equal" or j == len(a) else Markup("<mark>{}</mark>").format(words))
+            out.append(words if tag == "equal" or j == len(own_words) else Markup("<mark>{}</mark>").format(words))
     return Markup(" ").join(out)

@@ -13,7 +13,7 @@ from pipeline.store.fs import Store
 from stages.scrub.pii import scrub_text, scrub_value
 
 
-def made(store: Store, run: str) -> dict[str, Any]:
+def made_section(store: Store, run: str) -> dict[str, Any]:
     """The section. What run.json does not say is None. The date, host and author are those of the latest attempt."""
     facts = facts_of(store, run)
     return {"at": facts.get("begun"), "host": _masked(facts.get("host")), "author": _masked(facts.get("author")),

@@ -1,11 +1,11 @@
 """Finds how close a dropped document was to being kept: the distance of the signal that decided to its threshold,
 relative to the threshold.
 
-No table says which signal a threshold belongs to, because a second copy of a stage's rules would drift. The stage is
-asked instead. Its `verdict` judges stored signals under any config, so a threshold is moved to the value of a signal:
-if the document would be kept just beyond it, and is dropped for the same reason just before, then this signal and this
-threshold decided. What is learned from a few documents is a *rule*; a rule then measures whole batches without asking
-the stage again.
+No table says which signal a threshold belongs to, because such a copy of a stage's rules would become wrong when the
+stage changes. This module tries it out instead, with the stage's method `verdict`, which judges stored signals under
+any config. It moves a threshold to the value of a signal. If the document is kept with a threshold just beyond this
+value, and dropped for the same reason with one just before it, then this signal and this threshold decided. Such a pair
+is a *rule*. It is learned from a few documents, and then measures whole batches without calling the stage again.
 
 The distance is unknown (NaN) where a verdict does not follow from one stored signal and one number of the recipe: lists
 of languages, thresholds inside a stage's own table, ratios of two signals, stages that replay cannot judge, and stages
@@ -33,12 +33,12 @@ from stages.stage import Stage, StageConfig, role_of
 
 log = logging.getLogger("tokenmill")
 
-#: documents of one (stage, reason, language) that are tried without learning a rule before the distance counts as
-#: unknown
+#: number of documents of one (stage, reason, language) from which no rule was learned; after them, the distance of
+#: further ones counts as unknown
 TRIES = 16
 #: the columns of a dropped part that `Margins.distances` needs
 COLUMNS = ("id", "source", "language", "signals", "meta", "reason", "stage")
-#: the setting of a barrier with which the similarity of a removed document was compared
+#: the setting of a barrier that is the threshold for similarity, and the key of a removed document's similarity
 SIMILAR, SIMILARITY = "verify", "similarity"
 
 KeyPath = tuple[str, ...]
@@ -88,8 +88,9 @@ class Margins:
         return out
 
     def decided(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The rule that decided about one dropped row: {key, threshold, signal, value, distance}. None: unknown. Of
-        several rules that dropped it for this reason, the farthest: all of them have to give way."""
+        """Return the rule that decided about one dropped row as {key, threshold, signal, value, distance}, or None if
+        it is unknown. If several rules gave the row its reason, the one with the largest distance is returned, because the
+        row would be kept only if the thresholds of all of them moved."""
         key = (row["stage"] or "", row["reason"] or "", row["language"] or "")
         threshold, value = self._similarity(key[0], row["meta"])
         if threshold is not None and value is not None:
@@ -98,10 +99,10 @@ class Margins:
         signals = row["signals"] or {}
         measured = [(float(rule.distances(np.array([signals[rule.signal]], float))[0]), rule)
                     for rule in self._rules.get(key, []) if signals.get(rule.signal) is not None]
-        known = [(distance, rule) for distance, rule in measured if not math.isnan(distance)]
-        if not known:
+        applicable = [(distance, rule) for distance, rule in measured if not math.isnan(distance)]
+        if not applicable:
             return None
-        distance, rule = max(known)
+        distance, rule = max(applicable)
         return {"key": ".".join((key[0], *rule.key)), "threshold": rule.threshold, "signal": rule.signal,
                 "value": signals[rule.signal], "distance": distance}
 
@@ -165,39 +166,42 @@ class Margins:
                             yield rule
 
     def _decides(self, stage: Stage, rule: Rule, document: Document, key: Key) -> bool:
-        """Whether a rule gave a document its reason: the reason stays until its threshold passes the value of its
-        signal, then nothing drops the document any more, and then the reason returns if the value moves on.
+        """Whether `rule` gave the document its reason. Three things must hold: the document has the reason while the
+        threshold lies just before the value of the signal; it is kept once the threshold lies just beyond; and it has
+        the reason again if the value then moves past the threshold.
 
-        Another reason beyond the value proves nothing: a threshold moved past its signal may also have made its own
-        rule drop the document first. So other reasons count only as far as known rules explain them.
+        Just beyond the value, the document may also be dropped for another reason, because the threshold, moved past
+        its own signal, can make another rule drop it first. Such a reason is accepted only if rules that are already
+        known explain it (`_keeps`).
         """
         value = document.signals[rule.signal]
         if math.isnan(rule.distances(np.array([value]))[0]):
             return False
         before, after = _beside(value, rule)
         # at the threshold itself, the number before it lies on the other side of the threshold
-        if value != rule.threshold and _verdict(stage, _put(stage.config, rule.key, before), document) != key[1]:
+        config = _with_number(stage.config, rule.key, before)
+        if value != rule.threshold and _verdict(stage, config, document) != key[1]:
             return False
-        config = _put(stage.config, rule.key, after)
-        if not self._kept(stage, config, document, key[2], rule.key):
+        config = _with_number(stage.config, rule.key, after)
+        if not self._keeps(stage, config, document, key[2], rule.key):
             return False
         further = value - abs(value) - 1 if rule.below else value + abs(value) + 1
         moved = Document(document.id, source=document.source, language=document.language,
                          signals={**document.signals, rule.signal: further})
         return _verdict(stage, config, moved) == key[1]
 
-    def _kept(self, stage: Stage, config: StageConfig, document: Document, language: str, moved: KeyPath) -> bool:
+    def _keeps(self, stage: Stage, config: StageConfig, document: Document, language: str, moved: KeyPath) -> bool:
         """Whether a stage keeps a document under a config once the thresholds of known rules give way, except the one
         at `moved`."""
-        done = {moved}
+        given_way = {moved}
         while (reason := _verdict(stage, config, document)) is not None:
-            rules = [rule for rule in self._rules.get((stage.name, reason, language), []) if rule.key not in done
+            rules = [rule for rule in self._rules.get((stage.name, reason, language), []) if rule.key not in given_way
                      and document.signals.get(rule.signal) is not None]
             if not rules:
                 return False
             for rule in rules:
-                done.add(rule.key)
-                config = _put(config, rule.key, _beside(document.signals[rule.signal], rule)[1])
+                given_way.add(rule.key)
+                config = _with_number(config, rule.key, _beside(document.signals[rule.signal], rule)[1])
         return True
 
 
@@ -221,8 +225,9 @@ def _verdict(stage: Stage, config: StageConfig, document: Document) -> str | Non
 
 
 def _beside(value: float, rule: Rule) -> tuple[float, float]:
-    """The numbers next to a value: the one on the threshold's side, then the one beyond. They are fractions for counts,
-    too: a stage may take a whole 0 for "no such rule"."""
+    """Return the floating-point numbers next to `value`: the one on the threshold's side, then the one on the other
+    side. They are fractions even if the signal is a count, because for some stages a threshold of 0 switches a rule
+    off."""
     towards = math.inf if rule.below else -math.inf
     return math.nextafter(value, towards), math.nextafter(value, -towards)
 
@@ -240,10 +245,10 @@ def _thresholds(config: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, floa
         yield path, config
 
 
-def _put(config: Any, path: KeyPath, value: float) -> Any:
+def _with_number(config: Any, path: KeyPath, value: float) -> Any:
     """A copy of a config with another number at a path. The number is not checked: it may lie outside its bounds."""
     if not path:
         return value
     if isinstance(config, StageConfig):
-        return config.model_copy(update={path[0]: _put(getattr(config, path[0]), path[1:], value)})
-    return {**config, path[0]: _put(config[path[0]], path[1:], value)}
+        return config.model_copy(update={path[0]: _with_number(getattr(config, path[0]), path[1:], value)})
+    return {**config, path[0]: _with_number(config[path[0]], path[1:], value)}

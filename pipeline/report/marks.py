@@ -1,4 +1,4 @@
-"""Shows where a dropped document holds what a rule dropped it for."""
+"""Makes an excerpt of a dropped document in which the places that made a rule drop it are marked."""
 
 from __future__ import annotations
 

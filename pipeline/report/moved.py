@@ -6,7 +6,8 @@ The documents of both runs are joined by id. Memory does not grow with their num
 with the same rows in both runs (equal `content` hashes) are not read at all; after a change of one threshold most parts
 of large stores are of this kind, and they may even have been removed.
 
-A document that only one run has is `unknown`, not gone, if parts of the other run cannot be read: it may be in them.
+If some parts of a run cannot be read, a document that only the other run has counts as `unknown`, because it may be in
+the unreadable parts.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Side:
                     if info is not None and info.rows and (fate != KEPT or node.publishes):
                         yield fate, info
 
-    def lose(self, what: str, parts: int = 1) -> None:
+    def add_missing(self, what: str, parts: int = 1) -> None:
         self.missing_parts += parts
         if len(self.missing) < NAMED:
             self.missing.append(what)
@@ -112,15 +113,15 @@ def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) 
     moved, sides, fates, sources = Moved(), (before, after), Names(), Names()
     equal = _equal_parts(before, after)
     for side in sides:
-        if lost := side.tasks - side.records:
-            side.lose(f"{plural(lost, 'task')} without a record in the log", lost)
+        if unrecorded := side.tasks - side.records:
+            side.add_missing(f"{plural(unrecorded, 'task')} without a record in the log", unrecorded)
     with Scratch() as scratch:
         folders = [scratch.folder(), scratch.folder()]
         for side, folder in zip(sides, folders):
             spill = _Spill(folder, most)
             for fate, info in side.parts():
                 if (fate, info.content) not in equal:
-                    _read(side, fate, info, fates, sources, spill)
+                    _add_part(side, fate, info, fates, sources, spill)
                 elif side is before:
                     moved.same += info.rows
             spill.flush()
@@ -136,9 +137,9 @@ def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) 
 def _equal_parts(before: Side, after: Side) -> set[tuple[str, str]]:
     """(fate, content) of the parts that both sides have. No two parts of a side are equal, since their rows have other
     ids. Quarantined records are left out: those without an id would be counted as documents."""
-    ours, theirs = ({(fate, info.content) for fate, info in side.parts() if fate != QUARANTINED}
+    before_parts, after_parts = ({(fate, info.content) for fate, info in side.parts() if fate != QUARANTINED}
                     for side in (before, after))
-    return ours & theirs
+    return before_parts & after_parts
 
 
 class _Spill:
@@ -168,7 +169,7 @@ class _Spill:
                 f.write(part.tobytes())
 
 
-def _read(side: Side, fate: str, info: FileInfo, fates: Names, sources: Names, spill: _Spill) -> None:
+def _add_part(side: Side, fate: str, info: FileInfo, fates: Names, sources: Names, spill: _Spill) -> None:
     """Add the facts of a part. A part that is gone or damaged is noted as missing, before any row of it is used."""
     number, first = len(side.files), 0
     columns = list(FILES[fate][1])
@@ -184,7 +185,7 @@ def _read(side: Side, fate: str, info: FileInfo, fates: Names, sources: Names, s
     except DamagedFile as e:
         if len(side.files) > number:                     # some of its rows are in use already
             raise
-        side.lose(f"{e.path} {e.why}")
+        side.add_missing(f"{e.path} {e.why}")
 
 
 def _facts(batch: pa.RecordBatch, side: Side, fate: str, info: FileInfo, fates: Names,
@@ -250,25 +251,25 @@ def _join(pair: Iterable[np.ndarray], sides: tuple[Side, Side], moved: Moved, fa
     if not len(rows):
         return
     before, after = rows[:, 0], rows[:, 1]
-    there = [side["file"] != _NOWHERE for side in (before, after)]
+    present = [side["file"] != _NOWHERE for side in (before, after)]
     kept = [has & np.isin(side["fate"], [n for n, fate in enumerate(fates) if fate[0] == KEPT])
-            for has, side in zip(there, (before, after))]
-    both = there[0] & there[1]
+            for has, side in zip(present, (before, after))]
+    both = present[0] & present[1]
     texts = (before["text_high"] != after["text_high"]) | (before["text_low"] != after["text_low"])
-    lost = [bool(side.missing_parts) for side in sides]
+    incomplete = [bool(side.missing_parts) for side in sides]
     masks = {"newly_dropped": kept[0] & both & ~kept[1], "newly_kept": both & ~kept[0] & kept[1],
              "changed_text": kept[0] & kept[1] & texts,
              "other_reason": both & ~kept[0] & ~kept[1] & (before["fate"] != after["fate"]),
-             "only_before": ~there[1] & (not lost[1]), "only_after": ~there[0] & (not lost[0]),
-             "unknown": (~there[1] & lost[1]) | (~there[0] & lost[0])}
+             "only_before": ~present[1] & (not incomplete[1]), "only_after": ~present[0] & (not incomplete[0]),
+             "unknown": (~present[1] & incomplete[1]) | (~present[0] & incomplete[0])}
     moved.same += len(rows) - int(sum(mask.sum() for mask in masks.values()))
     distance = np.fmin(before["distance"], after["distance"])
     for change, mask in masks.items():
         chosen = rows[mask]
         if not len(chosen):
             continue
-        codes = np.stack([np.where(there[i][mask], chosen[:, i]["fate"].astype(np.int64), ABSENT) for i in (0, 1)]
-                         + [np.where(there[0][mask], chosen[:, 0]["source"], chosen[:, 1]["source"])], axis=1)
+        codes = np.stack([np.where(present[i][mask], chosen[:, i]["fate"].astype(np.int64), ABSENT) for i in (0, 1)]
+                         + [np.where(present[0][mask], chosen[:, 0]["source"], chosen[:, 1]["source"])], axis=1)
         for (a, b, source), n in zip(*(x.tolist() for x in np.unique(codes, axis=0, return_counts=True))):
             moved.groups[change, fates[a] if a >= 0 else None, fates[b] if b >= 0 else None, sources[source]] += n
         order = np.argsort(distance[mask], kind="stable")[:limit]                      # NaN last, then by id

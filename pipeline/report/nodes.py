@@ -69,9 +69,9 @@ def take(store: Store, info: FileInfo, rows: list[int], columns: list[str]) -> d
         first = 0
         for group in range(parquet.metadata.num_row_groups):
             stop = first + parquet.metadata.row_group(group).num_rows
-            wanted = sorted(r for r in rows if first <= r < stop)
-            if wanted:
+            in_group = sorted(r for r in rows if first <= r < stop)
+            if in_group:
                 table = parquet.read_row_group(group, columns=columns, use_threads=False)
-                out.update(zip(wanted, table.take([r - first for r in wanted]).to_pylist()))
+                out.update(zip(in_group, table.take([r - first for r in in_group]).to_pylist()))
             first = stop
     return out

@@ -33,20 +33,20 @@ def order_quality(curriculum: Curriculum | None) -> dict[str, Any] | None:
         located = order.locate(start, start + size)
         weights = order.weights[phase]
         samples += size
-        for s, name in enumerate(order.names):
-            windows, epochs = located.window[located.stream == s], located.epoch[located.stream == s]
-            deviation = max(deviation, abs(len(windows) - size * weights[s] / sum(weights)))
+        for number, name in enumerate(order.names):
+            windows, epochs = located.window[located.stream == number], located.epoch[located.stream == number]
+            deviation = max(deviation, abs(len(windows) - size * weights[number] / sum(weights)))
             if len(windows) < 2:
                 continue
-            whole = order.supers[s] * (curriculum.longest // curriculum.phases[phase].sequence)
-            into = streams[name]
-            into["windows"] += len(windows)
+            stream_windows = order.supers[number] * (curriculum.longest // curriculum.phases[phase].sequence)
+            sums = streams[name]
+            sums["windows"] += len(windows)
             ordered = np.lexsort((windows, epochs))
             follows = (np.diff(windows[ordered]) == 1) & (np.diff(epochs[ordered]) == 0)
-            into["neighbours"] += int(follows.sum())
-            into["expected"] += len(windows) * (len(windows) - 1) / whole
-            into["distance"] += float(np.abs(np.diff(windows)).sum()) * 3 / max(whole, 2)
-            into["pairs"] += len(windows) - 1
+            sums["neighbours"] += int(follows.sum())
+            sums["expected"] += len(windows) * (len(windows) - 1) / stream_windows
+            sums["distance"] += float(np.abs(np.diff(windows)).sum()) * 3 / max(stream_windows, 2)
+            sums["pairs"] += len(windows) - 1
     return {"steps": len(steps), "of": curriculum.steps, "samples": samples, "deviation": round(deviation, 6),
             "streams": {name: {"windows": s["windows"], "neighbours": s["neighbours"],
                                "expected": round(s["expected"], 3), "spread": round(s["distance"] / s["pairs"], 4)}
@@ -58,9 +58,9 @@ def _steps(curriculum: Curriculum) -> list[tuple[int, int, int]]:
     ones among them."""
     out = []
     for number, phase in enumerate(curriculum.phases):
-        wanted = max(2, round(STEPS * phase.tokens / curriculum.tokens))
+        most = max(2, round(STEPS * phase.tokens / curriculum.tokens))
         for first, stop, batch in phase.stretches:
             steps = (stop - first) // batch
-            chosen = np.unique(np.linspace(0, steps - 1, min(steps, wanted)).astype(np.int64))
+            chosen = np.unique(np.linspace(0, steps - 1, min(steps, most)).astype(np.int64))
             out += [(number, phase.start + first + int(step) * batch, min(batch, SAMPLES)) for step in chosen]
     return out

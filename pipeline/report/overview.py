@@ -14,8 +14,9 @@ SUMS = ("files", "bytes", "records", "read", "kept", "kept_bytes", "dropped", "t
 
 
 def source_rows(document: Mapping[str, Any], shown: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of the table of sources: those in `shown`, then one row for all others (its name is None).
-    `share` is that of the documents kept; None where nothing was read, or final datasets share the source."""
+    """The rows of the table of sources: those in `shown`, then one row for all others (its name is None). `share` is
+    the share of the documents read that were kept. It is None where nothing was read, or where several final datasets
+    have documents of the source."""
     rows, several = _source_rows(document["totals"], shown), shared(document)
     for row in rows:
         of = several & {row["name"]} if row["name"] is not None else several - set(shown)
@@ -26,9 +27,9 @@ def source_rows(document: Mapping[str, Any], shown: Sequence[str]) -> list[dict[
 def _source_rows(totals: Mapping[str, Any], shown: Sequence[str]) -> list[dict[str, Any]]:
     by_source = totals["by_source"]
     rows: list[dict[str, Any]] = [{"name": name, **by_source[name]} for name in shown]
-    rest = [row for name, row in by_source.items() if name not in set(shown)]
-    if rest:
-        rows.append({"name": None, "sources": len(rest), **{key: sum(row[key] for row in rest) for key in SUMS}})
+    others = [row for name, row in by_source.items() if name not in set(shown)]
+    if others:
+        rows.append({"name": None, "sources": len(others), **{key: sum(row[key] for row in others) for key in SUMS}})
     return rows
 
 

@@ -23,7 +23,7 @@ def compare_recipes(before: dict[str, Any], after: dict[str, Any]) -> list[dict[
 
 def _compare(before: Any, after: Any, key: str) -> Iterator[dict[str, Any]]:
     if isinstance(before, list) and isinstance(after, list):
-        first, second = _named(before), _named(after)
+        first, second = _by_name(before), _by_name(after)
         if first is not None and second is not None:
             common = [[name for name in names if name in first and name in second] for names in (first, second)]
             if common[0] != common[1]:
@@ -50,16 +50,16 @@ def _row(key: str, change: str, before: Any, after: Any) -> dict[str, Any]:
     return {"key": key, "change": change, "before": before, "after": after}
 
 
-def _named(items: list[Any]) -> dict[str, Any] | None:
+def _by_name(items: list[Any]) -> dict[str, Any] | None:
     """The items of a list of steps or phases by name. A name that comes again gets a number: `where#2`. None for
     another list, which is compared whole."""
     out: dict[str, Any] = {}
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     for item in items:
         if not isinstance(item, dict) or not ("name" in item or len(item) == 1):
             return None
         name = str(item["name"] if "name" in item else next(iter(item)))
-        seen[name] += 1
+        occurrences[name] += 1
         value = item if "name" in item else item[name]
-        out[name if seen[name] == 1 else f"{name}#{seen[name]}"] = value if value is not None else {}
+        out[name if occurrences[name] == 1 else f"{name}#{occurrences[name]}"] = value if value is not None else {}
     return out

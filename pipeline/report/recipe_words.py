@@ -1,4 +1,5 @@
-"""Says in words what a recipe does: steps as their classes describe themselves, thresholds as their settings do.
+"""Describes a recipe in words: each step by the docstring of its class, each threshold by the description of its
+setting.
 
 The recipe is read from the report (`made.recipe`), in which secrets and personal data are masked.
 """
@@ -58,7 +59,7 @@ def _words(name: str, config: Mapping[str, Any] | None) -> StepWords:
     for key, value in config.items():
         field = cls.Config.model_fields.get(key)
         default = field.get_default(call_default_factory=True) if field is not None else None
-        # a threshold is always said, another setting only if it was changed
+        # a threshold is always listed, another setting only if it was changed
         if _is_set(value) and (field is None or role_of(cls.Config, key) == "decision" or value != _plain(default)):
             meaning = (field.description if field is not None else None) or key
             settings.append((" ".join(meaning.split()), _value(value)))
@@ -84,12 +85,12 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        left = len(value) - ITEMS
-        return ", ".join(map(_value, value[:ITEMS])) + (f" and {left} more" if left > 0 else "")
+        omitted = len(value) - ITEMS
+        return ", ".join(map(_value, value[:ITEMS])) + (f" and {omitted} more" if omitted > 0 else "")
     if isinstance(value, dict):
-        left = len(value) - ITEMS
+        omitted = len(value) - ITEMS
         pairs = [f"{key} {_value(v)}" for key, v in list(value.items())[:ITEMS]]
-        return ", ".join(pairs) + (f" and {left} more" if left > 0 else "")
+        return ", ".join(pairs) + (f" and {omitted} more" if omitted > 0 else "")
     text = f"{value:,}" if isinstance(value, int) else str(value)
     return text if len(text) <= CHARS else text[:CHARS] + " …"
 
@@ -104,12 +105,12 @@ def unscrubbed(recipe: Mapping[str, Any], final: list[str]) -> list[str]:
     """The sources whose documents reach a dataset of `final` without a step that replaces personal data, in the order
     of the recipe."""
     bare: set[str] = set()
-    seen: set[str] = set()
+    visited: set[str] = set()
 
     def visit(name: str) -> None:
-        if name in seen or any(step.scrubs for step in steps_of(recipe, name)):
+        if name in visited or any(step.scrubs for step in steps_of(recipe, name)):
             return
-        seen.add(name)
+        visited.add(name)
         for before in inputs_of(recipe, name):
             if before in recipe.get("sources", {}):
                 bare.add(before)
@@ -123,10 +124,10 @@ def unscrubbed(recipe: Mapping[str, Any], final: list[str]) -> list[str]:
 
 def hub_datasets(recipe: Mapping[str, Any]) -> Iterator[str]:
     """Yields the datasets of the Hugging Face hub that the sources read, USER/NAME, each once."""
-    done = set()
+    yielded = set()
     for source in recipe.get("sources", {}).values():
         paths = source.get("path") or []
         for path in [paths] if isinstance(paths, str) else paths:
-            if (match := _HUB.match(path)) and match[1] not in done:
-                done.add(match[1])
+            if (match := _HUB.match(path)) and match[1] not in yielded:
+                yielded.add(match[1])
                 yield match[1]

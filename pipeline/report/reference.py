@@ -26,14 +26,14 @@ def models(top: type[BaseModel]) -> list[type[BaseModel]]:
     out = [top]
     for model in out:                                           # grows while it is walked
         for field in model.model_fields.values():
-            out += [m for m in dict.fromkeys(_named(field.annotation)) if m not in out]
+            out += [m for m in dict.fromkeys(_models_in(field.annotation)) if m not in out]
     return out
 
 
-def _named(kind: Any) -> list[type[BaseModel]]:
+def _models_in(kind: Any) -> list[type[BaseModel]]:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return [kind]
-    return [model for inner in typing.get_args(kind) for model in _named(inner)]
+    return [model for inner in typing.get_args(kind) for model in _models_in(inner)]
 
 
 def type_words(kind: Any) -> str:

@@ -1,8 +1,9 @@
 """Chooses the parts of a dataset that the report reads, so that a report of a million tasks reads as much as one of 64.
 
-Counters give totals. What no counter has (signals, addresses) is read from at most PARTS tasks of a pass, and ROWS rows
-of each kind. The tasks are those with the smallest keys. Keys are hashes, so the choice is random, yet it is the same
-in each report of a run. Figures are scaled to the totals; where everything was read, they are exact.
+Counters give totals. Values that no counter has (signals, addresses) are read from at most PARTS tasks of a pass, and
+at most ROWS rows of each kind (kept documents, or those that one pass dropped). The tasks are those with the smallest
+keys. Keys are hashes, so the choice is random, yet it is the same in each report of a run. Figures are scaled to the
+totals; where everything was read, they are exact.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class Stratum:
     def rows(self, store: Store, columns: list[str]) -> Iterator[tuple[pa.RecordBatch, float]]:
         """Some columns of the rows that are read, a batch at a time, and the documents that each row stands for."""
         for info in self.files:
-            left = self.quota
+            remaining = self.quota
             for batch in batches(store, info, columns):
-                yield batch.slice(0, left), self.scale(info)
-                left -= batch.num_rows
-                if left <= 0:
+                yield batch.slice(0, remaining), self.scale(info)
+                remaining -= batch.num_rows
+                if remaining <= 0:
                     break
 
 

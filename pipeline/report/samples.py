@@ -31,7 +31,7 @@ PAIRS, PAIRS_TRIED = 4, 64
 #: most characters and most words of two texts that are compared; words shown before the point where the texts differ
 PARTING_CHARS, PARTING_WORDS, PARTING_BEFORE = 1 << 15, 1500, 8
 #: an excerpt is made from this many characters of a text, because the text may begin with much white space
-_LOOKED_AT = 4096
+_SEARCHED_CHARS = 4096
 
 _TURNED = str.maketrans("0123456789abcdef", "fedcba9876543210")
 Place = tuple[str, int, int]                        # (id, number of its file, row)
@@ -39,20 +39,21 @@ Place = tuple[str, int, int]                        # (id, number of its file, r
 
 def excerpt(text: str) -> str:
     """The start of a text on one line, without personal data. It ends in … when the text continues."""
-    head = text[:_LOOKED_AT]
+    head = text[:_SEARCHED_CHARS]
     words = head.split()
-    if len(text) > _LOOKED_AT and not head[-1].isspace():
+    if len(text) > _SEARCHED_CHARS and not head[-1].isspace():
         words = words[:-1] or [head[:EXCERPT]]      # the last word may be half an address, which scrubbing would miss
     line = scrub_text(" ".join(words))
-    return line[:EXCERPT].rstrip() + " …" if len(line) > EXCERPT or len(text) > _LOOKED_AT else line
+    return line[:EXCERPT].rstrip() + " …" if len(line) > EXCERPT or len(text) > _SEARCHED_CHARS else line
 
 
-def shown(address: str | None) -> str:
+def masked_address(address: str | None) -> str:
     """A URL or a path without personal data. E-mail addresses are also recognised when the URL has %40 for '@'."""
     return scrub_text((address or "").replace("%40", "@"))[:EXCERPT]
 
 
-def _looked_through(node: Node, name: str) -> list[FileInfo]:
+def _searched(node: Node, name: str) -> list[FileInfo]:
+    """The first SAMPLE_PARTS files of this name that the node's tasks wrote."""
     return list(islice(node.files(name), SAMPLE_PARTS))
 
 
@@ -79,10 +80,10 @@ def smallest(store: Store, files: list[FileInfo], by: list[str], n: int) -> dict
 def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
             columns: list[str]) -> dict[Place, dict[str, Any]]:
     """Read the rows at these places, (id, number of the file, row). Returns {place: {column: value}}."""
-    wanted: dict[int, list[int]] = {}
+    by_file: dict[int, list[int]] = {}
     for _, number, row in places:
-        wanted.setdefault(number, []).append(row)
-    return {(values["id"], number, row): values for number, rows in sorted(wanted.items())
+        by_file.setdefault(number, []).append(row)
+    return {(values["id"], number, row): values for number, rows in sorted(by_file.items())
             for row, values in take(store, files[number], rows, columns).items()}
 
 
@@ -90,7 +91,7 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
     """A few samples of the documents that these passes dropped, by (stage, reason)."""
     out: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
-        files = _looked_through(node, "dropped.parquet")
+        files = _searched(node, "dropped.parquet")
         chosen = smallest(store, files, ["stage", "reason"], SAMPLES)
         rows = rows_at(store, files, (p for places in chosen.values() for p in places),
                        ["id", "url", "source", "text", "meta", "locator"])
@@ -103,7 +104,7 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
 
 def kept_samples(store: Store, last: Node) -> list[dict[str, Any]]:
     """A few documents that the last pass of a dataset kept, from each of the sources with the most kept documents."""
-    files = _looked_through(last, "kept.parquet")
+    files = _searched(last, "kept.parquet")
     kept = last.counters.get("kept", {})
     sources = sorted(kept, key=lambda name: (-kept[name]["docs"], name))[:KEPT_SOURCES]
     chosen = smallest(store, files, ["source"], KEPT)
@@ -119,7 +120,7 @@ def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
     and links in them are not scrubbed."""
     removal, place = verdict(row["meta"], stage), row["locator"] or {}
     file = ":".join(filter(None, (place.get("file"), place.get("sub"))))
-    return {"id": row["id"], "url": shown(row["url"]), "file": shown(file), "source": row["source"],
+    return {"id": row["id"], "url": masked_address(row["url"]), "file": masked_address(file), "source": row["source"],
             "chars": len(row["text"]), "excerpt": excerpt(row["text"]),
             **({"kept": removal["kept"], "similarity": removal["similarity"]} if removal else {})}
 
@@ -129,13 +130,13 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
     columns = ["id", "source", "file", "record", "stage", "reason", "detail"]
     by_reason: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
-        files = _looked_through(node, QUARANTINE)
+        files = _searched(node, QUARANTINE)
         chosen = smallest(store, files, ["stage", "reason"], SAMPLES)
         rows = rows_at(store, files, (p for places in chosen.values() for p in places), columns)
         for key, places in chosen.items():
             stage, reason = key
             by_reason.setdefault((stage, reason), []).extend(rows[place] for place in places)
-    return [{**row, "file": shown(row["file"]), "detail": excerpt(row["detail"] or "")}
+    return [{**row, "file": masked_address(row["file"]), "detail": excerpt(row["detail"] or "")}
             for _, rows in sorted(by_reason.items()) for row in sorted(rows, key=lambda r: r["id"])[:SAMPLES]]
 
 
@@ -147,17 +148,18 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[N
     out: list[dict[str, Any]] = []
     columns = ["id", "url", "source", "text", "meta", "locator"]
     for node in appliers:
-        dropped = _looked_through(node, "dropped.parquet")
+        dropped = _searched(node, "dropped.parquet")
         places = smallest(store, dropped, ["stage"], PAIRS_TRIED).get((barrier,), [])
         verdicts = {place: v for place, row in rows_at(store, dropped, places, ["id", "meta"]).items()
                     if (v := verdict(row["meta"], barrier)) is not None}
-        kept, lost = list(islice(_texts(node, nodes), SAMPLE_PARTS)), [*dropped, *_looked_through(node, QUARANTINE)]
+        kept = list(islice(_texts(node, nodes), SAMPLE_PARTS))
+        discarded = [*dropped, *_searched(node, QUARANTINE)]
         partners = {v["kept"] for v in verdicts.values()}
-        at = _find(store, kept, partners - _find(store, lost, partners).keys())
+        partner_places = _find(store, kept, partners - _find(store, discarded, partners).keys())
         order = sorted((v["similarity"] is not None and v["similarity"] >= 1, place)
-                       for place, v in verdicts.items() if v["kept"] in at)[:PAIRS]
+                       for place, v in verdicts.items() if v["kept"] in partner_places)[:PAIRS]
         for _, place in order:
-            partner = at[verdicts[place]["kept"]]
+            partner = partner_places[verdicts[place]["kept"]]
             [removed] = rows_at(store, dropped, [place], columns).values()
             [twin] = rows_at(store, kept, [partner], columns).values()
             first, second = parting(removed["text"], twin["text"])

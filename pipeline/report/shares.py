@@ -1,5 +1,6 @@
-"""Compares what a dataset got with what it kept: the share of its input that each reason cost, and lengths and
-languages before and after. Everything is computed from the sections of report.json about datasets."""
+"""Compares the documents that came into a dataset with those that it kept: the share of them that each drop reason
+removed, and the lengths and languages of both. Everything is computed from the sections of report.json about
+datasets."""
 
 from __future__ import annotations
 
@@ -31,16 +32,16 @@ def share_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         section = document["datasets"][name]
         if not section["reasons"]:
             continue
-        judged = {s: n["docs"] for s, n in section["kept"].items()}
+        judged = {source: n["docs"] for source, n in section["kept"].items()}
         for reason in section["reasons"]:
             for source, docs in reason["sources"].items():
                 judged[source] = judged.get(source, 0) + docs
-        ordered = sorted((s for s in judged if judged[s]), key=lambda s: (-judged[s], s))
-        named = ordered[:SOURCES] if len(ordered) > SOURCES + 1 else ordered
-        groups = [(s, [s]) for s in named]
-        if rest := ordered[len(named):]:
-            groups.append((f"{len(rest)} others", rest))
-        columns = [{"name": label, "of": sum(judged[s] for s in members), "members": members}
+        ordered = sorted((source for source in judged if judged[source]), key=lambda source: (-judged[source], source))
+        listed = ordered[:SOURCES] if len(ordered) > SOURCES + 1 else ordered
+        groups = [(source, [source]) for source in listed]
+        if others := ordered[len(listed):]:
+            groups.append((f"{len(others)} others", others))
+        columns = [{"name": label, "of": sum(judged[source] for source in members), "members": members}
                    for label, members in groups]
         out.append({"dataset": name, "of": sum(judged.values()), "columns": columns,
                     "rows": [_row(reason, columns, sum(judged.values())) for reason in section["reasons"][:REASONS]],
@@ -60,14 +61,14 @@ def _row(reason: Mapping[str, Any], columns: Sequence[Mapping[str, Any]], of: in
 def _bar(section: Mapping[str, Any], column: Mapping[str, Any]) -> Element:
     """What became of the documents of a group of sources: kept, then each reason."""
     members = column["members"]
-    kept = sum(section["kept"].get(s, {"docs": 0})["docs"] for s in members)
+    kept = sum(section["kept"].get(source, {"docs": 0})["docs"] for source in members)
     parts: list[tuple[str, float, int]] = [("kept", kept, KEPT)]
     for color, reason in zip(REASON_COLORS, section["reasons"], strict=False):
-        docs = sum(reason["sources"].get(s, 0) for s in members)
+        docs = sum(reason["sources"].get(source, 0) for source in members)
         if docs:
             parts.append((reason["reason"], docs, color))
-    rest = sum(r["sources"].get(s, 0) for r in section["reasons"][COLOURED:] for s in members)
-    return stacked([*parts, ("other reasons", rest, OTHERS)], height=18, label=f"documents of {column['name']}")
+    others = sum(r["sources"].get(source, 0) for r in section["reasons"][COLOURED:] for source in members)
+    return stacked([*parts, ("other reasons", others, OTHERS)], height=18, label=f"documents of {column['name']}")
 
 
 def before_after(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -77,16 +78,16 @@ def before_after(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     out = []
     for name in document["names"]["datasets"]:
         section = document["datasets"][name]
-        lost = sum(r["docs"] for r in section["reasons"])
-        if not lost:
+        dropped_docs = sum(r["docs"] for r in section["reasons"])
+        if not dropped_docs:
             continue
         kept, dropped = _summed(section["lengths"]), _summed(section.get("dropped_lengths", {}))
-        counted = sum(dropped.values()) == lost
-        languages, gone = _summed(section["languages"]), _summed(section["dropped_languages"])
-        out.append({"dataset": name, "counted": counted, "docs": section["docs"] + lost, "kept": section["docs"],
-                    "chart": Markup(_lengths(kept, dropped, name)) if counted else "",
+        counted = sum(dropped.values()) == dropped_docs
+        languages, dropped_languages = _summed(section["languages"]), _summed(section["dropped_languages"])
+        out.append({"dataset": name, "counted": counted, "docs": section["docs"] + dropped_docs,
+                    "kept": section["docs"], "chart": Markup(_lengths(kept, dropped, name)) if counted else "",
                     "medians": [_median(bins) for bins in (_added(kept, dropped), kept)] if counted else None,
-                    "languages": _languages(languages, gone, name)})
+                    "languages": _languages(languages, dropped_languages, name)})
     return out
 
 
@@ -103,10 +104,10 @@ def _added(one: Counts, other: Counts) -> dict[str, int]:
 
 def _median(bins: Counts) -> str:
     """The bin in which the median length lies, as "512 to 1,024"; "" without documents."""
-    half, seen = sum(bins.values()) / 2, 0
+    half, counted = sum(bins.values()) / 2, 0
     for b in sorted(map(int, bins)):
-        seen += bins[str(b)]
-        if seen and seen >= half:
+        counted += bins[str(b)]
+        if counted and counted >= half:
             return f"{count(2 ** b)} to {count(2 ** (b + 1))}"
     return ""
 
@@ -129,21 +130,24 @@ def _lengths(kept: Counts, dropped: Counts, name: str) -> Element:
                class_="hist", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
 
 
-def _languages(kept: Counts, gone: Counts, name: str) -> dict[str, Any] | None:
+def _languages(kept: Counts, dropped: Counts, name: str) -> dict[str, Any] | None:
     """Bars of the languages before and after, and the languages whose share changed most. None for one language."""
-    before = _added(kept, gone)
-    ordered = sorted(before, key=lambda k: (-before[k], k))
+    before = _added(kept, dropped)
+    ordered = sorted(before, key=lambda language: (-before[language], language))
     if len(ordered) < 2:
         return None
     bars = []
     for word, by in (("input", before), ("kept", kept)):
-        parts = [(k or "not identified", float(by.get(k, 0)), i) for i, k in enumerate(ordered[:LANGUAGES])]
-        rest = sum(by.get(k, 0) for k in ordered[LANGUAGES:])
-        bars.append((word, Markup(stacked([*parts, *([("others", rest, OTHERS)] if rest else [])], height=18,
+        parts = [(language or "not identified", float(by.get(language, 0)), i)
+                 for i, language in enumerate(ordered[:LANGUAGES])]
+        others = sum(by.get(language, 0) for language in ordered[LANGUAGES:])
+        bars.append((word, Markup(stacked([*parts, *([("others", others, OTHERS)] if others else [])], height=18,
                                           label=f"languages of {name}, {word}"))))
-    total, left = sum(before.values()), sum(kept.values())
-    changes = [(k or "not identified", before[k] / total, kept.get(k, 0) / left if left else 0.0) for k in ordered]
+    total, kept_total = sum(before.values()), sum(kept.values())
+    changes = [(language or "not identified", before[language] / total,
+                kept.get(language, 0) / kept_total if kept_total else 0.0) for language in ordered]
     changes.sort(key=lambda c: (-abs(c[2] - c[1]), c[0]))
-    return {"bars": bars, "changes": [(k, percent(a), percent(b)) for k, a, b in changes[:3] if abs(b - a) >= 0.001],
-            "keys": [(k or "not identified", i) for i, k in enumerate(ordered[:LANGUAGES])],
+    return {"bars": bars,
+            "changes": [(language, percent(a), percent(b)) for language, a, b in changes[:3] if abs(b - a) >= 0.001],
+            "keys": [(language or "not identified", i) for i, language in enumerate(ordered[:LANGUAGES])],
             "text": plural(len(ordered), "language")}

@@ -66,12 +66,13 @@ def figures(value: Any, path: Path = ()) -> Iterator[tuple[Path, int | float | s
             if not (key in SECTIONS if not path else len(path) > 1 and key in LISTS and isinstance(inside, list)):
                 yield from figures(inside, (*path, str(key)))
     elif isinstance(value, list):
-        seen: Counter[Path] = Counter()
+        occurrences: Counter[Path] = Counter()
         for item in value:
             if names := _identity(item):
-                seen[names] += 1
-                again = f"#{seen[names]}" if seen[names] > 1 else ""       # a step that occurs twice in a pass
-                yield from figures(item, (*path, *names[:-1], names[-1] + again))
+                occurrences[names] += 1
+                # a step may occur twice in a pass
+                suffix = f"#{occurrences[names]}" if occurrences[names] > 1 else ""
+                yield from figures(item, (*path, *names[:-1], names[-1] + suffix))
     elif (isinstance(value, (int, float)) and not isinstance(value, bool)) or (
             isinstance(value, str) and path and path[-1] in HASHES):
         yield path, value

@@ -40,8 +40,8 @@ def score_bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def tried(value: float) -> list[float]:
     """A threshold and others around it, in order. A whole number stays whole."""
-    whole = value.is_integer() and abs(value) >= 2
-    return sorted({float(round(value * f)) if whole else round(value * f, 12) for f in FACTORS})
+    is_whole = value.is_integer() and abs(value) >= 2
+    return sorted({float(round(value * f)) if is_whole else round(value * f, 12) for f in FACTORS})
 
 
 @dataclass

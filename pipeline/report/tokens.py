@@ -47,15 +47,15 @@ def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
     phase that reads the stream a second time, or None."""
     if curriculum is None:
         return []
-    again = {(r["phase"], r["stream"]): r["repeats_from"] for r in plan(curriculum)}
-    held = {s.name: s.tokens for s in curriculum.streams}
-    read = dict.fromkeys(held, 0)
+    repeats_from = {(r["phase"], r["stream"]): r["repeats_from"] for r in plan(curriculum)}
+    tokens_of = {s.name: s.tokens for s in curriculum.streams}
+    read_of = dict.fromkeys(tokens_of, 0)
     rows = []
     for row in realised(curriculum, curriculum.samples):
         name = row["stream"]
-        read[name] += row["tokens"]
-        rows.append({**row, "epochs": read[name] / held[name] if held[name] else 0.0,
-                     "repeats_from": again[row["phase"], name]})
+        read_of[name] += row["tokens"]
+        rows.append({**row, "epochs": read_of[name] / tokens_of[name] if tokens_of[name] else 0.0,
+                     "repeats_from": repeats_from[row["phase"], name]})
     return rows
 
 

@@ -33,14 +33,14 @@ def trimmed(document: Mapping[str, Any], rows: int) -> tuple[dict[str, Any], dic
 
     names, totals = document["names"], document["totals"]["by_source"]
     datasets = top("datasets", names["datasets"], lambda name: document["datasets"][name]["docs"])
-    shown = {
+    names_shown = {
         "sources": top("sources", names["sources"], lambda name: totals[name]["read"]), "datasets": datasets,
         "final": [name for name in names["final"] if name in datasets],
         "streams": top("streams", names["streams"], lambda name: document["tokens"][name]["tokens"])}
     passes = top("passes", [p for p in document["passes"] if p["tasks"]], lambda p: p["cpu_s"])
     return {
-        **document, "names": shown,
-        "sources": {name: _source(document["sources"][name], rows) for name in shown["sources"]},
+        **document, "names": names_shown,
+        "sources": {name: _source(document["sources"][name], rows) for name in names_shown["sources"]},
         "datasets": {name: _dataset(section, rows) for name, section in document["datasets"].items()},
         "duplicates": top("duplicates", document["duplicates"], lambda dup: sum(
             n for by in dup["removed"].values() for n in by.values())),
@@ -48,7 +48,7 @@ def trimmed(document: Mapping[str, Any], rows: int) -> tuple[dict[str, Any], dic
         "lineage": top("lineage", [n for n in document["lineage"] if n["tasks"]], lambda n: n["cpu_s"]),
         "warnings": top("warnings", document["warnings"], lambda _: 0),
         "made": {**document["made"], "recipe": _recipe(document["made"]["recipe"], rows, cut)},
-        "training": _training(document["training"], shown["streams"], cut),
+        "training": _training(document["training"], names_shown["streams"], cut),
     }, cut
 
 
@@ -61,9 +61,9 @@ def _dataset(section: dict[str, Any], rows: int) -> dict[str, Any]:
     """A dataset whose rare drop reasons are one row, so that the documents of the rows still add up."""
     reasons, scores = section["reasons"], section["scores"]
     if len(reasons) > rows:
-        rest = reasons[rows:]
-        reasons = [*reasons[:rows], {"stage": "others", "reason": f"{len(rest)} more reasons", "samples": [],
-                                     "docs": sum(r["docs"] for r in rest), "sources": {}}]
+        others = reasons[rows:]
+        reasons = [*reasons[:rows], {"stage": "others", "reason": f"{len(others)} more reasons", "samples": [],
+                                     "docs": sum(r["docs"] for r in others), "sources": {}}]
     if len(scores) > rows:
         most = sorted(scores, key=lambda name: (-sum(scores[name].values()), name))[:rows]
         scores = {name: scores[name] for name in sorted(most)}

@@ -87,12 +87,12 @@ def test_excerpts_are_scrubbed_whatever_is_cut():
     address = "someone.somewhere@mail.example.org"
     for lead in range(samples.EXCERPT - 40, samples.EXCERPT + 5):
         assert "someone" not in samples.excerpt("x" * lead + " " + address + " y" * 50)
-    for lead in range(samples._LOOKED_AT - 60, samples._LOOKED_AT + 5):       # white space only, then a cut address
+    for lead in range(samples._SEARCHED_CHARS - 60, samples._SEARCHED_CHARS + 5):  # white space, then a cut address
         assert "someone" not in samples.excerpt(" " * lead + address)
     long = samples.excerpt("word " * 200)
     assert len(long) <= samples.EXCERPT + 2 and long.endswith(" …")
     assert samples.excerpt("x" * 10_000) == "x" * samples.EXCERPT + " …"
-    assert "someone" not in samples.shown("https://x.example/?u=someone%40mail.example.org")
+    assert "someone" not in samples.masked_address("https://x.example/?u=someone%40mail.example.org")
 
 
 def test_pairs_begin_where_the_texts_part():
