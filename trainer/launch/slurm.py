@@ -23,10 +23,10 @@ TEMPLATE = r"""#!/usr/bin/env bash
 #
 #   @usage@
 #
-# The run's folder and its shards must be on storage that every node sees. Training goes on from the latest checkpoint,
-# with any number of ranks: submitting the same again is how one resumes. @warning@ s before the time limit (as long as
-# `tokenmill train slurm --warning` says) the step is finished, a checkpoint written, and the job puts itself back into
-# the queue. When a rank dies, all are started again from the latest checkpoint, three times at most.
+# The run's folder and its shards must be on storage that every node sees. Training continues from the latest
+# checkpoint, on any number of ranks; to resume it, submit the same command again. @warning@ s before the time limit
+# (set by `tokenmill train slurm --warning`) the job finishes its step, writes a checkpoint and puts itself back into
+# the queue. When a rank dies, all ranks start again from the latest checkpoint, at most three times.
 #
 #SBATCH --job-name=tokenmill-train
 #SBATCH --nodes=@nodes@
@@ -59,21 +59,21 @@ export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}"
 address=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap hostname --ip-address | tr ' ' '\n' \
     | grep -m1 -E '^[0-9.]+$') || fail "${nodes[0]} has no IPv4 address"
 
-# told to stop, torchrun gives its ranks this long to write their checkpoint (its default is 30 s)
+# when it is asked to stop, torchrun gives its ranks this long to write their checkpoint (its default is 30 s)
 srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --kill-on-bad-exit=1 \
     torchrun --nnodes="${#nodes[@]}" --nproc-per-node="$ranks" --max-restarts=3 --shutdown-timeout=@shutdown@ \
     --rdzv-backend=c10d --rdzv-endpoint="$address:$port" --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" \
     -m trainer run "$@" &
 step=$!
 again=0
-# through Slurm, which signals the steps and not this script: srun makes SIGKILL of a SIGTERM that it gets itself
+# scancel sends the signal to the ranks and not to this script; srun itself would turn a SIGTERM into a SIGKILL
 # shellcheck disable=SC2329  # called by the traps
 stop() { scancel --signal=TERM "$SLURM_JOB_ID" || true; }
 trap 'again=1; stop' USR1
 trap 'again=0; stop' TERM
 result=0
 wait "$step" || result=$?
-while kill -0 "$step" 2> /dev/null; do        # a signal ended the wait, not the step
+while kill -0 "$step" 2> /dev/null; do        # a signal has ended `wait`, but the step still runs
     result=0
     wait "$step" || result=$?
 done
