@@ -89,8 +89,8 @@ class Margins:
 
     def decided(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the rule that decided about one dropped row as {key, threshold, signal, value, distance}, or None if
-        it is unknown. If several rules gave the row its reason, the one with the largest distance is returned, because the
-        row would be kept only if the thresholds of all of them moved."""
+        it is unknown. If several rules gave the row its reason, the one with the largest distance is returned, because
+        the row would be kept only if the thresholds of all of them moved."""
         key = (row["stage"] or "", row["reason"] or "", row["language"] or "")
         threshold, value = self._similarity(key[0], row["meta"])
         if threshold is not None and value is not None:

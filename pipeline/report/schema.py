@@ -41,7 +41,8 @@ class Made(Part):
 
 
 class Names(Part):
-    """Names in plan order, because the keys of a JSON object have none."""
+    """The names of sources, datasets and streams in the order of the plan, because the keys of a JSON object have no
+    order."""
 
     sources: list[str] = fact("sources")
     datasets: list[str] = fact("datasets")
@@ -78,7 +79,7 @@ class Source(Part):
 
 
 class Step(Part):
-    """A row of a funnel. It has `bytes` or `tokens`."""
+    """A row of a funnel: how many documents of a source are left after a step. It has `bytes` or `tokens`."""
 
     step: str = fact("`read`, the name of a dataset, or `tokens (STREAM)`")
     docs: int = fact("documents left", "documents")
@@ -90,11 +91,11 @@ class Step(Part):
 class TotalStep(Step):
     """A row of the funnel over all sources."""
 
-    sources: int = fact("sources that come by this step", "sources")
+    sources: int = fact("sources whose documents reach this step", "sources")
 
 
 class SourceTotals(Part):
-    """A source from its files to its tokens."""
+    """The sums for one source, from its files to its tokens."""
 
     files: int = fact("input files", "files")
     bytes: int = fact("their size, as stored", "bytes")
@@ -157,7 +158,7 @@ class PdfPages(Part):
 
 
 class Dataset(Part):
-    """A dataset: what it kept, and why the rest went."""
+    """A dataset: the documents that it kept, and the reasons for which others were dropped or quarantined."""
 
     docs: int = fact("documents kept", "documents")
     bytes: int = fact("their text", "bytes of UTF-8")
@@ -193,7 +194,7 @@ class Alarm(Part):
 
 
 class Duplicates(Part):
-    """A deduplication."""
+    """What one deduplication compared and removed."""
 
     barrier: str = fact("name of its node in the plan")
     step: str = fact("name of its step, e.g. `minhash`")
@@ -211,7 +212,7 @@ class Duplicates(Part):
 
 
 class SourceTokens(Part):
-    """The part of a source in a stream."""
+    """The documents and tokens of one source in a stream."""
 
     docs: int = fact("documents, training and held out", "documents")
     tokens: int = fact("tokens, training and held out", "tokens")
@@ -227,7 +228,7 @@ class Stream(Part):
     val_tokens: int = fact("held-out tokens", "tokens")
     val_targets: int = fact("held-out tokens that count for the loss", "tokens")
     near_held_out: int = fact("training documents left out because they resemble a held-out one", "documents")
-    sources: dict[str, SourceTokens] = fact("source → its part")
+    sources: dict[str, SourceTokens] = fact("source → its documents and tokens")
     quarantined: Counts = fact("reason → documents that could not be encoded", "documents")
     quarantine_samples: list[QuarantineSample] = fact("at most 3 for each stage and reason")
 
@@ -245,7 +246,7 @@ class MixtureRow(Part):
 
 
 class Training(Part):
-    """The training of a model on the run, from the trainer's summary. What it does not say is null."""
+    """The training of a model on the run, from the trainer's summary. Fields that the summary lacks are null."""
 
     parameters: int | None = fact("parameters of the model", "parameters")
     parameters_without_embeddings: int | None = fact("those without embeddings", "parameters")
@@ -309,9 +310,10 @@ class Lineage(Part):
     deps: list[str] = fact("nodes and datasets it reads")
     steps: list[str] = fact("names of its steps, in order")
     tasks: int = fact("tasks with a record", "tasks")
-    bytes: int = fact("written", "bytes")
+    bytes: int = fact("bytes that its tasks wrote", "bytes")
     cpu_s: float = fact("CPU time", "seconds")
-    content: str = fact("hash of what its parts hold, whoever made them", "hex")
+    content: str = fact("hash of the contents of its parts; it does not depend on their order, nor on the attempts that "
+                        "wrote them", "hex")
 
 
 class Report(Part):
@@ -324,9 +326,10 @@ class Report(Part):
     made: Made = fact("when, where, by whom and with what it was made")
     missing_records: int = fact("tasks without a record in the log; above 0 the figures are incomplete", "tasks")
     names: Names = fact("names in plan order")
-    sources: dict[str, Source] = fact("source → what its reader saw")
+    sources: dict[str, Source] = fact("source → files and records that its reader read")
     totals: Totals = fact("sums over the sources")
-    funnel: dict[str, list[Step]] = fact("source → its way from reading to tokens")
+    funnel: dict[str, list[Step]] = fact("source → how many of its documents are left after each step, from reading to "
+                                         "tokens")
     datasets: dict[str, Dataset] = fact("dataset → what it kept and dropped")
     samples: dict[str, list[Sample]] = fact("dataset → kept documents: of each of the 12 largest sources the 2 with "
                                             "the smallest ids")

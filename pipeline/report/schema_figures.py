@@ -1,5 +1,5 @@
-"""The schema of the report's sections `signals`, `domains`, `graph`, `clusters`, `course`,
-`losses` and `order_quality`."""
+"""The schema of the report's sections `signals`, `domains`, `graph`, `clusters`, `course`, `losses` and
+`order_quality`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pipeline.report.schema_base import Counts, Part, Sample, fact, maybe
 
 
 class Extent(Part):
-    """How much of the documents was read for a figure."""
+    """How many documents were read to compute a figure."""
 
     docs: int = fact("documents read", "documents")
-    of: int = fact("documents there are", "documents")
+    of: int = fact("documents in all", "documents")
     exact: bool = fact("whether all were read; if not, the figures are estimates")
-    uncovered: int | None = maybe("documents that no figure has, because none of those kept, or of those that a pass "
-                                  "dropped, is in a part read; left out if there are none", "documents")
+    uncovered: int | None = maybe("documents that the figures do not include: of the kept documents, or of those that "
+                                  "one pass dropped, none is in a part that was read; left out if there are none",
+                                  "documents")
 
 
 class Try(Part):
-    """A threshold, and what it lets pass if all else stays."""
+    """A threshold that is tried on a signal, and how many documents it would let pass if nothing else changed."""
 
     value: float = fact("the threshold")
-    docs: int = fact("documents within it, of all that have a value", "documents")
-    kept: int = fact("documents within it, of those that the dataset keeps", "documents")
+    docs: int = fact("documents that it lets pass, of all that have a value", "documents")
+    kept: int = fact("documents that it lets pass, of those that the dataset keeps", "documents")
 
 
 class Bound(Part):
@@ -32,11 +33,11 @@ class Bound(Part):
     key: str = fact("setting of the step")
     side: Literal["min", "max"] = fact("whether kept documents have at least or at most this value")
     value: float = fact("the threshold of the recipe")
-    at: list[Try] = fact("this and other thresholds, in order")
+    at: list[Try] = fact("this threshold and others around it, in ascending order")
 
 
 class Bins(Part):
-    """A histogram, by what became of the documents. Bins are those of `scores`."""
+    """A histogram of a signal, for kept and for dropped documents. Its bins are those of a dataset's `scores`."""
 
     kept: Counts = fact("bin → documents kept in the end", "documents")
     dropped: Counts = fact("bin → documents dropped by any step", "documents")
@@ -58,7 +59,7 @@ class Signals(Part):
 
     read: Extent = fact("how many documents were read for this")
     signals: list[Signal] = fact("signals in the order of the recipe, at most 80")
-    left_out: int = fact("signals beyond these", "signals")
+    left_out: int = fact("number of signals that are not listed", "signals")
 
 
 class GraphNode(Part):
@@ -72,11 +73,11 @@ class GraphNode(Part):
 
 
 class Edge(Part):
-    """What a node hands to another."""
+    """The documents or tokens that one node passes on to another."""
 
     from_: str = fact("name of the first node", alias="from")
     to: str = fact("name of the second node")
-    docs: int | None = maybe("documents handed on; left out where they are not counted", "documents")
+    docs: int | None = maybe("documents passed on; left out where they are not counted", "documents")
     tokens: int | None = maybe("tokens of a stream that a curriculum may read; left out for documents", "tokens")
 
 
@@ -128,7 +129,7 @@ class Clusters(Part):
 
 
 class CoursePhase(Part):
-    """A phase on the axis of tokens."""
+    """Where a phase begins and ends, in tokens."""
 
     name: str = fact("the phase")
     from_: int = fact("where it begins", "tokens", alias="from")
@@ -138,14 +139,14 @@ class CoursePhase(Part):
 class CourseStream(Part):
     """The tokens of a stream in each stretch of the order."""
 
-    planned: list[float] = fact("its share of each stretch", "tokens")
-    realised: list[int] = fact("what the order gives it", "tokens")
+    planned: list[float] = fact("tokens of each stretch that its weight gives it", "tokens")
+    realised: list[int] = fact("tokens of each stretch that the order of samples gives it", "tokens")
 
 
 class Course(Part):
-    """The mixture over the tokens of the curriculum, in stretches of which each lies in one phase."""
+    """The mixture over the course of the training. The curriculum is divided into stretches; each lies in one phase."""
 
-    at: list[int] = fact("ends of the stretches, the first one 0", "tokens")
+    at: list[int] = fact("positions at which the stretches end; the first entry is 0", "tokens")
     phases: list[CoursePhase] = fact("phases in order")
     streams: dict[str, CourseStream] = fact("stream → its tokens")
 
@@ -160,14 +161,14 @@ class LossPoint(Part):
 
 
 class Losses(Part):
-    """The losses of a training. Of long ones every n-th is kept."""
+    """The losses of a training. If there are many, only every n-th is in the report."""
 
     steps: list[LossPoint] = fact("losses of steps, on training data")
     evals: list[LossPoint] = fact("losses of evaluations, on held-out data")
 
 
 class Domain(Part):
-    """A domain of a dataset."""
+    """A domain (host of URLs), and how many of its documents a dataset keeps."""
 
     domain: str = fact("host of the documents' URLs, without `www.`, masked")
     kept: int = fact("documents kept", "documents")
@@ -175,7 +176,7 @@ class Domain(Part):
 
 
 class Domains(Part):
-    """The domains of a dataset."""
+    """The domains from which the documents of a dataset come."""
 
     read: Extent = fact("how many documents were read for this")
     domains: int = fact("different domains among them", "domains")
@@ -184,7 +185,7 @@ class Domains(Part):
 
 
 class StreamOrder(Part):
-    """A stream in the order of the samples that were looked at."""
+    """How well the windows of one stream are spread over the samples that were examined."""
 
     windows: int = fact("its windows", "windows")
     neighbours: int = fact("pairs of them in one step that follow each other in the stream", "pairs")
@@ -194,7 +195,8 @@ class StreamOrder(Part):
 
 
 class OrderQuality(Part):
-    """Whether batches have the planned mixture, and windows that stand side by side are far apart in the order."""
+    """Whether batches have the planned mixture, and whether windows that are neighbours in their stream are far apart
+    in the order of training."""
 
     steps: int = fact("steps looked at", "steps")
     of: int = fact("steps of the curriculum", "steps")

@@ -261,7 +261,8 @@ def test_what_stays(config, stay):
     assert sorted(ckpt.steps_to_keep(found, ckpt.CheckpointConfig(**config))) == stay
     there: list[ckpt.Checkpoint] = []                # one by one, as a training does it
     for one in found:
-        there = [c for c in (*there, one) if c.step in ckpt.steps_to_keep([*there, one], ckpt.CheckpointConfig(**config))]
+        stay_now = ckpt.steps_to_keep([*there, one], ckpt.CheckpointConfig(**config))
+        there = [c for c in (*there, one) if c.step in stay_now]
     assert [c.step for c in there] == stay
 
 
