@@ -312,8 +312,8 @@ class Lineage(Part):
     tasks: int = fact("tasks with a record", "tasks")
     bytes: int = fact("bytes that its tasks wrote", "bytes")
     cpu_s: float = fact("CPU time", "seconds")
-    content: str = fact("hash of the contents of its parts; it does not depend on their order, nor on the attempts that "
-                        "wrote them", "hex")
+    content: str = fact("hash of the contents of its parts; it depends neither on their order nor on the attempts "
+                        "that wrote them", "hex")
 
 
 class Report(Part):
