@@ -58,6 +58,10 @@ class RequestReused(QueueError):
     """Two different submissions have the same request id."""
 
 
+class RunTaken(QueueError):
+    """Another submission for a run of the same name has not ended."""
+
+
 class QueueFull(QueueError):
     """Too many recipes wait already."""
 
@@ -273,8 +277,8 @@ class Queue:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def submit(self, submission: Submission) -> Entry:
-        """Put a recipe at the end of the queue, or return the entry that this request has made before. Raises QueueFull
-        and RequestReused.
+        """Put a recipe at the end of the queue, or return the entry that this request has made before. To resume a run
+        whose entry has not ended returns that entry. Raises QueueFull, RequestReused and RunTaken.
 
         A request that is sent twice at the same time makes one entry: all earlier entries are read before a number is
         found free, and whoever finds it taken reads who took it.
@@ -291,6 +295,12 @@ class Queue:
                             raise RequestReused(f"the request id {submission.request!r} was used before, for run "
                                                 f"'{entry.run}'; send another id with another recipe")
                         return entry
+                    # each of two servers may have found the name free before the other put its entry
+                    if entry.run == submission.run and not entry.ended and entry.digest != digest:
+                        if submission.resumes:
+                            return entry
+                        raise RunTaken(f"the run '{entry.run}' of another submission is in the queue; choose another "
+                                       f"name, or cancel that run")
                 if sum(e.state == "waiting" for e in entries) >= MOST_WAITING:
                     raise QueueFull(f"{MOST_WAITING} recipes wait in {self.store.root} already; wait for some, or "
                                     f"cancel them")

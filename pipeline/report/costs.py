@@ -32,18 +32,24 @@ def _before(node: Node) -> float:
     return node.counters.get("replayed", {}).get("cpu_s", 0.0)
 
 
+def _is_barrier(label: str) -> bool:
+    return label.startswith("barrier:")
+
+
 def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
     """One row for every stage of every pass: documents in and dropped, CPU seconds, documents per CPU second, and the
-    share of the CPU time of all rows. In each pass, "read and write" is the CPU time that no stage used."""
+    share of the CPU time of all rows. A barrier's verdicts are applied by the pass behind it, whose first row it has.
+    In each pass, "read and write" is the CPU time that no stage used."""
     rows = []
     for node in passes:
-        inside = 0.0
-        for label, stats in node.counters.get("stages", {}).items():
+        docs, inside = sum(s["docs"] for s in node.counters.get("in", {}).values()), 0.0
+        # the counters of a barrier hold the documents that it removed; it has judged all that the pass read
+        for label, stats in sorted(node.counters.get("stages", {}).items(), key=lambda stage: not _is_barrier(stage[0])):
             inside += stats["cpu_s"]
-            rows.append({"pass": node.name, "stage": label.partition(":")[2], "in": stats["in"],
+            rows.append({"pass": node.name, "stage": label.partition(":")[2],
+                         "in": docs if _is_barrier(label) else stats["in"],
                          "dropped": sum(n for by in stats["dropped"].values() for n in by.values()),
                          "cpu_s": stats["cpu_s"]})
-        docs = sum(s["docs"] for s in node.counters.get("in", {}).values())
         rows.append({"pass": node.name, "stage": "read and write", "in": docs, "dropped": 0,
                      "cpu_s": max(0.0, node.cpu_s + _before(node) - inside)})
     total = sum(r["cpu_s"] for r in rows) or 1.0

@@ -138,8 +138,8 @@ async def cancel_run(request: Request, store: str, at: StoreOf, run: str, role: 
 async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role: Operator,
                      key: RequestId = None) -> dict[str, Any]:
     """Put a run that has failed, was stopped or has died into the queue again, with the recipe that the store keeps.
-    What it has committed is not repeated. A run that is in the queue stays where it is. A run that is done reads its
-    inputs again, and publishes its datasets in place of those that a later run has published."""
+    What it has committed is not repeated. A run that is in the queue stays where it is. A run that is done is refused:
+    its datasets would replace those that a later run has published."""
     queue = _queue(request, store)
     entries = await run_in_threadpool(queue.entries)
     known = next((e for e in entries if e.run == run and not e.ended), None)
@@ -149,6 +149,9 @@ async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role
     if current.state in ("running", "stopping"):
         raise Problem(409, "Is running", f"the run {run!r} is {current.state} outside the queue", "run",
                       "wait for it, or cancel it")
+    if current.state == "done":
+        raise Problem(409, "Is done", f"the run {run!r} is done, nothing of it is left to do", "run",
+                      "submit its recipe again to run it on inputs that have changed")
     submission = await run_in_threadpool(_kept, request, at, run, key, str(role), entries)
     _refuse_errors(await _check(request, submission, None))
     return await _put(request, store, submission, run)

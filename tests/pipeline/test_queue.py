@@ -32,6 +32,7 @@ from pipeline.cluster.queue import (
     Queue,
     QueueError,
     RequestReused,
+    RunTaken,
     Submission,
     UnknownEntry,
     event_name,
@@ -113,6 +114,17 @@ def test_a_request_sent_twice_makes_one_entry(store):
     assert len(one.entries()) == 1
     with pytest.raises(RequestReused, match="request-1"):
         other.submit(submission(1, text="version: 1\n# another\n"))
+
+
+def test_a_run_in_the_queue_keeps_its_name_from_other_submissions(store):
+    """Two servers may both have found the name free before one of them puts its entry."""
+    one, other = Queue(store), Queue(store)
+    first = one.submit(submission(1, run="run"))
+    with pytest.raises(RunTaken, match="'run'"):
+        other.submit(submission(2, run="run", text="version: 1\n# another\n"))
+    assert other.submit(submission(3, run="run", resumes=True)) == first
+    one.cancel(1, "operator")
+    assert other.submit(submission(2, run="run", text="version: 1\n# another\n")).number == 2
 
 
 def test_requests_sent_by_many_at_once_make_one_entry_each(store):

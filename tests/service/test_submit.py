@@ -164,22 +164,26 @@ def test_errors_do_not_tell_the_address_of_the_cluster(tmp_path):
     assert "6379" not in json.dumps(site.get("/queue/1"))
 
 
-def test_a_submitted_run_runs_and_is_resumed(site):
+def test_a_failed_run_is_resumed_and_a_done_one_is_not(site):
     """With the real dispatcher and real drivers, through a restart of the server."""
     (site.data / "docs" / "d0.txt").write_text("short")
+    site.post("/queue", {"recipe": RECIPE, "name": "mine"})
+    (site.data / "docs").rename(site.data / "moved")
     with site.client:
-        site.post("/queue", {"recipe": RECIPE, "name": "mine"})
-        _until(lambda: site.get("/queue/1")["state"] == "done")
+        _until(lambda: site.get("/queue/1")["state"] == "failed")
     run = site.get("/queue/1")["run"]
-    assert run.startswith("mine-") and list(site.store.list("datasets/clean"))
-    assert [e["kind"] for e in site.get("/queue/1")["events"]] == ["submitted", "start", "running", "done"]
+    assert run.startswith("mine-") and not list(site.store.list("datasets/clean"))
+    assert [e["kind"] for e in site.get("/queue/1")["events"]] == ["submitted", "start", "running", "failed"]
+    (site.data / "moved").rename(site.data / "docs")
     resumed = site.post(f"/runs/{run}/resume").json()
     assert (resumed["number"], resumed["resumes"], resumed["run"]) == (2, True, run)
     assert site.post(f"/runs/{run}/resume").json()["number"] == 2           # it is in the queue already
     restarted = Site(site.data.parent)
     with restarted.client:
         _until(lambda: restarted.get("/queue/2")["state"] == "done")
-    assert site.get(f"/runs/{run}")["state"] == "done"
+    assert site.get(f"/runs/{run}")["state"] == "done" and list(site.store.list("datasets/clean"))
+    answer = site.post(f"/runs/{run}/resume")
+    assert answer.status_code == 409 and "submit its recipe again" in answer.json()["remedy"]
 
 
 def test_the_name_of_a_run_that_is_there_is_not_taken(site):
