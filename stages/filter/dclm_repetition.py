@@ -62,7 +62,7 @@ class DclmRepetition(Stage):
         return self.verdict(doc)
 
     def measure(self, doc: Document) -> dict[str, float]:
-        out: dict[str, float] = {}
+        signals: dict[str, float] = {}
         for kind, end in (("line", "\n"), ("paragraph", "\n\n")):
             parts = [part for found in doc.text.split(end) if (part := found.strip())]
             copies = characters = 0
@@ -71,17 +71,17 @@ class DclmRepetition(Stage):
                     if count > 1:
                         copies += count
                         characters += count * len(part)
-            out[f"dclm_rep_{kind}"] = copies / len(parts)
-            out[f"dclm_rep_{kind}_chars"] = characters / sum(map(len, parts))
+            signals[f"dclm_rep_{kind}"] = copies / len(parts)
+            signals[f"dclm_rep_{kind}_chars"] = characters / sum(map(len, parts))
         ids, lengths = number(doc.view("segments", segments))
         total = int(lengths[ids].sum())
         found = repeated(ids, lengths, _TOP[0], _ALL[-1]).tolist()
         for n, (count, _, longest, covered) in zip(range(_TOP[0], _ALL[-1] + 1), found):
             if n in _TOP:
-                out[f"dclm_rep_top_{n}_gram"] = longest * count / total if count > 1 else 0.0
+                signals[f"dclm_rep_top_{n}_gram"] = longest * count / total if count > 1 else 0.0
             else:
-                out[f"dclm_rep_dup_{n}_gram"] = covered / total if total else 0.0
-        return out
+                signals[f"dclm_rep_dup_{n}_gram"] = covered / total if total else 0.0
+        return signals
 
     def verdict(self, doc: Document) -> str | None:
         if "dclm_rep_line" not in doc.signals:
