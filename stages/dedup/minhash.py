@@ -107,19 +107,19 @@ class MinHashSignature(Stage):
 
     def shingles(self, text: str, language: str = "") -> tuple[NDArray[np.uint64], int]:
         """(hash of every word n-gram in order, number of words) of the first `max_chars` characters of a text."""
-        plain = simplify(text[:self.config.max_chars])
+        simplified = simplify(text[:self.config.max_chars])
         if self.config.dialect == "tokenmill":
-            return word_shingles(plain, self.config.ngram)
-        words = self.words_of(plain, language)
-        hashed = shingle_sha1 if self.config.hash == "sha1" else shingle_xxhash
-        return hashed(words, self.config.ngram), len(words)
+            return word_shingles(simplified, self.config.ngram)
+        words = self.words_of(simplified, language)
+        hash_shingles = shingle_sha1 if self.config.hash == "sha1" else shingle_xxhash
+        return hash_shingles(words, self.config.ngram), len(words)
 
-    def words_of(self, plain: str, language: str) -> Words:
+    def words_of(self, simplified: str, language: str) -> Words:
         """The words of a simplified text, as dialect datatrove splits it."""
         if self.config.words == "english":
-            return words_of(plain)
+            return words_of(simplified)
         rules = _rules(language)
-        return words_of(plain, rules) if rules is not None else Words.of(split_words(plain))
+        return words_of(simplified, rules) if rules is not None else Words.of(split_words(simplified))
 
     def signature(self, text: str, language: str = "") -> NDArray[np.uint64] | None:
         """The MinHash signature of a text, uint64[bands * rows]; None for a text without shingles."""
@@ -142,10 +142,10 @@ def _rules(language: str) -> str | None:
     """spaCy's rules for splitting a language, which may be given by any of its names. None for unknown languages and
     for those whose rules need a package (Chinese, Japanese, Thai …). Texts in these languages are split as in dialect
     tokenmill, even if the package is installed."""
-    found, named = splitter(language), tag(language)
-    if found is None and named is not None:
-        found = splitter(f"{named.language}_{named.script}" if named.script else named.language)
-    return found.rules if found is not None else None
+    word_splitter, parsed = splitter(language), tag(language)
+    if word_splitter is None and parsed is not None:
+        word_splitter = splitter(f"{parsed.language}_{parsed.script}" if parsed.script else parsed.language)
+    return word_splitter.rules if word_splitter is not None else None
 
 
 class MinHash(Barrier):
@@ -244,9 +244,9 @@ class MinHash(Barrier):
             """The number of buckets into which the clusters are divided, estimated from the number of candidates and
             the bytes of an average document's shingles."""
             rows, size = sum(g.rows for g in plan), sum(g.bytes for g in plan)
-            some = sum(r.counters["candidates"] for r in done["clusters"])
-            return sizes.buckets(some * (80 + 8 * c.bands) + (some * size * 3 // max(rows, 1) if verify else 0),
-                                 len(plan))
+            candidates = sum(r.counters["candidates"] for r in done["clusters"])
+            shingle_bytes = candidates * size * 3 // max(rows, 1) if verify else 0
+            return sizes.buckets(candidates * (80 + 8 * c.bands) + shingle_bytes, len(plan))
 
         return [Wave("bands", bands), Wave("links", links), *cluster_waves(firsts, sizes), Wave("shingles", shingles),
                 Wave("verify", judged), Wave("slices", slices)]
@@ -268,10 +268,10 @@ class MinHashSlices:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        every = np.concatenate(read_segments(inputs, args["verdicts"], args["group"], VERDICT))
+        all_verdicts = np.concatenate(read_segments(inputs, args["verdicts"], args["group"], VERDICT))
         near = dict(by_part(np.concatenate(read_segments(inputs, args["near"], args["group"], NEAR))))
-        for part, verdicts in by_part(every):
-            said = slice_table(verdicts["row"], verdicts["removed"] > 0, "minhash", verdicts, near.get(part))
-            write_slice(out, f"slice.{part}.parquet", said)
-        gone = int((every["removed"] > 0).sum())
-        return {"removed": {args["dataset"]: {"minhash": gone}}, "clustered": {args["dataset"]: len(every)}}
+        for part, verdicts in by_part(all_verdicts):
+            sliced = slice_table(verdicts["row"], verdicts["removed"] > 0, "minhash", verdicts, near.get(part))
+            write_slice(out, f"slice.{part}.parquet", sliced)
+        removed = int((all_verdicts["removed"] > 0).sum())
+        return {"removed": {args["dataset"]: {"minhash": removed}}, "clustered": {args["dataset"]: len(all_verdicts)}}
