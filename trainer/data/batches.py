@@ -140,7 +140,7 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
     window in that set). Raises ShardError for a truncated shard, or for impossible tokens or document ends."""
     places = list(places)
     for s, w in places:
-        sets[s].ahead(w * length, w * length + length + 1)
+        sets[s].prefetch(w * length, w * length + length + 1)
     for shards, shard in sorted({(s, shard) for s, w in places for shard in touched(sets[s], w * length, length + 1)}):
         refuse_short(sets[shards], shard)
     rows: list[Row] = [(sets[s].window(w, length), sets[s].bounds(w, length), s,
