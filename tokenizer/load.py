@@ -174,6 +174,7 @@ class Fast(HuggingFace):
 
 
 def _huggingface(data: bytes, path: Path, eos: str | int | None) -> tuple[HuggingFace, str | int]:
+    """The fastest backend for a tokenizer.json, and its end-of-text token."""
     try:
         doc = json.loads(data)
         special = [token["content"] for token in doc.get("added_tokens") or [] if token.get("special")]

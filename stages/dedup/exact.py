@@ -129,7 +129,7 @@ class Exact(Barrier):
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         plan = groups(parts, self.sizes)
-        ranges = self.sizes.buckets(sum(g.rows for g in plan) * HASHED.itemsize, len(plan))
+        ranges = self.sizes.buckets(sum(group.rows for group in plan) * HASHED.itemsize, len(plan))
         for group in plan:
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
@@ -140,18 +140,19 @@ class Exact(Barrier):
         def mapper(column: str, after: str | None) -> WaveTasks:
             def tasks(done: Done) -> Iterator[TaskDraft]:
                 first_survivors = survivors(done, after) if after else []
-                for number, g in enumerate(plan):
-                    side = g.sides(self.name)
+                for number, group in enumerate(plan):
+                    side = group.sides(self.name)
                     yield TaskDraft("stages.dedup.exact:ExactMap",
                                     {"sides": side, "column": column, "buckets": ranges, "after": after,
                                      "gone": first_survivors, "group": number if after else 0},
-                                    sum(s["bytes"] for s in side), f"{g.dataset}: {column} hashes of {g.size} parts",
-                                    500 + g.rows * 250 // 2**20)
+                                    sum(s["bytes"] for s in side),
+                                    f"{group.dataset}: {column} hashes of {group.size} parts",
+                                    500 + group.rows * 250 // 2**20)
             return tasks
 
         def reducer(column: str) -> WaveTasks:
             def tasks(done: Done) -> Iterator[TaskDraft]:
-                maps, ranks = files_of(done[f"{column}_map"], "hashes.seg"), [g.rank for g in plan]
+                maps, ranks = files_of(done[f"{column}_map"], "hashes.seg"), [group.rank for group in plan]
                 size = sum(m["bytes"] for m in maps) // ranges
                 for b in range(ranges if plan else 0):
                     yield TaskDraft("stages.dedup.exact:ExactReduce", {"maps": maps, "ranks": ranks, "bucket": b}, size,
@@ -161,12 +162,12 @@ class Exact(Barrier):
         def slices(done: Done) -> Iterator[TaskDraft]:
             by_column = {column: survivors(done, column) for column in self._columns()}
             repeated = any(task.counters["repeated"] for column in by_column for task in done[f"{column}_reduce"])
-            for number, g in enumerate(plan if repeated else ()):
-                side = g.sides(self.name)
+            for number, group in enumerate(plan if repeated else ()):
+                side = group.sides(self.name)
                 yield TaskDraft("stages.dedup.exact:ExactSlices",
-                                {"sides": side, "group": number, "dataset": g.dataset, "survivors": by_column},
-                                sum(s["bytes"] for s in side), f"{g.dataset}: removals of {g.size} parts",
-                                500 + g.rows * 250 // 2**20)
+                                {"sides": side, "group": number, "dataset": group.dataset, "survivors": by_column},
+                                sum(s["bytes"] for s in side), f"{group.dataset}: removals of {group.size} parts",
+                                500 + group.rows * 250 // 2**20)
 
         waves, previous = [], None
         for column in self._columns():

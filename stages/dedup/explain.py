@@ -27,8 +27,8 @@ class Explanation:
 
     similarity: float              # Jaccard similarity of their sets of word n-grams
     threshold: float | None        # `verify`; None: no check, LSH alone decides
-    contained: float               # share of the removed text's n-grams the kept one has
-    removed_ngrams: int            # distinct n-grams of each, and common ones
+    contained: float               # share of the removed text's n-grams that the kept text also has
+    removed_ngrams: int            # distinct n-grams of the removed text, of the kept text, and of both
     kept_ngrams: int
     common_ngrams: int
     shared_bands: int              # of `bands`; at least one makes the pair a candidate

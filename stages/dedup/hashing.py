@@ -58,6 +58,7 @@ _WORD = re.compile(f"[{_CLASS}]|[^ {_CLASS}]+")
 
 @njit(cache=True)
 def _unspaced(code):
+    """Whether a code point belongs to one of the scripts in UNSPACED."""
     for i in range(_RANGES.shape[0]):  # noqa: SIM110 (numba knows no generator expressions)
         if _RANGES[i, 0] <= code <= _RANGES[i, 1]:
             return True
@@ -66,6 +67,7 @@ def _unspaced(code):
 
 @njit(cache=True)
 def _word_hashes(data):
+    """The hash of each word of a simplified text, uint64[words]. `data` is the text in UTF-8, uint8[bytes]."""
     out = np.empty(data.shape[0], np.uint64)
     count, i, inside, hashed = 0, 0, False, _FNV_START
     while i < data.shape[0]:
@@ -98,6 +100,7 @@ def _word_hashes(data):
 
 @njit(cache=True)
 def _join(words, ngram):
+    """The hash of every run of `ngram` words, from the hashes of the words."""
     total = words.shape[0] - ngram + 1
     out = np.empty(max(total, 0), np.uint64)
     for first in range(total):
@@ -110,6 +113,7 @@ def _join(words, ngram):
 
 @njit(cache=True)
 def _minima(shingles, a, b):
+    """For each permutation x -> a x + b modulo 2**64, its smallest value over the shingles; dialect ``tokenmill``."""
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
     for number in range(shingles.shape[0]):
         shingle = shingles[number]
@@ -121,6 +125,7 @@ def _minima(shingles, a, b):
 
 @njit(cache=True)
 def _minima_mersenne(shingles, a, b):
+    """The same for the functions of dialect ``datatrove``."""
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
     for number in range(shingles.shape[0]):
         shingle = shingles[number]

@@ -123,6 +123,7 @@ def stars(key: U64, place: U64, counts: NDArray[np.uint32] | None = None) -> tup
 # -- union-find ------------------------------------------------------------------------------------------------------
 @njit(cache=True)
 def _roots(ends, other_ends, size):
+    """For each of `size` nodes the smallest node of its component; edge i joins ends[i] and other_ends[i]."""
     parent = np.arange(size)
     for edge in range(ends.shape[0]):
         root, other_root = ends[edge], other_ends[edge]

@@ -88,20 +88,20 @@ class Shingles:
         members = np.concatenate(read_segments(inputs, args["members"], args["group"], MEMBER))
         sets = _SetWriter(out.path("shingles.bin"), args["chunk"]) if args["texts"] else None
         blocks = []
-        for part, chosen in by_part(members):
+        for part, members_of_part in by_part(members):
             refs = args["parts"][part]
-            records = np.zeros(len(chosen), dtype)
+            records = np.zeros(len(members_of_part), dtype)
             for field in ("root", "part", "row"):
-                records[field] = chosen[field]
+                records[field] = members_of_part[field]
             columns = ["id", "bands", "chars", *(["language"] if stage.config.words == "language" else [])]
-            side = read_side(inputs.fetch(refs["side"]), columns, chosen["row"])
+            side = read_side(inputs.fetch(refs["side"]), columns, members_of_part["row"])
             records["id_hi"], records["id_lo"] = ids_to_ints(side["id"])
             records["chars"] = side["chars"].to_numpy()
             records["bands"] = fixed_bytes(side["bands"])[1].view("<u8")
             blocks.append(records)
             if sets is not None:
-                languages = side["language"].to_pylist() if "language" in columns else [""] * len(chosen)
-                for number, text in enumerate(texts_at(inputs.fetch(refs["text"]), chosen["row"])):
+                languages = side["language"].to_pylist() if "language" in columns else [""] * len(members_of_part)
+                for number, text in enumerate(texts_at(inputs.fetch(refs["text"]), members_of_part["row"])):
                     sets.add(records[number:number + 1], np.unique(stage.shingles(text, languages[number])[0]))
         if sets is not None:
             sets.close()
@@ -115,18 +115,18 @@ class Shingles:
 def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
     """Yield the texts of the given rows (ascending) of a part. Row groups of the file without any of these rows are not
     read."""
-    first = read = 0
+    first = rows_read = 0
     with open_parquet(path) as file:
         for number in range(file.num_row_groups):
             stop = first + file.metadata.row_group(number).num_rows
-            stop_read = int(np.searchsorted(rows, stop))
-            if stop_read > read:
+            rows_up_to = int(np.searchsorted(rows, stop))
+            if rows_up_to > rows_read:
                 column = file.read_row_group(number, columns=["text"])["text"]
-                for row in rows[read:stop_read].tolist():
+                for row in rows[rows_read:rows_up_to].tolist():
                     yield column[row - first].as_py()
-            first, read = stop, stop_read
-    if read < len(rows):
-        raise ValueError(f"a part has {first} rows, but its side table speaks of row {int(rows[read])}")
+            first, rows_read = stop, rows_up_to
+    if rows_read < len(rows):
+        raise ValueError(f"a part has {first} rows, but its side table speaks of row {int(rows[rows_read])}")
 
 
 class _SetWriter:

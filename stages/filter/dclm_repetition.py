@@ -64,7 +64,7 @@ class DclmRepetition(Stage):
     def measure(self, doc: Document) -> dict[str, float]:
         signals: dict[str, float] = {}
         for kind, end in (("line", "\n"), ("paragraph", "\n\n")):
-            parts = [part for found in doc.text.split(end) if (part := found.strip())]
+            parts = [part for piece in doc.text.split(end) if (part := piece.strip())]
             copies = characters = 0
             if len(set(parts)) < len(parts):
                 for part, count in Counter(parts).items():
@@ -75,8 +75,8 @@ class DclmRepetition(Stage):
             signals[f"dclm_rep_{kind}_chars"] = characters / sum(map(len, parts))
         ids, lengths = number(doc.view("segments", segments))
         total = int(lengths[ids].sum())
-        found = repeated(ids, lengths, _TOP[0], _ALL[-1]).tolist()
-        for n, (count, _, longest, covered) in zip(range(_TOP[0], _ALL[-1] + 1), found):
+        repeats = repeated(ids, lengths, _TOP[0], _ALL[-1]).tolist()
+        for n, (count, _, longest, covered) in zip(range(_TOP[0], _ALL[-1] + 1), repeats):
             if n in _TOP:
                 signals[f"dclm_rep_top_{n}_gram"] = longest * count / total if count > 1 else 0.0
             else:

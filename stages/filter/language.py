@@ -169,7 +169,7 @@ class Language(Stage):
         lines = doc.text.split("\n")
         sizes: dict[str, int] = {}
         foreign, identified = [], 0
-        for i, line in enumerate(lines):
+        for number, line in enumerate(lines):
             if len(line) < self.config.paragraph_chars:
                 continue
             predictions = self._model.predict(line)
@@ -178,20 +178,20 @@ class Language(Stage):
             identified += 1
             sizes[predictions[0][0]] = sizes.get(predictions[0][0], 0) + len(line)
             if predictions[0][0] != doc.language:
-                foreign.append(i)
+                foreign.append(number)
         doc.signals["language_paragraphs"] = identified
         doc.signals["languages"] = len(sizes)
         doc.signals.pop("language_share", None)             # an earlier step may have written it
         if identified:
             doc.signals["language_share"] = sizes.get(doc.language, 0) / sum(sizes.values())
         cut = set(foreign) if self.config.drop_foreign else set()
-        doc.signals["language_cut"] = sum(len(lines[i]) for i in cut)
+        doc.signals["language_cut"] = sum(len(lines[number]) for number in cut)
         if not cut:
             return None
         kept: list[str] = []
         gap = False                                         # a line was deleted since the last kept one
-        for i, line in enumerate(lines):
-            if i in cut:
+        for number, line in enumerate(lines):
+            if number in cut:
                 gap = True
             elif not gap or line or (kept and kept[-1]):    # of the empty lines around a deleted line, one is kept
                 kept.append(line)

@@ -183,12 +183,12 @@ def _lorem_ipsum(normalised: str, words: list[str]) -> float:
     return _share(len(_LOREM.findall(spaced)), len(spaced))
 
 
-def _bad_words(words: Sequence[str], bad: frozenset[str], sizes: Sequence[int]) -> int:
+def _bad_words(words: Sequence[str], entries: frozenset[str], sizes: Sequence[int]) -> int:
     """Number of runs of words that are on the list. Every occurrence counts, even inside another."""
     total = 0
     for size in sizes:
         shifted = [words[offset:] for offset in range(size)]
-        total += sum(map(bad.__contains__, words if size == 1 else map(" ".join, zip(*shifted, strict=False))))
+        total += sum(map(entries.__contains__, words if size == 1 else map(" ".join, zip(*shifted, strict=False))))
     return total
 
 

@@ -77,7 +77,7 @@ class Rights(Stage):
     version = 1
     cost_ms, drops = 0.6, True
     memory_mb = 5
-    signals = (*(f"rights_{what}" for what in CLAIMS), "rights_open")
+    signals = (*(f"rights_{claim}" for claim in CLAIMS), "rights_open")
 
     class Config(StageConfig):
         respect: tuple[Claim, ...] = decision((), "what drops a document that says it, e.g. [noai, tdm]")

@@ -50,6 +50,7 @@ class Condition(StageConfig):
         return self
 
     def holds(self, value: float) -> bool:
+        """Whether a value meets the condition."""
         if self.any is not None:
             return value in self.any
         return (self.min is None or value >= self.min) and (self.max is None or value < self.max)
@@ -144,7 +145,7 @@ class Where(Stage):
         return None
 
     @staticmethod
-    def apart(first: Config, second: Config) -> bool:
+    def disjoint_configs(first: Config, second: Config) -> bool:
         """Whether no document can meet the conditions of both configs."""
         if first.source is not None and second.source is not None and set(first.source).isdisjoint(second.source):
             return True

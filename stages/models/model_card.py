@@ -70,7 +70,7 @@ def decimal(score: float) -> str:
 def markdown(card: dict[str, Any]) -> str:
     """The card as a page."""
     name, examples = card["model"]["file"], card["examples"]
-    labels, settings = ", ".join(f"`{_cell(label)}`" for label in _first(card["labels"])), card["settings"]
+    labels, settings = ", ".join(f"`{_cell(label)}`" for label in _first_names(card["labels"])), card["settings"]
     kind = {"binary": f"binary, for `{card['target']}`", "grades": "grades; the score is the expected one",
             "labels": "a choice of labels"}[card["kind"]]
     out = [f"# Model card: {name}", "",
@@ -150,7 +150,7 @@ def _features(card: dict[str, Any]) -> list[str]:
     out = ["## What it goes by", "",
            f"Words seen {FEWEST_OCCURRENCES} times or more, the strongest first; pairs of words count, too, but have "
            "no names.", ""]
-    for label in _first(list(words_by_label)):
+    for label in _first_names(list(words_by_label)):
         out += [f"- {_cell(label)}: " + ", ".join(_cell(word) for word, _, _ in words_by_label[label])]
     return [*out, ""]
 
@@ -183,7 +183,7 @@ def _interval(pair: list[float] | None) -> str:
     return "" if pair is None or any(math.isnan(bound) for bound in pair) else f"[{pair[0]:.3f}, {pair[1]:.3f}]"
 
 
-def _first(names: list[str], most: int = 30) -> list[str]:
+def _first_names(names: list[str], most: int = 30) -> list[str]:
     """At most `most` names, and the number of the others."""
     return names if len(names) <= most else [*names[:most], f"… {len(names) - most} more"]
 

@@ -173,7 +173,7 @@ def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Cla
     """The classifier with a calibration fitted on `part`; unchanged if there are too few texts to fit one for every
     label."""
     raw = classifier.raw([example.text for example in part])
-    one = round(1 / Quality.grid)
+    steps_of_one = round(1 / Quality.grid)
     tables: dict[str, Any] = {}
     grade = method = None
     if classifier.kind == "grades" and raw.score is not None:
@@ -185,8 +185,8 @@ def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Cla
         method, grade = fitted
     else:
         for column, label in enumerate(classifier.labels):
-            truths = [one * (example.label == label) for example in part]
-            fitted = calibration.fit(raw.probabilities[:, column], truths, 0, one)
+            truths = [steps_of_one * (example.label == label) for example in part]
+            fitted = calibration.fit(raw.probabilities[:, column], truths, 0, steps_of_one)
             if fitted is None:
                 return classifier
             method, tables[label] = fitted

@@ -86,7 +86,7 @@ def _isotonic(x: NDArray[np.int64], y: NDArray[np.float64], low: int, high: int)
         blocks.append([count, value * count, total])
         while len(blocks) > 1 and blocks[-2][2] * blocks[-1][0] >= blocks[-1][2] * blocks[-2][0]:
             last = blocks.pop()
-            blocks[-1] = [own + block for own, block in zip(blocks[-1], last)]
+            blocks[-1] = [before + after for before, after in zip(blocks[-1], last)]
     # no score is certain, so values stay half a document away from low and high
     doubt = (high - low) / (2 * len(x))
     knots = [[round(x_sum / weight), round(min(max(y_sum / weight, low + doubt), high - doubt))]

@@ -54,7 +54,7 @@ class WordSums:
         FileNotFoundError: there is no such file.
     """
 
-    def __init__(self, path: str | Path, kept: int = MOST_BYTES) -> None:
+    def __init__(self, path: str | Path, cache_bytes: int = MOST_BYTES) -> None:
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such fastText model")
         try:
@@ -65,7 +65,7 @@ class WordSums:
         except (struct.error, IndexError, ValueError) as e:
             raise UnknownFormat(f"{path}: no fastText model, or one cut short ({e})") from e
         dim = self._rows.shape[1]
-        capacity = max(min(kept // (4 * dim), MOST_WORDS), 1)
+        capacity = max(min(cache_bytes // (4 * dim), MOST_WORDS), 1)
         #: the kept words: the sum of each, the number of rows in each sum, their hashes and indices (a table for
         #: `_find`), and how many words are kept
         self._cache = (np.zeros((capacity, dim), np.float32), np.zeros(capacity, np.int64), *_table(capacity),

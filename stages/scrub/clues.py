@@ -53,8 +53,8 @@ class Clues:
 
     @property
     def none(self) -> bool:
-        """True for a text shorter than SHORT without digits, codes and private keys. False for all longer texts, which
-        are not searched."""
+        """True for a text shorter than SHORT without digits, codes and private keys, in which no finder can find
+        anything. Always False for a longer text, which is not examined here."""
         return len(self.text) < self.SHORT and not _ANY.search(self.text)
 
     @cached_property

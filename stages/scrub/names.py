@@ -107,9 +107,10 @@ def problems(folder: str | Path, kinds: Iterable[str]) -> list[str]:
                 "config.json of a Hugging Face model"]
     if missing:
         return [f"{path} needs {', '.join(missing)}: pip install 'tokenmill[{extra}]'"]
-    own = {normalised_label(label) for label in labels if isinstance(label, str)}
-    return [f"{path} has no label for {kind}; it has {', '.join(sorted(own)[:30]) or 'none'}, of which {kind} are "
-            f"{', '.join(sorted(LABELS[kind])[:4])} …" for kind in kinds if not own & LABELS[kind]]
+    own_labels = {normalised_label(label) for label in labels if isinstance(label, str)}
+    listed = ", ".join(sorted(own_labels)[:30]) or "none"
+    return [f"{path} has no label for {kind}; it has {listed}, of which {kind} are "
+            f"{', '.join(sorted(LABELS[kind])[:4])} …" for kind in kinds if not own_labels & LABELS[kind]]
 
 
 def _is_spacy(folder: Path) -> bool:

@@ -34,17 +34,17 @@ def emails(clues: Clues) -> Iterator[tuple[int, int, str]]:
     An address holds one @, which no local part contains. From each @ the domain is matched forwards, then the local
     part is searched backwards to the previous address or @ at most, so no character is read more than twice.
     """
-    text, read = clues.text, 0
+    text, read_until = clues.text, 0
     sign = text.find("@")
     while sign >= 0:
         domain = _DOMAIN.match(text, sign, sign + _EMAIL_LONGEST)
-        start = _local(text, read, sign) if domain else -1
+        start = _local(text, read_until, sign) if domain else -1
         if domain and start >= 0:
-            read = domain.end()
-            yield start, read, "email"
+            read_until = domain.end()
+            yield start, read_until, "email"
         else:
-            read = sign + 1
-        sign = text.find("@", read)
+            read_until = sign + 1
+        sign = text.find("@", read_until)
 
 
 def _local(text: str, start: int, sign: int) -> int:
@@ -71,13 +71,13 @@ def ipv4(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str
 
 def ipv6(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str]]:
     """(start, end, "ipv6") of IPv6 addresses. `public_only` leaves out private and reserved ones."""
-    text, read = clues.text, 0
-    while hint := _IPV6_HINT.search(text, read):
+    text, read_until = clues.text, 0
+    while hint := _IPV6_HINT.search(text, read_until):
         start = hint.start()
-        while start > read and text[start - 1] in _HEX:
+        while start > read_until and text[start - 1] in _HEX:
             start -= 1
-        read = _HEX_RUN.match(text, hint.start()).end()                     # type: ignore[union-attr]
-        for match in _IPV6.finditer(text, start, read + 2):                 # the pattern looks two characters ahead
+        read_until = _HEX_RUN.match(text, hint.start()).end()               # type: ignore[union-attr]
+        for match in _IPV6.finditer(text, start, read_until + 2):           # the pattern looks two characters ahead
             if _is_address(match.group(), public_only):
                 yield *match.span(), "ipv6"
 

@@ -110,7 +110,7 @@ def test_datasets_of_different_names_for_one_language_are_not_apart():
     from stages.filter.where import Where
 
     def apart(one: str, other: str) -> bool:
-        return Where.apart(Where(language=one).config, Where(language=other).config)
+        return Where.disjoint_configs(Where(language=one).config, Where(language=other).config)
 
     assert [apart("fr", "fra_Latn"), apart("fr", "de"), apart("srp_Latn", "srp_Cyrl"), apart("sr", "srp_Cyrl")] == [
         False, True, True, False]

@@ -46,6 +46,8 @@ class TokenizerRef:
 
 @dataclass(frozen=True)
 class Curriculum:
+    """The streams, the phases and everything else that determines the order of samples."""
+
     seed: int
     tokenizer: TokenizerRef
     longest: int                  # tokens of a super-window; a multiple of every phase's sequence
@@ -196,6 +198,8 @@ def _digest(doc: Mapping[str, Any]) -> str:
 
 
 def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The object `doc` as a dict. Raises CurriculumError if its keys are not the fields of the dataclass `cls`; fields
+    of Phase with a default may be missing."""
     keys = {spec.name for spec in fields(cls)}
     needed = {spec.name for spec in fields(cls) if spec.default is MISSING}
     missing, unknown = sorted((needed if cls is Phase else keys) - set(doc)), sorted(set(doc) - keys)
@@ -253,9 +257,9 @@ def cut(old: Curriculum, sample: int) -> list[Phase]:
     if sample == old.samples:
         return list(old.phases)
     index = old.phase_at(sample)
-    kept = [*old.phases[:index], replace(old.phases[index], samples=sample - old.phases[index].start)]
-    kept = [phase for phase in kept if phase.samples]
-    if not kept[-1].has_whole_steps:
-        raise CurriculumError(f"an edit at sample {sample} falls inside a step of phase '{kept[-1].name}' "
-                              f"({kept[-1].batch_at(kept[-1].samples - 1)} samples a step)")
-    return kept
+    phases = [*old.phases[:index], replace(old.phases[index], samples=sample - old.phases[index].start)]
+    phases = [phase for phase in phases if phase.samples]
+    if not phases[-1].has_whole_steps:
+        raise CurriculumError(f"an edit at sample {sample} falls inside a step of phase '{phases[-1].name}' "
+                              f"({phases[-1].batch_at(phases[-1].samples - 1)} samples a step)")
+    return phases

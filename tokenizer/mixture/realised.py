@@ -77,11 +77,11 @@ def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
     rows = []
     for phase in curriculum.phases:
         weights = [phase.weights.get(number.name, 0) for number in curriculum.streams]
-        read = max(0, min(samples, phase.stop) - phase.start)
-        windows = counts(read, weights)
+        samples_read = max(0, min(samples, phase.stop) - phase.start)
+        windows = counts(samples_read, weights)
         for number, stream in enumerate(curriculum.streams):
             if weights[number]:
                 rows.append({"phase": phase.name, "stream": stream.name,
-                             "planned": read * weights[number] / sum(weights), "realised": windows[number],
+                             "planned": samples_read * weights[number] / sum(weights), "realised": windows[number],
                              "tokens": windows[number] * phase.sequence})
     return rows

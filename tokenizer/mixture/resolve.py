@@ -235,6 +235,7 @@ def own_rate(value: Any, tokens: int, key: str) -> Any:
 
 
 def _stream(name: str, info: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> Stream:
+    """The stream of a published shard set. Raises CurriculumError if another tokenizer has encoded it."""
     train, val = info["train"], info.get("val")
     if info["tokenizer"] != tokenizer["sha256"]:
         raise CurriculumError(f"shards.{name} was encoded with another tokenizer ({info['tokenizer'][:12]}…, not "
@@ -244,6 +245,7 @@ def _stream(name: str, info: Mapping[str, Any], tokenizer: Mapping[str, Any]) ->
 
 
 def _until(value: Any, total: int, key: str) -> int:
+    """Convert a share of `total` such as '70%', or a count such as '14B', into a number of tokens."""
     text = str(value).strip()
     if not text.endswith("%"):
         return parse_count(value, key)
@@ -257,6 +259,8 @@ def _until(value: Any, total: int, key: str) -> int:
 
 
 def _longest(shards: Mapping[str, Any], names: list[str], default: int) -> int:
+    """The size of a super-window, `longest` of the recipe's `shards`. Raises CurriculumError if streams differ in
+    it."""
     lengths = {name: parse_count(shards[name]["longest"], f"shards.{name}.longest") for name in names
                if (shards.get(name) or {}).get("longest") is not None}
     if len(set(lengths.values())) > 1:

@@ -38,6 +38,7 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
 
 
 def _documents(shards: ShardSet, shard: int) -> list[str]:
+    """The faults of a shard's document ends, tokens and document table."""
     info = shards.manifest.shards[shard]
     body = shards.body(shard)
     ends = np.memmap(shards.folder / info.ends, ENDS, "r")
@@ -66,6 +67,7 @@ def _documents(shards: ShardSet, shard: int) -> list[str]:
 
 
 def _table(shards: ShardSet, shard: int, ends: np.ndarray) -> list[str]:
+    """The faults of a shard's document table; `ends` are the document ends that it must repeat."""
     info = shards.manifest.shards[shard]
     ids = hashlib.sha256()
     row = text_bytes = 0
