@@ -131,7 +131,7 @@ def _minima_mersenne(shingles, a, b):
         shingle = shingles[number]
         for function in range(a.shape[0]):
             value = shingle * a[function] + b[function]       # wraps, as numpy's uint64 does in datatrove
-            value = (value & _MERSENNE) + (value >> _U(61))       # = value modulo the Mersenne prime, once more below
+            value = (value & _MERSENNE) + (value >> _U(61))       # congruent modulo the Mersenne prime
             value = value - _MERSENNE if value >= _MERSENNE else value
             out[function] = value if value < out[function] else out[function]
     return out

@@ -78,7 +78,7 @@ class Buckets(Stage):
         group = self._edges.group(doc)
         for score in self._scores:
             value, edges = doc.signals.get(score), self._edges.scores[score].get(group)
-            doc.signals.pop(f"{score}_bucket", None)               # stored by an earlier dataset
+            doc.signals.pop(f"{score}_bucket", None)               # an earlier dataset may have stored a value
             if value is not None and edges is not None:
                 doc.signals[f"{score}_bucket"] = bisect.bisect_right(edges, value)
         return None

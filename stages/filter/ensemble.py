@@ -51,7 +51,7 @@ class Ensemble(Stage):
 
     def process(self, doc: Document) -> str | None:
         values = [value for name in self.config.of if (value := doc.signals.get(name)) is not None]
-        for name in self.signals:                                  # stored by an earlier dataset
+        for name in self.signals:                                  # an earlier dataset may have stored a value
             doc.signals.pop(name, None)
         if not values:
             return None

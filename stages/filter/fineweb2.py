@@ -92,7 +92,7 @@ class FineWeb2(Stage):
             self.memory_mb = 1500                       # datatrove, spaCy, dictionaries
 
     def bounds(self) -> list[Bound]:
-        # 0 switches these rules off, as null does; of the shares of lines it is a limit
+        # for these three rules 0 means no rule, as null does; for all others 0 is a limit
         off = {"min_doc_words", "max_doc_words", "min_stop_words"}
         return [bound for bound in super().bounds() if bound.value or bound.key not in off]
 
@@ -139,7 +139,7 @@ class FineWeb2(Stage):
 
     def limits(self) -> dict[str, Limits]:
         """The languages that are judged and their thresholds, changed by `change`."""
-        if self._limits_config is not self.config:              # a replay has other thresholds
+        if self._limits_config is not self.config:              # a replay sets another config
             thresholds = read_limits(self.config.thresholds) if self.config.thresholds else table()
             judged = self.config.languages
             if judged is None:

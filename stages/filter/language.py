@@ -203,7 +203,7 @@ class Language(Stage):
     def verdict(self, doc: Document) -> str | None:
         config, signals, language = self.config, doc.signals, doc.language
         script = CODES.get(int(signals["script"]), "")
-        if self._demands_config is not config:                       # a replay has other thresholds
+        if self._demands_config is not config:                       # a replay sets another config
             self._demands_config, self._demands = config, {}
         demands = self._demands.get((language, script))
         if demands is None:

@@ -66,7 +66,7 @@ class Perplexity(Stage):
         self._other: TextModel | None = loaded.get(self.config.model or "")
 
     def process(self, doc: Document) -> str | None:
-        doc.signals.pop("perplexity", None)                        # of another model, stored by an earlier dataset
+        doc.signals.pop("perplexity", None)        # an earlier dataset may have stored one
         model = self._models.get(doc.language, self._other)
         if model is not None and doc.text:
             doc.signals["perplexity"] = model.perplexity(doc.text[:self.config.max_chars])

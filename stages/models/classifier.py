@@ -17,7 +17,7 @@ from stages.scoring.models import FastText
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: labels when the two sides have no names of their own
+#: default labels of a binary classifier, for good texts and for others
 GOOD, REST = "hq", "lq"
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 #: stability index from which the verdict is "watch", and from which it is "drift"; an index must also exceed this many
 #: times its noise
 WATCH, DRIFT, NOISE = 0.1, 0.25, 3.0
-#: bins of equal shares, points at which a distribution is stored, names (languages, labels) counted separately
+#: how many bins of equal shares there are, how many points of a distribution are stored, and how many names (languages,
+#: labels) are counted separately
 _BINS, _POINTS, _LANGUAGES = 10, 256, 20
 #: fewest documents for a verdict, and characters of a text used to find its language
 FEWEST_DOCUMENTS, _LANGUAGE_CHARACTERS = 100, 5_000

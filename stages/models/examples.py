@@ -93,7 +93,7 @@ def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most
         if earlier_labels is not None and label in earlier_labels:
             repeated += 1
             if key in own_texts:
-                own_texts[key] = max(own_texts[key], text)      # one spelling of several, in whatever order they come
+                own_texts[key] = max(own_texts[key], text)      # of several spellings the same stays in any order
             continue
         labels[key] = single.setdefault(label, (label,)) if earlier_labels is None else (*earlier_labels, label)
         own_texts[key] = text

@@ -143,7 +143,7 @@ def threshold_keeping(scores: ArrayLike, share: float) -> float:
         return float(ordered[-1])
     if ordered[count - 1] > ordered[count]:
         return float(ordered[count - 1])
-    above = ordered[ordered > ordered[count]]                    # a tie across the cut stays out as a whole
+    above = ordered[ordered > ordered[count]]                    # documents tied across the cut all stay out
     return float(above[-1]) if len(above) else float(np.nextafter(ordered[0], np.inf))
 
 

@@ -195,8 +195,8 @@ def _transformer(folder: Path) -> Entities:
         count = len(windows["input_ids"])
         for number in range(count):
             with torch.inference_mode():
-                best = model(input_ids=torch.tensor([windows["input_ids"][number]]),
-                             attention_mask=torch.tensor([windows["attention_mask"][number]])).logits[0].argmax(-1).tolist()
+                window = {key: torch.tensor([windows[key][number]]) for key in ("input_ids", "attention_mask")}
+                best = model(**window).logits[0].argmax(-1).tolist()
             offsets, specials = windows["offset_mapping"][number], windows["special_tokens_mask"][number]
             labelled = [(*place, names[label])
                         for place, label, special in zip(offsets, best, specials) if not special]

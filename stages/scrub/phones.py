@@ -84,7 +84,7 @@ def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator
         place = start + prefix
         preceding = text[max(0, start - 2):start]
         if prefix == 2 and preceding[:1].isdigit() and preceding[-1] in " -\u00a0":
-            continue                         # groups of a longer number
+            continue                         # the zeros belong to a longer number
         if preceding and (preceding[-1].isalnum() or preceding[-1] in "_+$"
                           or (preceding[-1] in "-/." and preceding[0].isalnum())
                           or (preceding[-1] == "," and preceding[0].isdigit())):

@@ -25,7 +25,7 @@ def places(shard_set: ShardSet, id: str) -> Iterator[dict[str, Any]]:
 
 def ranges(table: pq.ParquetFile, id: str) -> Iterator[tuple[str, int, int]]:
     """Yield (id, first token, exclusive end), in the shard, of the documents whose id begins with `id`."""
-    import pyarrow.compute as pc  # it loads what the trainer has no use for
+    import pyarrow.compute as pc  # loads modules that the trainer does not need
 
     previous_end = 0
     for batch in table.iter_batches(ROWS, columns=["id", "end"], use_threads=False):

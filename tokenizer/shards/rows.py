@@ -43,7 +43,7 @@ class Row(NamedTuple):
     """One sample as the trainer reads it."""
 
     tokens: np.ndarray            # (L + 1,)
-    bounds: np.ndarray            # as from ShardSet.bounds, int64
+    bounds: np.ndarray            # in the form of ShardSet.bounds, int64
     stream: str
     epoch: int
     window: int
