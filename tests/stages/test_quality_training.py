@@ -171,7 +171,8 @@ def test_the_card_shows_words_but_no_document(trained, tmp_path):
     files = [companion_path(tmp_path / "q.bin", ending) for ending in ("card.json", "card.md")]
     whole = "".join(file.read_text() for file in files)
     assert not re.search(r"ann\.smith|0171234567|Gundolf", whole)
-    assert all(n >= model_card.SEEN and word.isalpha() for words in card["features"].values() for word, _, n in words)
+    assert all(n >= model_card.FEWEST_OCCURRENCES and word.isalpha()
+               for words in card["features"].values() for word, _, n in words)
 
 
 @pytest.mark.parametrize(("labels", "kind"), [
