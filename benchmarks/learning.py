@@ -39,7 +39,7 @@ import yaml
 from pipeline.base.quantities import parse_count
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
-from tokenizer.mixture.resolve import place
+from tokenizer.mixture.resolve import resolve_phases
 from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.observe.metrics import read
@@ -133,7 +133,7 @@ def trained(out: Path, base: Curriculum, name: str, phases: list[dict[str, Any]]
     folder = out / "runs" / f"{name}-{hashlib.blake2b(said, digest_size=4).hexdigest()}"
     if not (folder / "train" / "summary.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        placed = place(phases, tokens, [s.name for s in base.streams], [])
+        placed = resolve_phases(phases, tokens, [s.name for s in base.streams], [])
         made = replace(base, seed=seed, phases=tuple(placed), order="")
         made.validate()
         replace(made, order=Order(made).hash()).save(folder / "curriculum.json")

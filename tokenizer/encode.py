@@ -22,7 +22,7 @@ def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.nda
     Tokens have the shard's dtype (u16 or u32 by vocabulary size). Lengths are in tokens, EOS included, int64 (n,).
     Raises TokenizerError when the tokens of a text include EOS, because a reader that splits at EOS would see two
     documents."""
-    return _ended(tokenizer, *tokenizer.encode_flat(texts))
+    return _with_eos(tokenizer, *tokenizer.encode_flat(texts))
 
 
 Spans = Sequence[Mapping[str, int]]
@@ -37,61 +37,61 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
     Raises TokenizerError when the tokenizer prepends something to every text, because it would also prepend it to every
     piece of a document.
     """
-    if all(own is None for own in spans):
+    if all(text_spans is None for text_spans in spans):
         return *encode_documents(tokenizer, texts), None
-    if not _joins(tokenizer):
+    if not _can_be_joined(tokenizer):
         raise TokenizerError(f"{tokenizer.path}: puts something in front of every text, or does not decode to what it "
                              f"encoded, so documents of which only spans count cannot be cut at their borders; take a "
                              f"byte-level tokenizer, or one without add_prefix_space and add_dummy_prefix")
     pieces: list[str] = []
-    of: list[int] = []                                          # index of each piece's document
+    document_of_piece: list[int] = []
     flags: list[int] = []
-    ends: list[int] = []                                        # whether each document's EOS counts
-    for i, (text, own) in enumerate(zip(texts, spans)):
-        cut, ending = _cut(text, own)
-        pieces += [piece for piece, _ in cut]
-        flags += [counts for _, counts in cut]
-        of += [i] * len(cut)
-        ends.append(ending)
+    eos_flags: list[int] = []                                   # whether each document's EOS counts
+    for number, (text, text_spans) in enumerate(zip(texts, spans)):
+        text_pieces, eos_flag = _pieces_of(text, text_spans)
+        pieces += [piece for piece, _ in text_pieces]
+        flags += [flag for _, flag in text_pieces]
+        document_of_piece += [number] * len(text_pieces)
+        eos_flags.append(eos_flag)
     ids, lengths = tokenizer.encode_flat(pieces)
-    whole = np.zeros(len(texts), np.int64)
-    np.add.at(whole, of, lengths)
-    tokens, whole = _ended(tokenizer, ids, whole)
+    document_lengths = np.zeros(len(texts), np.int64)
+    np.add.at(document_lengths, document_of_piece, lengths)
+    tokens, document_lengths = _with_eos(tokenizer, ids, document_lengths)
     counts = np.ones(len(tokens), np.uint8)
-    last = np.cumsum(whole) - 1
+    eos_positions = np.cumsum(document_lengths) - 1
     inside = np.ones(len(tokens), bool)
-    inside[last] = False
+    inside[eos_positions] = False
     counts[inside] = np.repeat(np.array(flags, np.uint8), lengths)
-    counts[last] = ends
-    return tokens, whole, counts
+    counts[eos_positions] = eos_flags
+    return tokens, document_lengths, counts
 
 
-def _cut(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
+def _pieces_of(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
     """Cut a text at the borders of its spans. Returns ([(piece, flag), …], flag of the document's EOS). A flag is 1 if
     the piece or EOS counts in the loss, else 0."""
     if spans is None:
         return [(text, 1)], 1
-    data, at = text.encode(), 0
+    data, position = text.encode(), 0
     pieces: list[tuple[str, int]] = []
     for span in spans:
-        if not at <= span["start"] < span["end"] <= len(data):
-            raise ValueError(f"loss_spans: {dict(span)} is no span of {len(data)} bytes after byte {at}")
-        if span["start"] > at:
-            pieces.append((data[at:span["start"]].decode(), 0))
+        if not position <= span["start"] < span["end"] <= len(data):
+            raise ValueError(f"loss_spans: {dict(span)} is no span of {len(data)} bytes after byte {position}")
+        if span["start"] > position:
+            pieces.append((data[position:span["start"]].decode(), 0))
         pieces.append((data[span["start"]:span["end"]].decode(), 1))
-        at = span["end"]
-    if at < len(data):
-        pieces.append((data[at:].decode(), 0))
-    return pieces, int(bool(spans) and at == len(data))
+        position = span["end"]
+    if position < len(data):
+        pieces.append((data[position:].decode(), 0))
+    return pieces, int(bool(spans) and position == len(data))
 
 
-def _joins(tokenizer: Tokenizer) -> bool:
+def _can_be_joined(tokenizer: Tokenizer) -> bool:
     """Whether the ids of separately encoded pieces, concatenated, decode to the original text."""
     pieces = ("User: a b", "\n\nAssistant: ", "c", " d.\n")
     return tokenizer.decode(tokenizer.encode_flat(pieces)[0]) == "".join(pieces)
 
 
-def _ended(tokenizer: Tokenizer, ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _with_eos(tokenizer: Tokenizer, ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Put EOS after each document's ids. `ids` has the ids of all documents back to back, `lengths` how many each
     document has. Returns (tokens in the shard's dtype, lengths of the documents with EOS). Raises TokenizerError when
     the ids already include EOS."""
@@ -99,9 +99,9 @@ def _ended(tokenizer: Tokenizer, ids: np.ndarray, lengths: np.ndarray) -> tuple[
         raise TokenizerError(f"{tokenizer.path}: text encodes to its end-of-text token '{tokenizer.eos_token}': "
                              f"name another one with tokenizer.eos")
     ends = np.cumsum(lengths + 1)
-    out = np.empty(int(ends[-1]) if len(ends) else 0, token_dtype(tokenizer.vocab_size))
-    inside = np.ones(len(out), bool)
+    tokens = np.empty(int(ends[-1]) if len(ends) else 0, token_dtype(tokenizer.vocab_size))
+    inside = np.ones(len(tokens), bool)
     inside[ends - 1] = False
-    out[inside] = ids
-    out[ends - 1] = tokenizer.eos
-    return out, lengths + 1
+    tokens[inside] = ids
+    tokens[ends - 1] = tokenizer.eos
+    return tokens, lengths + 1

@@ -54,11 +54,11 @@ class Score:
 def score(tokenizer: Tokenizer, texts: list[str]) -> Score:
     """Return the Score of a tokenizer on `texts`. All texts and their tokens are in memory at the same time."""
     ids = tokenizer.encode_batch(texts)
-    words = [m for text in texts for m in WORD.findall(text)]
+    words = [word for text in texts for word in WORD.findall(text)]
     lengths = tokenizer.encode_flat([" " + word for word in words])[1] if words else np.empty(0, np.int64)
-    return Score(len(texts), sum(len(t.encode("utf-8", "surrogatepass")) for t in texts), len(words),
-                 sum(len(i) for i in ids), int(lengths.sum()), int((lengths > 1).sum()),
-                 sum(tokenizer.decode(i) != text for i, text in zip(ids, texts)))
+    return Score(len(texts), sum(len(text.encode("utf-8", "surrogatepass")) for text in texts), len(words),
+                 sum(map(len, ids)), int(lengths.sum()), int((lengths > 1).sum()),
+                 sum(tokenizer.decode(text_ids) != text for text_ids, text in zip(ids, texts)))
 
 
 def evaluate(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]], batch: int = 256) -> dict[str, Score]:

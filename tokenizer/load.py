@@ -100,7 +100,7 @@ def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; parallelism comes from processes
     path = Path(path)
     if path.is_dir():
-        files = [p for p in (path / "tokenizer.json", *sorted(path.glob("*.model"))) if p.is_file()]
+        files = [file for file in (path / "tokenizer.json", *sorted(path.glob("*.model"))) if file.is_file()]
         if not files:
             raise TokenizerError(f"{path}: holds neither tokenizer.json nor a SentencePiece .model")
         eos = _declared_eos(path / "tokenizer_config.json") if eos is None else eos
@@ -141,7 +141,7 @@ class HuggingFace:
         self.vocab_size = max(self._native.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        ids = [e.ids for e in self._native.encode_batch_fast(list(texts), add_special_tokens=False)]
+        ids = [encoding.ids for encoding in self._native.encode_batch_fast(list(texts), add_special_tokens=False)]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         return np.fromiter((id for text_ids in ids for id in text_ids), np.uint32, int(lengths.sum())), lengths
 
@@ -174,9 +174,10 @@ class Fast(HuggingFace):
 
 
 def _huggingface(data: bytes, path: Path, eos: str | int | None) -> tuple[HuggingFace, str | int]:
+    """The fastest backend for a tokenizer.json, and its end-of-text token."""
     try:
         doc = json.loads(data)
-        special = [t["content"] for t in doc.get("added_tokens") or [] if t.get("special")]
+        special = [token["content"] for token in doc.get("added_tokens") or [] if token.get("special")]
         slow = HuggingFace(data.decode())
     except Exception as e:                                       # tokenizers raises plain Exception
         raise TokenizerError(f"{path}: no tokenizer.json that `tokenizers` reads ({e})") from e
@@ -185,7 +186,7 @@ def _huggingface(data: bytes, path: Path, eos: str | int | None) -> tuple[Huggin
         if eos is None:
             raise TokenizerError(f"{path}: does not say which of its special tokens ends a document "
                                  f"({', '.join(special[:8]) or 'it has none'}): set tokenizer.eos")
-    return fastest(data.decode(), slow, (*PROBES, *(f"a{t} {t}{t}b" for t in special[:64]))), eos
+    return fastest(data.decode(), slow, (*PROBES, *(f"a{token} {token}{token}b" for token in special[:64]))), eos
 
 
 def fastest(text: str, slow: HuggingFace, probes: Sequence[str]) -> HuggingFace:
@@ -194,7 +195,8 @@ def fastest(text: str, slow: HuggingFace, probes: Sequence[str]) -> HuggingFace:
     with `tokenizers`."""
     try:
         fast = Fast(text)
-        equal = all(np.array_equal(a, b) for a, b in zip(fast.encode_flat(probes), slow.encode_flat(probes)))
+        fast_output, slow_output = fast.encode_flat(probes), slow.encode_flat(probes)
+        equal = all(map(np.array_equal, fast_output, slow_output))
     except Exception:                                            # not installed, or it does not support this tokenizer
         return slow
     return fast if equal else slow

@@ -66,8 +66,8 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
             character_coverage=0.9995, max_sentence_length=LINE_BYTES * 2, user_defined_symbols=["\n"],
             unk_id=0, eos_id=1, bos_id=-1, pad_id=-1, eos_piece="</s>", minloglevel=2)
     except Exception as e:  # RuntimeError, whose message begins with a C++ source line
-        least = re.search(r"<= (\d+)", str(e))
-        hint = f"these texts allow at most {least[1]}" if least else str(e).strip().splitlines()[-1]
+        allowed = re.search(r"<= (\d+)", str(e))
+        hint = f"these texts allow at most {allowed[1]}" if allowed else str(e).strip().splitlines()[-1]
         raise TokenizerError(f"tokenizer.train.vocab: SentencePiece cannot make {vocab} pieces: {hint}; lower it or "
                              f"train on more text") from e
     Path(path).write_bytes(out.getvalue())

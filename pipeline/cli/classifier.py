@@ -140,7 +140,7 @@ def _label_of(value: Any) -> str | None:
 
 
 def _say_trained(out: Path, card: dict[str, Any]) -> None:
-    from stages.models.classifier import beside
+    from stages.models.classifier import companion_path
     from stages.models.model_card import decimal
 
     e, measured, line = card["examples"], card["measured"], [f"model: {out.name}"]
@@ -157,7 +157,7 @@ def _say_trained(out: Path, card: dict[str, Any]) -> None:
                          f"precision {q['average_precision']:.3f}"
                          + (f", calibration error {q['calibration_error']:.3f}" if "calibration_error" in q else "")))
     if card["calibration"]:
-        line.append(f"calibration: {beside(out, 'calibration.json').name}")
+        line.append(f"calibration: {companion_path(out, 'calibration.json').name}")
     if card["kind"] == "grades":
         line.append("grade: true")
     elif card["target"] != "hq":
@@ -166,7 +166,7 @@ def _say_trained(out: Path, card: dict[str, Any]) -> None:
         few = f"; {t['trained_on']:,} of them were trained on: give more" if t["trained_on"] else ""
         typer.echo(f"  min {decimal(t['min'])} keeps {t['kept']:.1%} of {t['documents']:,} reference documents{few}")
         line.append(f"min: {decimal(t['min'])}")
-    typer.echo(f"  card: {beside(out, 'card.md')}")
+    typer.echo(f"  card: {companion_path(out, 'card.md')}")
     typer.echo(visible(f"  step: quality: {{{', '.join(line)}}}"))
 
 
@@ -331,21 +331,21 @@ def _scorer(model: Path, label: str | None, raw: bool) -> tuple[Stage, str]:
     """Returns a stage that is ready to score documents with `model`, and the name of the signal that it writes."""
     from stages.catalog import stage_class
     from stages.filter.quality import Quality
-    from stages.models.classifier import beside
+    from stages.models.classifier import companion_path
 
     config: dict[str, Any] = {"model": str(model)} | ({"label": label} if label else {})
     with reading(model):
         if model.is_dir():
             stage: Stage = stage_class("encoder")(config)
         else:
-            if beside(model, "card.json").exists():
+            if companion_path(model, "card.json").exists():
                 card = _card(model)
                 config |= {"grade": True} if card["kind"] == "grades" and not label else {}
                 if "label" not in config and card["kind"] == "labels":
                     raise BadUsage(f"{model} tells {', '.join(card['labels'][:20])} apart; say which with --label")
                 config.setdefault("label", card["target"] or card["labels"][0])
-            if not raw and beside(model, "calibration.json").exists():
-                config["calibration"] = str(beside(model, "calibration.json"))
+            if not raw and companion_path(model, "calibration.json").exists():
+                config["calibration"] = str(companion_path(model, "calibration.json"))
             stage = Quality(config)
         try:
             stage.setup()
@@ -371,10 +371,10 @@ def _write_scores(out: Path, suffix: str, scored: Iterator[tuple[str, float]]) -
 
 def _card(model: Path) -> dict[str, Any]:
     from stages.models import model_card
-    from stages.models.classifier import beside
+    from stages.models.classifier import companion_path
     from stages.stage import file_sha256
 
-    path = beside(model, "card.json")
+    path = companion_path(model, "card.json")
     if not path.exists():
         raise BadUsage(f"{model} has no card ({path}); `tokenmill classifier train` writes one")
     try:
@@ -390,14 +390,14 @@ def _card(model: Path) -> dict[str, Any]:
 def _opened(model: Path) -> tuple[dict[str, Any], Classifier]:
     """Open a model. Returns its card, and the classifier with its calibration table. Raises BadUsage when the card or
     the calibration file is missing or belongs to another model."""
-    from stages.models.classifier import Classifier, beside
+    from stages.models.classifier import Classifier, companion_path
     from stages.scoring import calibration
     from stages.scoring.models import FastText
 
     card, table = _card(model), None
     try:
         if card["calibration"]:
-            table = calibration.read(beside(model, "calibration.json"), card["model"]["sha256"])
+            table = calibration.read(companion_path(model, "calibration.json"), card["model"]["sha256"])
     except (calibration.CalibrationError, OSError) as e:
         raise BadUsage(f"{e}; the card says the model is calibrated: keep the file beside it") from None
     return card, Classifier(FastText(model), card["kind"], card["labels"], card["target"], table)

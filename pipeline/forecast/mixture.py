@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pipeline.forecast.range import Range
 from pipeline.recipe.model import Recipe
 from tokenizer.mixture.phases import Phase
-from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS, parse_count, place
+from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS, parse_count, resolve_phases
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def phases(recipe: Recipe) -> list[Phase]:
     if recipe.curriculum is None:
         return []
     spec = recipe.plain()["curriculum"]
-    return place(spec["phases"], parse_count(spec["total"], "curriculum.total"), sorted(recipe.shards), [])
+    return resolve_phases(spec["phases"], parse_count(spec["total"], "curriculum.total"), sorted(recipe.shards), [])
 
 
 def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:

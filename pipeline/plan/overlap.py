@@ -34,7 +34,7 @@ def _apart(recipe: Recipe, one: str, other: str) -> bool:
     if any(a != b and _sources_of(recipe, a) & _sources_of(recipe, b)
            for a in _inputs(recipe, one) for b in _inputs(recipe, other)):
         return any(a.source and b.source and set(a.source).isdisjoint(b.source) for a, b in pairs)
-    return any(Where.apart(a, b) for a, b in pairs)
+    return any(Where.disjoint_configs(a, b) for a, b in pairs)
 
 
 def _inputs(recipe: Recipe, name: str) -> list[str]:

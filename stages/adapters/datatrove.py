@@ -77,9 +77,9 @@ class BlockConfig(StageConfig):
     def _collect(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        rest = {key: value for key, value in data.items() if key not in ("block", "args")}
-        out = {key: data[key] for key in ("block", "args") if key in data}
-        return {**out, "args": {**out.get("args", {}), **rest}} if rest else out
+        arguments = {key: value for key, value in data.items() if key not in ("block", "args")}
+        named = {key: data[key] for key in ("block", "args") if key in data}
+        return {**named, "args": {**named.get("args", {}), **arguments}} if arguments else named
 
     @model_validator(mode="after")
     def _refuse(self) -> BlockConfig:
@@ -162,23 +162,23 @@ class Datatrove(Stage):
         return None if doc.text else "no_text"
 
     def _filter(self, doc: Document) -> str | None:
-        from datatrove.data import Document as Theirs
+        from datatrove.data import Document as DatatroveDocument
 
-        known = {"url": doc.url, "language": doc.language, "date": doc.date, "source": doc.source}
-        before = {**doc.meta, **{name: value for name, value in known.items() if value}}
-        theirs = Theirs(text=doc.text, id=doc.id, metadata=dict(before))
-        result = self._block.filter(theirs)
-        kept, reason = result if isinstance(result, tuple) else (result, None)
-        doc.text = theirs.text if kept else doc.text
-        for name, value in theirs.metadata.items():
-            if name in before and before[name] == value:
+        fields = {"url": doc.url, "language": doc.language, "date": doc.date, "source": doc.source}
+        metadata = {**doc.meta, **{name: value for name, value in fields.items() if value}}
+        their_document = DatatroveDocument(text=doc.text, id=doc.id, metadata=dict(metadata))
+        result = self._block.filter(their_document)
+        keep, reason = result if isinstance(result, tuple) else (result, None)
+        doc.text = their_document.text if keep else doc.text
+        for name, value in their_document.metadata.items():
+            if name in metadata and metadata[name] == value:
                 continue
             value = value.item() if hasattr(value, "item") else value
             if name == "language":
                 doc.language = value
             else:
                 doc.meta[name] = value
-        return None if kept else reason or _SNAKE.sub("_", self.config.block.rpartition(".")[2]).lower()
+        return None if keep else reason or _SNAKE.sub("_", self.config.block.rpartition(".")[2]).lower()
 
 
 class ReaderConfig(BlockConfig):
@@ -212,8 +212,8 @@ class DatatroveReader(Reader):
         reader = cls(folder, **self.config.args)
         reader.add_file_path = False  # it would put this machine's path into the data
         try:
-            for theirs in reader.read_file(file):
-                yield _document(theirs, slice, ordinal, self.lost, pages="Warc" in block)
+            for their_document in reader.read_file(file):
+                yield _document(their_document, slice, ordinal, self.lost, pages="Warc" in block)
                 ordinal += 1
         except Exception as e:
             if environment(e) or isinstance(e, ImportError) or getattr(e, "filename", None) is not None:
@@ -221,22 +221,25 @@ class DatatroveReader(Reader):
             yield bad("unreadable", slice, 0, ordinal, detail=f"{type(e).__name__}: {e}", fatal=True)
 
 
-def _document(theirs: Any, slice: Slice, ordinal: int, lost: dict[str, dict[str, int]], pages: bool) -> Document:
-    meta = dict(theirs.metadata)
+def _document(their_document: Any, slice: Slice, ordinal: int, lost: dict[str, dict[str, int]],
+              pages: bool) -> Document:
+    """Our document from datatrove's. With `pages`, its text is a web page, which goes to `raw`. `lost` counts metadata
+    that a renamed field overwrites, as {field: {reason: count}}."""
+    meta = dict(their_document.metadata)
     meta.pop("file_path", None)
     for name in ("cluster", "near_duplicates"):         # our deduplication sets these names, and training uses them
         if name in meta:
-            if (kept := f"their_{name}") in meta:
-                lost[kept] = {"name_taken": lost.get(kept, {}).get("name_taken", 0) + 1}
-            meta[kept] = meta.pop(name)
-    if not str(theirs.id).startswith(f"{os.path.basename(slice.path)}/"):
-        meta["id"] = theirs.id
+            if (new_name := f"their_{name}") in meta:
+                lost[new_name] = {"name_taken": lost.get(new_name, {}).get("name_taken", 0) + 1}
+            meta[new_name] = meta.pop(name)
+    if not str(their_document.id).startswith(f"{os.path.basename(slice.path)}/"):
+        meta["id"] = their_document.id
     # readers of typed files return dates and bytes, which JSON lacks
     meta = json.loads(json.dumps(meta, default=str))
     url, language, date = (str(meta.pop(name)) if isinstance(meta.get(name), str) else None
                            for name in ("url", "language", "date"))
-    return Document(document_id(slice.source, slice.path, "", ordinal), "" if pages else theirs.text,
-                    source=slice.source, raw=theirs.text.encode("utf-8", "surrogatepass") if pages else None,
+    return Document(document_id(slice.source, slice.path, "", ordinal), "" if pages else their_document.text,
+                    source=slice.source, raw=their_document.text.encode("utf-8", "surrogatepass") if pages else None,
                     mime="text/html" if pages else "", charset="utf-8" if pages else "", meta=meta,
                     locator=locator(slice.path, 0, ordinal),
                     url=url or "", language=language or "", date=date)
@@ -250,8 +253,8 @@ def _class(block: str) -> Any:
         module = importlib.import_module(f"datatrove.pipeline.{package}")
     except ModuleNotFoundError as e:
         raise ModuleNotFoundError(f"datatrove: {e.name} is not installed: `pip install 'datatrove[processing]'`") from e
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
-        known = ", ".join(sorted(n for n in dir(module) if isinstance(getattr(module, n), type)))
-        raise ValueError(f"datatrove has no block {block}; there are {known}")
-    return found
+    block_class = getattr(module, name, None)
+    if not isinstance(block_class, type):
+        available = ", ".join(sorted(n for n in dir(module) if isinstance(getattr(module, n), type)))
+        raise ValueError(f"datatrove has no block {block}; there are {available}")
+    return block_class

@@ -47,9 +47,9 @@ class Clusters:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         tree = np.zeros(0, EDGE)
-        for held in edges_of(inputs, args["links"], args["firsts"], args["$volatile"]["folded"]):
-            every = np.concatenate([tree, held])
-            tree = forest(every["a"], every["b"])
+        for block in edges_of(inputs, args["links"], args["firsts"], args["$volatile"]["folded"]):
+            edges = np.concatenate([tree, block])
+            tree = forest(edges["a"], edges["b"])
         nodes, roots = components(tree["a"], tree["b"])
         members, group = members_of(nodes, roots, args["groups"])
         write_segments(out, "members.seg", members, group, len(args["groups"]))
@@ -59,20 +59,20 @@ class Clusters:
 def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], most: int) -> Iterator[NDArray[Any]]:
     """Yield the EDGE records of the files in arrays, with places whose parts are counted over all groups. An array is
     yielded as soon as it holds more than `most` edges; the last one may hold fewer."""
-    held: list[NDArray[Any]] = []
+    pending: list[NDArray[Any]] = []
     size = 0
     for ref, first in zip(links, firsts, strict=True):
         for block in inputs.segments([ref], 0):
             edges = np.array(block)
             edges["a"] += np.uint64(first << 32)
             edges["b"] += np.uint64(first << 32)
-            held.append(edges)
+            pending.append(edges)
             size += len(edges)
             if size > most:
-                yield np.concatenate(held)
-                held, size = [], 0
-    if held:
-        yield np.concatenate(held)
+                yield np.concatenate(pending)
+                pending, size = [], 0
+    if pending:
+        yield np.concatenate(pending)
 
 
 def members_of(nodes: NDArray[Any], roots: NDArray[Any], firsts: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -95,6 +95,7 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
     """The waves that compute the members of clusters (files members.seg of the wave `clusters`) from the edges that the
     waves `bands` and `links` have written. `firsts` holds the first part of each group."""
     def linked(done: Done) -> int:
+        """Number of edges that the waves `bands` and `links` have written."""
         return sum(r.counters["linked"] for wave in ("bands", "links") for r in done[wave])
 
     def spread(done: Done) -> list[TaskDraft]:
@@ -118,16 +119,16 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
     def star(done: Done) -> list[TaskDraft]:
         if not done["spread"]:
             return []
-        last = done.get("star") or ()
-        number = 1 + max((r.counters["max_round"] for r in last), default=0)
-        edges = files_of(last or done["spread"], "edges.seg")
+        previous = done.get("star") or ()
+        number = 1 + max((r.counters["max_round"] for r in previous), default=0)
+        edges = files_of(previous or done["spread"], "edges.seg")
         total = linked(done)
         buckets = star_buckets(total, sizes)
         return [TaskDraft("stages.dedup.stars:Star", {"edges": edges, "bucket": b, "buckets": buckets, "round": number},
                           total * 32 // buckets, f"clusters, round {number}, range {b + 1}/{buckets}", 800)
                 for b in range(buckets)]
 
-    def again(done: Done) -> bool:
+    def edges_moved(done: Done) -> bool:
         """Whether the last round moved any edge; if it moved none, its output equals its input."""
         return any(r.counters["moved"] for r in done["star"])
 
@@ -144,7 +145,7 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
         return [TaskDraft("stages.dedup.cluster:Clusters", args, sum(f["bytes"] for f in links), "clusters",
                           700 + total * 60 // 2**20)] if total else []
 
-    return [Wave("spread", spread), Wave("star", star, again), Wave("clusters", clusters)]
+    return [Wave("spread", spread), Wave("star", star, edges_moved), Wave("clusters", clusters)]
 
 
 def star_buckets(edges: int, sizes: Sizes) -> int:

@@ -103,8 +103,8 @@ class ExactHash(Stage):
     def process(self, doc: Document) -> str | None:
         text = url = b""
         if self.config.by != "url":
-            plain = same_text(doc.text) if self.config.normalise else doc.text
-            text = xxhash.xxh3_128_digest(plain.encode("utf-8", "surrogatepass"))
+            compared = same_text(doc.text) if self.config.normalise else doc.text
+            text = xxhash.xxh3_128_digest(compared.encode("utf-8", "surrogatepass"))
         if self.config.by != "text" and (doc.url or "").strip():
             url = xxhash.xxh3_128_digest(same_url(doc.url).encode("utf-8", "surrogatepass"))
         doc.side[self.name] = {"text": text, "url": url, "chars": len(doc.text)}
@@ -129,28 +129,30 @@ class Exact(Barrier):
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         plan = groups(parts, self.sizes)
-        ranges = self.sizes.buckets(sum(g.rows for g in plan) * HASHED.itemsize, len(plan))
+        ranges = self.sizes.buckets(sum(group.rows for group in plan) * HASHED.itemsize, len(plan))
         for group in plan:
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
         def survivors(done: Done, column: str) -> list[FileRef]:
+            """The files of survivors of a column; none before its wave has run."""
             return files_of(done.get(f"{column}_reduce", ()), "survivors.seg")
 
         def mapper(column: str, after: str | None) -> WaveTasks:
             def tasks(done: Done) -> Iterator[TaskDraft]:
-                gone = survivors(done, after) if after else []
-                for n, g in enumerate(plan):
-                    side = g.sides(self.name)
+                first_survivors = survivors(done, after) if after else []
+                for number, group in enumerate(plan):
+                    side = group.sides(self.name)
                     yield TaskDraft("stages.dedup.exact:ExactMap",
-                                    {"sides": side, "column": column, "buckets": ranges, "after": after, "gone": gone,
-                                     "group": n if after else 0},
-                                    sum(s["bytes"] for s in side), f"{g.dataset}: {column} hashes of {g.size} parts",
-                                    500 + g.rows * 250 // 2**20)
+                                    {"sides": side, "column": column, "buckets": ranges, "after": after,
+                                     "gone": first_survivors, "group": number if after else 0},
+                                    sum(s["bytes"] for s in side),
+                                    f"{group.dataset}: {column} hashes of {group.size} parts",
+                                    500 + group.rows * 250 // 2**20)
             return tasks
 
         def reducer(column: str) -> WaveTasks:
             def tasks(done: Done) -> Iterator[TaskDraft]:
-                maps, ranks = files_of(done[f"{column}_map"], "hashes.seg"), [g.rank for g in plan]
+                maps, ranks = files_of(done[f"{column}_map"], "hashes.seg"), [group.rank for group in plan]
                 size = sum(m["bytes"] for m in maps) // ranges
                 for b in range(ranges if plan else 0):
                     yield TaskDraft("stages.dedup.exact:ExactReduce", {"maps": maps, "ranks": ranks, "bucket": b}, size,
@@ -158,19 +160,19 @@ class Exact(Barrier):
             return tasks
 
         def slices(done: Done) -> Iterator[TaskDraft]:
-            found = {c: survivors(done, c) for c in self._columns()}
-            some = any(r.counters["repeated"] for c in self._columns() for r in done[f"{c}_reduce"])
-            for n, g in enumerate(plan if some else ()):
-                side = g.sides(self.name)
+            by_column = {column: survivors(done, column) for column in self._columns()}
+            repeated = any(task.counters["repeated"] for column in by_column for task in done[f"{column}_reduce"])
+            for number, group in enumerate(plan if repeated else ()):
+                side = group.sides(self.name)
                 yield TaskDraft("stages.dedup.exact:ExactSlices",
-                                {"sides": side, "group": n, "dataset": g.dataset, "survivors": found},
-                                sum(s["bytes"] for s in side), f"{g.dataset}: removals of {g.size} parts",
-                                500 + g.rows * 250 // 2**20)
+                                {"sides": side, "group": number, "dataset": group.dataset, "survivors": by_column},
+                                sum(s["bytes"] for s in side), f"{group.dataset}: removals of {group.size} parts",
+                                500 + group.rows * 250 // 2**20)
 
-        waves, before = [], None
+        waves, previous = [], None
         for column in self._columns():
-            waves += [Wave(f"{column}_map", mapper(column, before)), Wave(f"{column}_reduce", reducer(column))]
-            before = column
+            waves += [Wave(f"{column}_map", mapper(column, previous)), Wave(f"{column}_reduce", reducer(column))]
+            previous = column
         return [*waves, Wave("slices", slices)]
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
@@ -201,12 +203,12 @@ class ExactMap:
         tables = _rows(inputs, args["sides"], columns)
         losers = _losers(inputs, args["gone"], args["group"])
         for table in tables:
-            mine = table[args["column"]]
+            candidates = table[args["column"]]
             if args["after"]:
-                gone = losers(table[args["after"]])[0]
-                mine = mine[~np.isin(_place(mine), _place(gone))]
-            rows.append(mine)
-            documents += len(mine)
+                removed = losers(table[args["after"]])[0]
+                candidates = candidates[~np.isin(_place(candidates), _place(removed))]
+            rows.append(candidates)
+            documents += len(candidates)
         records = _best(np.concatenate(rows)) if rows else np.zeros(0, HASHED)
         write_segments(out, "hashes.seg", records, bucket_of(records["hi"], args["buckets"]), args["buckets"],
                        ("hi", "lo"))
@@ -232,20 +234,20 @@ class ExactReduce:
         args = inputs.args
         ranks = np.asarray(args["ranks"], np.int64)
         counters = {"hashes": 0, "repeated": 0, "removed": 0, "max_repeats": 0}
-        with out.segments("survivors.seg", SURVIVOR, len(args["maps"])) as to:
-            for every in inputs.segments(args["maps"], args["bucket"], whole=("hi", "lo"), numbered=True):
-                order = np.lexsort((every["id_lo"], every["id_hi"], -every["chars"].astype(np.int64),
-                                    ranks[every["source"]], every["lo"], every["hi"]))
-                every = every[order]
-                _no_twins(every)
-                starts, sizes = _runs(every)
-                count = np.add.reduceat(every["n"], starts)
-                again = np.repeat(count > 1, sizes)
-                survivor = np.repeat(starts, sizes)[again]
+        with out.segments("survivors.seg", SURVIVOR, len(args["maps"])) as writer:
+            for block in inputs.segments(args["maps"], args["bucket"], whole=("hi", "lo"), numbered=True):
+                order = np.lexsort((block["id_lo"], block["id_hi"], -block["chars"].astype(np.int64),
+                                    ranks[block["source"]], block["lo"], block["hi"]))
+                block = block[order]
+                _no_twins(block)
+                starts, sizes = _runs(block)
+                count = np.add.reduceat(block["n"], starts)
+                repeated = np.repeat(count > 1, sizes)
+                survivor = np.repeat(starts, sizes)[repeated]
                 records = np.empty(len(survivor), SURVIVOR)
                 for field in SURVIVOR.names or ():
-                    records[field] = every[field][survivor]
-                to.write(every["source"][again], records)
+                    records[field] = block[field][survivor]
+                writer.write(block["source"][repeated], records)
                 counters["hashes"] += len(starts)
                 counters["repeated"] += int((count > 1).sum())
                 counters["removed"] += int((count - 1).sum())
@@ -273,23 +275,23 @@ class ExactSlices:
         removed = dict.fromkeys((f"exact_{c}" for c in deciders), 0)
         for part, table in enumerate(_rows(inputs, args["sides"], list(deciders))):
             verdicts, reasons = [], []
-            taken = np.zeros(0, np.uint64)
+            decided = np.zeros(0, np.uint64)
             for column, losers in deciders.items():
-                rows, kept = losers(table[column][~np.isin(_place(table[column]), taken)])
-                said = np.zeros(len(rows), VERDICT)
-                said["part"], said["row"], said["removed"], said["similarity"] = part, rows["row"], 1, 1.0
+                rows, kept = losers(table[column][~np.isin(_place(table[column]), decided)])
+                records = np.zeros(len(rows), VERDICT)
+                records["part"], records["row"], records["removed"], records["similarity"] = part, rows["row"], 1, 1.0
                 for half in ("hi", "lo"):
-                    said[f"kept_{half}"] = said[f"cluster_{half}"] = kept[f"id_{half}"]
-                taken = np.concatenate([taken, _place(rows)])
-                verdicts.append(said)
-                reasons += [f"exact_{column}"] * len(said)
-                removed[f"exact_{column}"] += len(said)
-            every = np.concatenate(verdicts)
-            order = np.argsort(every["row"], kind="stable")
-            if len(every):
-                every = every[order]
-                said = slice_table(every["row"], every["removed"] > 0, [reasons[i] for i in order.tolist()], every)
-                write_slice(out, f"slice.{part}.parquet", said)
+                    records[f"kept_{half}"] = records[f"cluster_{half}"] = kept[f"id_{half}"]
+                decided = np.concatenate([decided, _place(rows)])
+                verdicts.append(records)
+                reasons += [f"exact_{column}"] * len(records)
+                removed[f"exact_{column}"] += len(records)
+            joined = np.concatenate(verdicts)
+            order = np.argsort(joined["row"], kind="stable")
+            if len(joined):
+                joined = joined[order]
+                sliced = slice_table(joined["row"], joined["removed"] > 0, [reasons[i] for i in order.tolist()], joined)
+                write_slice(out, f"slice.{part}.parquet", sliced)
         return {"removed": {args["dataset"]: removed}}
 
 
@@ -299,17 +301,17 @@ def _rows(inputs: Inputs, sides: list[FileRef], columns: list[str]) -> Iterator[
     for part, ref in enumerate(sides):
         table = read_side(inputs.fetch(ref), ["id", "chars", *columns])
         id_hi, id_lo = ids_to_ints(table["id"])
-        found = {}
+        by_column = {}
         for column in columns:
-            there, raw = fixed_bytes(table[column])
+            present, raw = fixed_bytes(table[column])
             records = np.zeros(len(raw), _ROW)
             hashes = raw.reshape(-1, 16).view(">u8")
-            records["part"], records["row"], records["n"] = part, table["row"].to_numpy()[there], 1
+            records["part"], records["row"], records["n"] = part, table["row"].to_numpy()[present], 1
             records["hi"], records["lo"] = hashes[:, 0], hashes[:, 1]
-            records["id_hi"], records["id_lo"] = id_hi[there], id_lo[there]
-            records["chars"] = table["chars"].to_numpy()[there]
-            found[column] = records
-        yield found
+            records["id_hi"], records["id_lo"] = id_hi[present], id_lo[present]
+            records["chars"] = table["chars"].to_numpy()[present]
+            by_column[column] = records
+        yield by_column
 
 
 def _place(rows: NDArray[Any]) -> NDArray[np.uint64]:
@@ -340,31 +342,33 @@ def _runs(sorted_rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 def _no_twins(rows: NDArray[Any]) -> None:
-    same = np.ones(max(len(rows) - 1, 0), bool)
+    """Raises DuplicateId if two of the rows, which are sorted by hash and id, have the same hash and id."""
+    equal = np.ones(max(len(rows) - 1, 0), bool)
     for field in ("hi", "lo", "id_hi", "id_lo"):
-        same &= rows[field][1:] == rows[field][:-1]
-    at = np.flatnonzero(same)
-    if len(at):
-        raise DuplicateId(id_text(rows["id_hi"][at[0]], rows["id_lo"][at[0]]))
+        equal &= rows[field][1:] == rows[field][:-1]
+    places = np.flatnonzero(equal)
+    if len(places):
+        raise DuplicateId(id_text(rows["id_hi"][places[0]], rows["id_lo"][places[0]]))
 
 
 def _losers(inputs: Inputs, refs: list[FileRef],
             group: int) -> Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
     """Returns a function that takes rows and returns (the rows that a survivor replaces, the survivor's record for each
     of them). All survivors belong to one column."""
-    found = read_segments(inputs, refs, group, SURVIVOR)
-    survivors = np.concatenate(found) if found else np.zeros(0, SURVIVOR)
+    segments = read_segments(inputs, refs, group, SURVIVOR)
+    survivors = np.concatenate(segments) if segments else np.zeros(0, SURVIVOR)
     survivors = survivors[np.lexsort((survivors["lo"], survivors["hi"]))]
-    known = _joined(survivors)
+    hashes = _joined(survivors)
 
     def losers(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         if not len(survivors) or not len(rows):
             return rows[:0], survivors[:0]
-        mine = _joined(rows)
-        at = np.minimum(np.searchsorted(known, mine), len(known) - 1)
-        kept = survivors[at]
-        lost = (known[at] == mine) & ((kept["id_hi"] != rows["id_hi"]) | (kept["id_lo"] != rows["id_lo"]))
-        return rows[lost], kept[lost]
+        row_hashes = _joined(rows)
+        places = np.minimum(np.searchsorted(hashes, row_hashes), len(hashes) - 1)
+        winners = survivors[places]
+        other = (winners["id_hi"] != rows["id_hi"]) | (winners["id_lo"] != rows["id_lo"])
+        replaced = (hashes[places] == row_hashes) & other
+        return rows[replaced], winners[replaced]
 
     return losers
 

@@ -27,8 +27,8 @@ class Explanation:
 
     similarity: float              # Jaccard similarity of their sets of word n-grams
     threshold: float | None        # `verify`; None: no check, LSH alone decides
-    contained: float               # share of the removed text's n-grams the kept one has
-    removed_ngrams: int            # distinct n-grams of each, and common ones
+    contained: float               # share of the removed text's n-grams that the kept text also has
+    removed_ngrams: int            # distinct n-grams of the removed text, of the kept text, and of both
     kept_ngrams: int
     common_ngrams: int
     shared_bands: int              # of `bands`; at least one makes the pair a candidate
@@ -60,34 +60,35 @@ def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *,
     stage = MinHashSignature(barrier.prepare()[1])
     both_texts = list(zip((removed, kept), languages))
     hashes = [stage.shingles(*text)[0] for text in both_texts]
-    a, b = (np.unique(h) for h in hashes)
-    both = np.intersect1d(a, b, assume_unique=True)
-    similarity = len(both) / union if (union := len(a) + len(b) - len(both)) else 0.0
+    a, b = (np.unique(shingles) for shingles in hashes)
+    common = np.intersect1d(a, b, assume_unique=True)
+    similarity = len(common) / union if (union := len(a) + len(b) - len(common)) else 0.0
     signatures = [stage.signature(*text) for text in both_texts]
     shared = 0
     if signatures[0] is not None and signatures[1] is not None:
-        keys = [band_keys(s, c.bands, c.rows) for s in signatures]
+        keys = [band_keys(signature, c.bands, c.rows) for signature in signatures]
         shared = int((keys[0] == keys[1]).sum())
     return Explanation(
-        similarity=similarity, threshold=c.verify or None, contained=len(both) / len(a) if len(a) else 0.0,
-        removed_ngrams=len(a), kept_ngrams=len(b), common_ngrams=len(both), shared_bands=shared, bands=c.bands,
+        similarity=similarity, threshold=c.verify or None, contained=len(common) / len(a) if len(a) else 0.0,
+        removed_ngrams=len(a), kept_ngrams=len(b), common_ngrams=len(common), shared_bands=shared, bands=c.bands,
         detection=1 - (1 - similarity**c.rows) ** c.bands, equal_text=same_text(removed) == same_text(kept),
-        only_removed=_alone(stage, *both_texts[0], hashes[0], both, excerpts, words),
-        only_kept=_alone(stage, *both_texts[1], hashes[1], both, excerpts, words))
+        only_removed=_uncovered_stretches(stage, *both_texts[0], hashes[0], common, excerpts, words),
+        only_kept=_uncovered_stretches(stage, *both_texts[1], hashes[1], common, excerpts, words))
 
 
-def _alone(stage: MinHashSignature, text: str, language: str, hashes: NDArray[np.uint64], common: NDArray[np.uint64],
-           excerpts: int, most: int) -> tuple[str, ...]:
+def _uncovered_stretches(stage: MinHashSignature, text: str, language: str, hashes: NDArray[np.uint64],
+                         common: NDArray[np.uint64], excerpts: int, most_words: int) -> tuple[str, ...]:
     """At most `excerpts` stretches of words that no common n-gram covers, the longest first; equally long ones stay in
-    text order. A stretch is cut after `most` words."""
-    plain = simplify(text[:stage.config.max_chars])
-    words = split_words(plain) if stage.config.dialect == "tokenmill" else stage.words_of(plain, language).strings()
+    text order. A stretch is cut after `most_words` words."""
+    simplified = simplify(text[:stage.config.max_chars])
+    words = (split_words(simplified) if stage.config.dialect == "tokenmill"
+             else stage.words_of(simplified, language).strings())
     covered = np.zeros(len(words) + 1, np.int64)
-    at = np.flatnonzero(np.isin(hashes, common))
-    np.add.at(covered, at, 1)
-    np.add.at(covered, at + stage.config.ngram, -1)
-    free = np.r_[False, np.cumsum(covered[:-1]) == 0, False]
-    edges = np.flatnonzero(free[1:] != free[:-1])
-    stretches = sorted(zip(edges[::2].tolist(), edges[1::2].tolist()), key=lambda s: (s[0] - s[1], s[0]))
-    return tuple(" ".join(words[start:min(stop, start + most)]) + (" …" if stop - start > most else "")
+    positions = np.flatnonzero(np.isin(hashes, common))
+    np.add.at(covered, positions, 1)
+    np.add.at(covered, positions + stage.config.ngram, -1)
+    uncovered = np.r_[False, np.cumsum(covered[:-1]) == 0, False]
+    edges = np.flatnonzero(uncovered[1:] != uncovered[:-1])
+    stretches = sorted(zip(edges[::2].tolist(), edges[1::2].tolist()), key=lambda span: (span[0] - span[1], span[0]))
+    return tuple(" ".join(words[start:min(stop, start + most_words)]) + (" …" if stop - start > most_words else "")
                  for start, stop in stretches[:excerpts])

@@ -77,7 +77,7 @@ _MOST_NEAR = 16
 class Group:
     """A run of consecutive parts of one dataset that one map task reads."""
 
-    of: Sequence[PartRef]          # all parts of the barrier's input, which may be on disk
+    all_parts: Sequence[PartRef]   # all parts of the barrier's input, which may be on disk
     first: int                     # number of its first part among them
     size: int                      # parts
     dataset: str
@@ -87,7 +87,7 @@ class Group:
 
     @property
     def parts(self) -> Sequence[PartRef]:
-        return self.of[self.first:self.first + self.size]
+        return self.all_parts[self.first:self.first + self.size]
 
     def sides(self, barrier: str) -> list[FileRef]:
         """Returns the side table of each part. Raises ValueError that names the first part without one."""
@@ -107,23 +107,23 @@ def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[Group]:
     """
     max_bytes, max_rows = sizes.group_bytes, sizes.group_rows
     out: list[Group] = []
-    whose = ("", 0)
+    owner = ("", 0)                                # dataset and rank of the group
     count = size = rows = first = 0
 
     def close() -> None:
         nonlocal count, size, rows, first
         if count:
-            out.append(Group(parts, first, count, *whose, rows, size))
+            out.append(Group(parts, first, count, *owner, rows, size))
         first, count, size, rows = first + count, 0, 0, 0
 
     for part in parts:
-        other = whose != (part.dataset, part.rank)
-        if other or (count and (size + part.bytes > max_bytes or rows + part.rows > max_rows)):
+        is_other = owner != (part.dataset, part.rank)
+        if is_other or (count and (size + part.bytes > max_bytes or rows + part.rows > max_rows)):
             close()
-        whose = part.dataset, part.rank
+        owner = part.dataset, part.rank
         count, size, rows = count + 1, size + part.bytes, rows + part.rows
-        full = max(size / max_bytes, rows / max_rows)
-        if full >= 1 or (full >= 0.5 and hashlib.blake2b(part.key.encode(), digest_size=1).digest()[0] < 64):
+        fullness = max(size / max_bytes, rows / max_rows)
+        if fullness >= 1 or (fullness >= 0.5 and hashlib.blake2b(part.key.encode(), digest_size=1).digest()[0] < 64):
             close()
     close()
     return out
@@ -151,8 +151,8 @@ def write_segments(out: Out, name: str, records: NDArray[Any], bucket: NDArray[A
     fields `key`, or in their given order without one."""
     if bucket is None:
         bucket = np.zeros(len(records), np.int64)
-    with out.segments(name, records.dtype, buckets, key=key) as to:
-        to.write(bucket, records)
+    with out.segments(name, records.dtype, buckets, key=key) as writer:
+        writer.write(bucket, records)
 
 
 def read_segments(inputs: Inputs, refs: Sequence[FileRef], bucket: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
@@ -169,9 +169,9 @@ def ids_to_ints(ids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         raw = bytes.fromhex("".join(text))
     except (ValueError, TypeError):
         raw = b""
-    if len(raw) != 16 * len(text) or any(len(t) != 32 for t in text):
-        bad = next((t for t in text if not _is_id(t)), None)
-        raise ValueError(f"document id {bad!r} is not 32 hex digits (see stages.document.document_id)")
+    if len(raw) != 16 * len(text) or any(len(id_text) != 32 for id_text in text):
+        strange = next((id_text for id_text in text if not _is_id(id_text)), None)
+        raise ValueError(f"document id {strange!r} is not 32 hex digits (see stages.document.document_id)")
     both = np.frombuffer(raw, ">u8").reshape(-1, 2).astype(np.uint64)
     return both[:, 0].copy(), both[:, 1].copy()
 
@@ -189,12 +189,12 @@ def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.
     length."""
     masks, blocks = [], []
     for chunk in column.chunks:
-        there = pc.fill_null(pc.greater(pc.binary_length(chunk), 0), False)
-        masks.append(there.to_numpy(zero_copy_only=False))
-        kept = chunk.filter(there)
-        if len(kept):
-            data = b"".join(kept.to_pylist())
-            blocks.append(np.frombuffer(data, np.uint8).reshape(len(kept), -1))
+        present = pc.fill_null(pc.greater(pc.binary_length(chunk), 0), False)
+        masks.append(present.to_numpy(zero_copy_only=False))
+        values = chunk.filter(present)
+        if len(values):
+            data = b"".join(values.to_pylist())
+            blocks.append(np.frombuffer(data, np.uint8).reshape(len(values), -1))
     mask = np.concatenate(masks) if masks else np.zeros(0, bool)
     return mask, np.concatenate(blocks) if blocks else np.zeros((0, 0), np.uint8)
 
@@ -204,32 +204,32 @@ def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -
     table = read_table(path, columns=["row", *columns])
     if rows is None:
         return table
-    have = table["row"].to_numpy()
-    at = np.searchsorted(have, rows)
-    if len(rows) and (at[-1] >= len(have) or not np.array_equal(have[at], rows)):
+    stored = table["row"].to_numpy()
+    positions = np.searchsorted(stored, rows)
+    if len(rows) and (positions[-1] >= len(stored) or not np.array_equal(stored[positions], rows)):
         raise ValueError("a side table does not hold the rows its part was deduplicated by: the store is damaged")
-    return table.take(pa.array(at))
+    return table.take(pa.array(positions))
 
 
-# -- the end of every fragment: slices -------------------------------------------------------------------------------
+# -- removal slices --------------------------------------------------------------------------------------------------
 def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Sequence[str],
                 verdicts: NDArray[Any], near: NDArray[Any] | None = None) -> pa.Table:
     """SLICE_SCHEMA rows from VERDICT records sorted by row. `reason` is one text, or one for each record. `near` holds
     the NEAR records of the part."""
     beside: dict[int, list[dict[str, Any]]] = {}
-    for n in near if near is not None else ():
-        beside.setdefault(int(n["row"]), []).append({"id": id_text(n["id_hi"], n["id_lo"]),
-                                                     "similarity": float(n["similarity"])})
+    for record in near if near is not None else ():
+        beside.setdefault(int(record["row"]), []).append({"id": id_text(record["id_hi"], record["id_lo"]),
+                                                          "similarity": float(record["similarity"])})
     for others in beside.values():
-        others.sort(key=lambda n: (-n["similarity"], n["id"]))
+        others.sort(key=lambda record: (-record["similarity"], record["id"]))
         del others[_MOST_NEAR:]
-    said = [reason] * len(rows) if isinstance(reason, str) else list(reason)
+    reasons = [reason] * len(rows) if isinstance(reason, str) else list(reason)
     similarity = verdicts["similarity"]
     return pa.table({
         "row": pa.array(rows, pa.uint32()),
-        "reason": pa.array([r if gone else "" for r, gone in zip(said, removed)], pa.string()),
-        "kept": pa.array([id_text(v["kept_hi"], v["kept_lo"]) if gone else None for v, gone in zip(verdicts, removed)],
-                         pa.string()),
+        "reason": pa.array([text if dropped else "" for text, dropped in zip(reasons, removed)], pa.string()),
+        "kept": pa.array([id_text(v["kept_hi"], v["kept_lo"]) if dropped else None
+                          for v, dropped in zip(verdicts, removed)], pa.string()),
         "similarity": pa.array(similarity, pa.float64(), mask=np.isnan(similarity) | ~removed),
         "cluster": pa.array([id_text(v["cluster_hi"], v["cluster_lo"]) for v in verdicts], pa.string()),
         "near": pa.array([beside.get(int(row)) for row in rows], pa.list_(NEAR_DUPLICATE)),

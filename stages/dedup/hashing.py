@@ -57,78 +57,83 @@ _WORD = re.compile(f"[{_CLASS}]|[^ {_CLASS}]+")
 
 
 @njit(cache=True)
-def _unspaced(c):
+def _unspaced(code):
+    """Whether a code point belongs to one of the scripts in UNSPACED."""
     for i in range(_RANGES.shape[0]):  # noqa: SIM110 (numba knows no generator expressions)
-        if _RANGES[i, 0] <= c <= _RANGES[i, 1]:
+        if _RANGES[i, 0] <= code <= _RANGES[i, 1]:
             return True
     return False
 
 
 @njit(cache=True)
 def _word_hashes(data):
+    """The hash of each word of a simplified text, uint64[words]. `data` is the text in UTF-8, uint8[bytes]."""
     out = np.empty(data.shape[0], np.uint64)
-    n, i, inside, h = 0, 0, False, _FNV_START
+    count, i, inside, hashed = 0, 0, False, _FNV_START
     while i < data.shape[0]:
         lead = data[i]
         size = 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
         if size > data.shape[0] - i:
             size = data.shape[0] - i
-        alone = False
+        is_word = False
         if size == 3:
-            alone = _unspaced(((lead & 15) << 12) | ((data[i + 1] & 63) << 6) | (data[i + 2] & 63))
+            is_word = _unspaced(((lead & 15) << 12) | ((data[i + 1] & 63) << 6) | (data[i + 2] & 63))
         elif size == 4:
-            alone = _unspaced(((lead & 7) << 18) | ((data[i + 1] & 63) << 12) | ((data[i + 2] & 63) << 6)
+            is_word = _unspaced(((lead & 7) << 18) | ((data[i + 1] & 63) << 12) | ((data[i + 2] & 63) << 6)
                               | (data[i + 3] & 63))
-        if (alone or lead == 32) and inside:
-            out[n] = _mix(h)
-            n, h, inside = n + 1, _FNV_START, False
+        if (is_word or lead == 32) and inside:
+            out[count] = _mix(hashed)
+            count, hashed, inside = count + 1, _FNV_START, False
         if lead != 32:
-            for k in range(i, i + size):
-                h = (h ^ _U(data[k])) * _FNV
+            for place in range(i, i + size):
+                hashed = (hashed ^ _U(data[place])) * _FNV
             inside = True
-            if alone:
-                out[n] = _mix(h)
-                n, h, inside = n + 1, _FNV_START, False
+            if is_word:
+                out[count] = _mix(hashed)
+                count, hashed, inside = count + 1, _FNV_START, False
         i += size
     if inside:
-        out[n] = _mix(h)
-        n += 1
-    return out[:n]
+        out[count] = _mix(hashed)
+        count += 1
+    return out[:count]
 
 
 @njit(cache=True)
-def _join(words, n):
-    total = words.shape[0] - n + 1
+def _join(words, ngram):
+    """The hash of every run of `ngram` words, from the hashes of the words."""
+    total = words.shape[0] - ngram + 1
     out = np.empty(max(total, 0), np.uint64)
-    for i in range(total):
-        h = _U(n)
-        for k in range(n):
-            h = _mix(h * _GOLD + words[i + k])
-        out[i] = h
+    for first in range(total):
+        hashed = _U(ngram)
+        for word in range(ngram):
+            hashed = _mix(hashed * _GOLD + words[first + word])
+        out[first] = hashed
     return out
 
 
 @njit(cache=True)
 def _minima(shingles, a, b):
+    """For each permutation x -> a x + b modulo 2**64, its smallest value over the shingles; dialect ``tokenmill``."""
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
-    for i in range(shingles.shape[0]):
-        x = shingles[i]
-        for k in range(a.shape[0]):
-            h = x * a[k] + b[k]
-            out[k] = h if h < out[k] else out[k]
+    for number in range(shingles.shape[0]):
+        shingle = shingles[number]
+        for function in range(a.shape[0]):
+            value = shingle * a[function] + b[function]
+            out[function] = value if value < out[function] else out[function]
     return out
 
 
 @njit(cache=True)
 def _minima_mersenne(shingles, a, b):
+    """The same for the functions of dialect ``datatrove``."""
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
-    for i in range(shingles.shape[0]):
-        x = shingles[i]
-        for k in range(a.shape[0]):
-            h = x * a[k] + b[k]                       # wraps, as numpy's uint64 does in datatrove
-            h = (h & _MERSENNE) + (h >> _U(61))       # = h modulo the Mersenne prime, once more below
-            h = h - _MERSENNE if h >= _MERSENNE else h
-            out[k] = h if h < out[k] else out[k]
+    for number in range(shingles.shape[0]):
+        shingle = shingles[number]
+        for function in range(a.shape[0]):
+            value = shingle * a[function] + b[function]       # wraps, as numpy's uint64 does in datatrove
+            value = (value & _MERSENNE) + (value >> _U(61))       # congruent modulo the Mersenne prime
+            value = value - _MERSENNE if value >= _MERSENNE else value
+            out[function] = value if value < out[function] else out[function]
     return out
 
 
@@ -142,25 +147,25 @@ def band_keys(signature, bands, rows):
     """
     out = np.empty(bands, np.uint64)
     for band in range(bands):
-        h = _U(band + 1) * _GOLD
+        hashed = _U(band + 1) * _GOLD
         for row in range(rows):
-            h = _mix(h ^ signature[band * rows + row]) + _GOLD
-        out[band] = _mix(h)
+            hashed = _mix(hashed ^ signature[band * rows + row]) + _GOLD
+        out[band] = _mix(hashed)
     return out
 
 
 @njit(cache=True)
 def common(a, b):
     """How many values two sorted arrays without repetitions share."""
-    i, j, n = 0, 0, 0
+    i, j, shared = 0, 0, 0
     while i < a.shape[0] and j < b.shape[0]:
         if a[i] == b[j]:
-            n, i, j = n + 1, i + 1, j + 1
+            shared, i, j = shared + 1, i + 1, j + 1
         elif a[i] < b[j]:
             i += 1
         else:
             j += 1
-    return n
+    return shared
 
 
 @njit(cache=True)
@@ -174,9 +179,9 @@ def mix(values):
 
 def jaccard(a: Hashes, b: Hashes) -> float:
     """Jaccard similarity |A and B| / |A or B| of two shingle sets (sorted, unique uint64); 0 when both are empty."""
-    both = int(common(a, b))
-    union = len(a) + len(b) - both
-    return both / union if union else 0.0
+    shared = int(common(a, b))
+    union = len(a) + len(b) - shared
+    return shared / union if union else 0.0
 
 
 def split_words(simplified: str) -> list[str]:
@@ -203,10 +208,10 @@ class Permutations:
             self.b = draw.randint(0, int(_MERSENNE), dtype=np.uint64, size=count)
             self._minima = _minima_mersenne
         else:
-            stream = b"".join(hashlib.blake2b(f"tokenmill/minhash/{seed}/{k}".encode(), digest_size=16).digest()
-                              for k in range(count))
-            ab = np.frombuffer(stream, "<u8").reshape(count, 2)
-            self.a, self.b = (ab[:, 0] | _U(1)).copy(), ab[:, 1].copy()
+            stream = b"".join(hashlib.blake2b(f"tokenmill/minhash/{seed}/{number}".encode(), digest_size=16).digest()
+                              for number in range(count))
+            pairs = np.frombuffer(stream, "<u8").reshape(count, 2)
+            self.a, self.b = (pairs[:, 0] | _U(1)).copy(), pairs[:, 1].copy()
             self._minima = _minima
 
     def __call__(self, shingles: Hashes) -> Hashes:

@@ -48,12 +48,12 @@ class BandMap:
         keys, spots, documents, signed = [], [], 0, 0
         for part, side in enumerate(inputs.args["sides"]):
             table = read_side(inputs.fetch(side), ["bands"])
-            there, raw = fixed_bytes(table["bands"])
-            documents, signed = documents + len(there), signed + len(raw)
+            present, raw = fixed_bytes(table["bands"])
+            documents, signed = documents + len(present), signed + len(raw)
             if len(raw):
                 bands = raw.view("<u8")
                 keys.append(bands.ravel())
-                spots.append(np.repeat(places(part, table["row"].to_numpy()[there]), bands.shape[1]))
+                spots.append(np.repeat(places(part, table["row"].to_numpy()[present]), bands.shape[1]))
         records, links = stars(_joined(keys), _joined(spots))
         buckets = inputs.args["buckets"]
         write_segments(out, "bands.seg", records, bucket_of(records["key"], buckets), buckets, ("key",))
@@ -82,10 +82,10 @@ class BandReduce:
         firsts = np.asarray(args["firsts"], np.uint64) << np.uint64(32)
         counters: Counters = {"keys": 0, "linked": 0, "collisions": 0, "max_bucket": 0}
         bins = np.zeros(33, np.int64)
-        with out.segments("links.seg", EDGE, 1) as to:
+        with out.segments("links.seg", EDGE, 1) as writer:
             for block in inputs.segments(args["maps"], args["bucket"], whole=("key",), numbered=True):
                 records, links = stars(block["key"], block["place"] + firsts[block["source"]], block["n"])
-                to.write(np.zeros(len(links), np.int64), links)
+                writer.write(np.zeros(len(links), np.int64), links)
                 shared = records["n"][records["n"] > 1]
                 counters["keys"] += len(records)
                 counters["linked"] += len(links)
@@ -100,9 +100,9 @@ def log2_bins(sizes: NDArray[Any]) -> NDArray[np.int64]:
     return np.bincount(np.frexp(np.asarray(sizes, np.float64))[1] - 1, minlength=33)
 
 
-def stars(key: U64, place: U64, n: NDArray[np.uint32] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return (BAND records: for each key, in ascending order, its smallest place and the sum of `n`, which is 1 per
-    place by default; EDGE records: a spanning forest that links the places of each key)."""
+def stars(key: U64, place: U64, counts: NDArray[np.uint32] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return (BAND records: for each key, in ascending order, its smallest place and the sum of `counts`, which is 1
+    per place by default; EDGE records: a spanning forest that links the places of each key)."""
     if not len(key):
         return np.zeros(0, BAND), np.zeros(0, EDGE)
     order = np.argsort(key)
@@ -114,7 +114,7 @@ def stars(key: U64, place: U64, n: NDArray[np.uint32] | None = None) -> tuple[ND
     del key
     sizes = np.diff(np.r_[starts, len(place)])
     records["place"] = np.minimum.reduceat(place, starts)
-    records["n"] = sizes if n is None else np.add.reduceat(n[order], starts)
+    records["n"] = sizes if counts is None else np.add.reduceat(counts[order], starts)
     shared = sizes > 1
     members = place[np.repeat(shared, sizes)]
     return records, forest(np.repeat(records["place"][shared], sizes[shared]), members)
@@ -122,36 +122,37 @@ def stars(key: U64, place: U64, n: NDArray[np.uint32] | None = None) -> tuple[ND
 
 # -- union-find ------------------------------------------------------------------------------------------------------
 @njit(cache=True)
-def _roots(a, b, n):
-    parent = np.arange(n)
-    for i in range(a.shape[0]):
-        x, y = a[i], b[i]
-        while parent[x] != x:
-            parent[x] = parent[parent[x]]
-            x = parent[x]
-        while parent[y] != y:
-            parent[y] = parent[parent[y]]
-            y = parent[y]
-        if x < y:                                     # the smallest member is the root, whatever the order of the edges
-            parent[y] = x
+def _roots(ends, other_ends, size):
+    """For each of `size` nodes the smallest node of its component; edge i joins ends[i] and other_ends[i]."""
+    parent = np.arange(size)
+    for edge in range(ends.shape[0]):
+        root, other_root = ends[edge], other_ends[edge]
+        while parent[root] != root:
+            parent[root] = parent[parent[root]]
+            root = parent[root]
+        while parent[other_root] != other_root:
+            parent[other_root] = parent[parent[other_root]]
+            other_root = parent[other_root]
+        if root < other_root:                         # the smallest member is the root, whatever the order of the edges
+            parent[other_root] = root
         else:
-            parent[x] = y
-    for x in range(n):                                # parent[x] <= x: one ascending pass flattens every path
-        parent[x] = parent[parent[x]]
+            parent[root] = other_root
+    for root in range(size):                          # parent[root] <= root: one ascending pass flattens every path
+        parent[root] = parent[parent[root]]
     return parent
 
 
-def components(a: U64, b: U64) -> tuple[U64, U64]:
+def components(ends: U64, other_ends: U64) -> tuple[U64, U64]:
     """Return (every place that occurs in an edge, ascending; for each of these the smallest place of its component)."""
-    nodes, both = np.unique(np.concatenate([a, b]), return_inverse=True)
-    return nodes, nodes[_roots(both[:len(a)], both[len(a):], len(nodes))]
+    nodes, numbers = np.unique(np.concatenate([ends, other_ends]), return_inverse=True)
+    return nodes, nodes[_roots(numbers[:len(ends)], numbers[len(ends):], len(nodes))]
 
 
-def forest(a: U64, b: U64) -> NDArray[Any]:
+def forest(ends: U64, other_ends: U64) -> NDArray[Any]:
     """EDGE records that connect the same documents as the given edges: from the smallest place of each component one
     edge to every other place of the component, sorted. The result depends only on the components, not on which edges
     connect them."""
-    nodes, roots = components(a, b)
+    nodes, roots = components(ends, other_ends)
     leaf = nodes != roots
     edges = np.empty(int(leaf.sum()), EDGE)
     edges["a"], edges["b"] = roots[leaf], nodes[leaf]
@@ -161,6 +162,6 @@ def forest(a: U64, b: U64) -> NDArray[Any]:
 
 def _joined(blocks: list[NDArray[Any]]) -> NDArray[Any]:
     """The blocks as one array. The list is emptied so that only the array stays in memory."""
-    every = np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
+    joined = np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
     blocks.clear()
-    return every
+    return joined

@@ -94,32 +94,32 @@ class MinHashSignature(Stage):
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)
-        c = self.config
+        settings = self.config
         # `simplify` depends on the Unicode version of regex (\p{Nd})
-        self.libraries = ("regex", "spacy") if c.dialect == "datatrove" else ("regex",)
-        if c.words == "language":
+        self.libraries = ("regex", "spacy") if settings.dialect == "datatrove" else ("regex",)
+        if settings.words == "language":
             self.libraries += ("datatrove",)                       # for its table of languages
             self.side = MinHashSignature.side.append(pa.field("language", pa.string()))
-        self._permute = Permutations(c.bands * c.rows, c.seed, c.dialect)
+        self._permute = Permutations(settings.bands * settings.rows, settings.seed, settings.dialect)
 
     def reads(self) -> dict[str, str]:
         return {"language": "words"} if self.config.words == "language" else {}
 
     def shingles(self, text: str, language: str = "") -> tuple[NDArray[np.uint64], int]:
         """(hash of every word n-gram in order, number of words) of the first `max_chars` characters of a text."""
-        plain = simplify(text[:self.config.max_chars])
+        simplified = simplify(text[:self.config.max_chars])
         if self.config.dialect == "tokenmill":
-            return word_shingles(plain, self.config.ngram)
-        words = self.words_of(plain, language)
-        hashed = shingle_sha1 if self.config.hash == "sha1" else shingle_xxhash
-        return hashed(words, self.config.ngram), len(words)
+            return word_shingles(simplified, self.config.ngram)
+        words = self.words_of(simplified, language)
+        hash_shingles = shingle_sha1 if self.config.hash == "sha1" else shingle_xxhash
+        return hash_shingles(words, self.config.ngram), len(words)
 
-    def words_of(self, plain: str, language: str) -> Words:
+    def words_of(self, simplified: str, language: str) -> Words:
         """The words of a simplified text, as dialect datatrove splits it."""
         if self.config.words == "english":
-            return words_of(plain)
+            return words_of(simplified)
         rules = _rules(language)
-        return words_of(plain, rules) if rules is not None else Words.of(split_words(plain))
+        return words_of(simplified, rules) if rules is not None else Words.of(split_words(simplified))
 
     def signature(self, text: str, language: str = "") -> NDArray[np.uint64] | None:
         """The MinHash signature of a text, uint64[bands * rows]; None for a text without shingles."""
@@ -142,10 +142,10 @@ def _rules(language: str) -> str | None:
     """spaCy's rules for splitting a language, which may be given by any of its names. None for unknown languages and
     for those whose rules need a package (Chinese, Japanese, Thai …). Texts in these languages are split as in dialect
     tokenmill, even if the package is installed."""
-    found, named = splitter(language), tag(language)
-    if found is None and named is not None:
-        found = splitter(f"{named.language}_{named.script}" if named.script else named.language)
-    return found.rules if found is not None else None
+    word_splitter, parsed = splitter(language), tag(language)
+    if word_splitter is None and parsed is not None:
+        word_splitter = splitter(f"{parsed.language}_{parsed.script}" if parsed.script else parsed.language)
+    return word_splitter.rules if word_splitter is not None else None
 
 
 class MinHash(Barrier):
@@ -188,21 +188,21 @@ class MinHash(Barrier):
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         sizes, plan = self.sizes, groups(parts, self.sizes)
-        c = self.config
-        verify = float(c.verify or 0.0)
+        config = self.config
+        verify = float(config.verify or 0.0)
         stage_key = MinHashSignature(self._signature()).key()
-        records = sum(g.rows for g in plan) * c.bands
+        records = sum(group.rows for group in plan) * config.bands
         ranges = sizes.buckets(records * BAND.itemsize, len(plan))
-        firsts = [g.first for g in plan]
+        firsts = [group.first for group in plan]
         for group in plan:
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
         def bands(done: Done) -> Iterator[TaskDraft]:
-            for g in plan:
-                side = g.sides(self.name)
+            for group in plan:
+                side = group.sides(self.name)
                 yield TaskDraft("stages.dedup.lsh:BandMap", {"sides": side, "buckets": ranges},
-                                sum(s["bytes"] for s in side), f"{g.dataset}: band keys of {len(side)} parts",
-                                500 + g.rows * c.bands * 75 // 2**20)
+                                sum(s["bytes"] for s in side), f"{group.dataset}: band keys of {len(side)} parts",
+                                500 + group.rows * config.bands * 75 // 2**20)
 
         def links(done: Done) -> Iterator[TaskDraft]:
             maps = files_of(done["bands"], "bands.seg")
@@ -213,20 +213,20 @@ class MinHash(Barrier):
 
         def shingles(done: Done) -> Iterator[TaskDraft]:
             members, buckets = files_of(done["clusters"], "members.seg"), judges(done)
-            for number, g in enumerate(plan if members else ()):
+            for number, group in enumerate(plan if members else ()):
                 args = {"members": members, "group": number, "texts": verify > 0,
-                        "parts": [{"side": s, "text": p.text} for s, p in zip(g.sides(self.name), g.parts)],
+                        "parts": [{"side": s, "text": p.text} for s, p in zip(group.sides(self.name), group.parts)],
                         "signature": self._signature(), "signature_key": stage_key, "buckets": buckets,
                         "chunk": sizes.shingle_chunk_bytes}
-                yield TaskDraft("stages.dedup.verify:Shingles", args, g.bytes,
-                                f"{g.dataset}: shingles of the candidates of {g.size} parts", 1200)
+                yield TaskDraft("stages.dedup.verify:Shingles", args, group.bytes,
+                                f"{group.dataset}: shingles of the candidates of {group.size} parts", 1200)
 
         def judged(done: Done) -> Iterator[TaskDraft]:
             buckets = judges(done)
             shared = {"candidates": files_of(done["shingles"], "candidates.seg"),
                       "shingles": [r.files.get("shingles.bin") for r in done["shingles"]],
-                      "ranks": [g.rank for g in plan], "bands": c.bands, "verify": verify,
-                      "max_comparisons": c.max_comparisons, "$volatile": {"cache": sizes.shingle_cache_bytes}}
+                      "ranks": [group.rank for group in plan], "bands": config.bands, "verify": verify,
+                      "max_comparisons": config.max_comparisons, "$volatile": {"cache": sizes.shingle_cache_bytes}}
             size = sum(f["bytes"] for f in [*shared["candidates"], *(s for s in shared["shingles"] if s)])
             for b in range(buckets if shared["candidates"] else 0):
                 yield TaskDraft("stages.dedup.verify:Verify", {**shared, "bucket": b}, size // buckets,
@@ -235,18 +235,18 @@ class MinHash(Barrier):
         def slices(done: Done) -> Iterator[TaskDraft]:
             # shared by all groups, so that the store writes the lists once
             verdicts, near = (files_of(done["verify"], name) for name in ("verdicts.seg", "near.seg"))
-            for number, g in enumerate(plan if verdicts else ()):
+            for number, group in enumerate(plan if verdicts else ()):
                 yield TaskDraft("stages.dedup.minhash:MinHashSlices",
-                                {"verdicts": verdicts, "near": near, "group": number, "dataset": g.dataset}, 1 << 20,
-                                f"{g.dataset}: removals of {g.size} parts")
+                                {"verdicts": verdicts, "near": near, "group": number, "dataset": group.dataset},
+                                1 << 20, f"{group.dataset}: removals of {group.size} parts")
 
         def judges(done: Done) -> int:
             """The number of buckets into which the clusters are divided, estimated from the number of candidates and
             the bytes of an average document's shingles."""
-            rows, size = sum(g.rows for g in plan), sum(g.bytes for g in plan)
-            some = sum(r.counters["candidates"] for r in done["clusters"])
-            return sizes.buckets(some * (80 + 8 * c.bands) + (some * size * 3 // max(rows, 1) if verify else 0),
-                                 len(plan))
+            rows, size = sum(group.rows for group in plan), sum(group.bytes for group in plan)
+            candidates = sum(r.counters["candidates"] for r in done["clusters"])
+            shingle_bytes = candidates * size * 3 // max(rows, 1) if verify else 0
+            return sizes.buckets(candidates * (80 + 8 * config.bands) + shingle_bytes, len(plan))
 
         return [Wave("bands", bands), Wave("links", links), *cluster_waves(firsts, sizes), Wave("shingles", shingles),
                 Wave("verify", judged), Wave("slices", slices)]
@@ -268,10 +268,10 @@ class MinHashSlices:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        every = np.concatenate(read_segments(inputs, args["verdicts"], args["group"], VERDICT))
+        all_verdicts = np.concatenate(read_segments(inputs, args["verdicts"], args["group"], VERDICT))
         near = dict(by_part(np.concatenate(read_segments(inputs, args["near"], args["group"], NEAR))))
-        for part, verdicts in by_part(every):
-            said = slice_table(verdicts["row"], verdicts["removed"] > 0, "minhash", verdicts, near.get(part))
-            write_slice(out, f"slice.{part}.parquet", said)
-        gone = int((every["removed"] > 0).sum())
-        return {"removed": {args["dataset"]: {"minhash": gone}}, "clustered": {args["dataset"]: len(every)}}
+        for part, verdicts in by_part(all_verdicts):
+            sliced = slice_table(verdicts["row"], verdicts["removed"] > 0, "minhash", verdicts, near.get(part))
+            write_slice(out, f"slice.{part}.parquet", sliced)
+        removed = int((all_verdicts["removed"] > 0).sum())
+        return {"removed": {args["dataset"]: {"minhash": removed}}, "clustered": {args["dataset"]: len(all_verdicts)}}

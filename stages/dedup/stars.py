@@ -49,11 +49,11 @@ class Spread:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         edges = 0
-        with _arcs_to(out, args["buckets"]) as to:
-            for held in edges_of(inputs, args["links"], args["firsts"], args["folded"]):
-                tree = forest(held["a"], held["b"])
+        with _arcs_to(out, args["buckets"]) as writer:
+            for block in edges_of(inputs, args["links"], args["firsts"], args["folded"]):
+                tree = forest(block["a"], block["b"])
                 edges += len(tree)
-                _write(to, tree["a"], tree["b"])
+                _write(writer, tree["a"], tree["b"])
         return {"edges": edges}
 
 
@@ -75,21 +75,21 @@ class Star:
         args = inputs.args
         large = args["round"] % 2 == 1
         edges = moved = 0
-        with _arcs_to(out, args["buckets"]) as to:
+        with _arcs_to(out, args["buckets"]) as writer:
             for arcs in neighbourhoods(inputs.segments(args["edges"], args["bucket"])):
                 above = arcs.v > arcs.u
                 # Two kinds of edges are not part of a star yet: those to larger neighbours of a node that also has a
                 # smaller neighbour, and those to smaller neighbours other than the smallest.
                 moved += int((above & (arcs.least < arcs.u)).sum() + (~above & (arcs.v != arcs.least)).sum())
                 if large:
-                    a, b = arcs.least[above], arcs.v[above]
+                    smaller, larger = arcs.least[above], arcs.v[above]
                 else:
-                    second = ~above & (arcs.v != arcs.least)
-                    first = arcs.first & ~above
-                    a = np.concatenate([arcs.least[second], arcs.least[first]])
-                    b = np.concatenate([arcs.v[second], arcs.u[first]])
-                edges += len(a)
-                _write(to, a, b)
+                    other_smaller = ~above & (arcs.v != arcs.least)
+                    own = arcs.first & ~above
+                    smaller = np.concatenate([arcs.least[other_smaller], arcs.least[own]])
+                    larger = np.concatenate([arcs.v[other_smaller], arcs.u[own]])
+                edges += len(smaller)
+                _write(writer, smaller, larger)
         return {"edges": edges, "moved": moved, "max_round": args["round"]}
 
 
@@ -117,11 +117,11 @@ class Members:
             counters["max_cluster"] = max(counters["max_cluster"], int(sizes.max(initial=0)))
             bins[:] += log2_bins(sizes)
 
-        with out.segments("members.seg", MEMBER, len(args["groups"])) as to:
+        with out.segments("members.seg", MEMBER, len(args["groups"])) as writer:
             for arcs in neighbourhoods(inputs.segments(args["edges"], args["bucket"])):
                 nodes, roots = arcs.u[arcs.first], arcs.least[arcs.first]
                 members, group = members_of(nodes, roots, args["groups"])
-                to.write(group, members)
+                writer.write(group, members)
                 counters["candidates"] += len(nodes)
                 # the cluster around a root consists of the root and all its neighbours
                 starts = np.flatnonzero(arcs.first)
@@ -151,36 +151,36 @@ class Arcs:
 def neighbourhoods(blocks: Iterable[NDArray[Any]]) -> Iterator[Arcs]:
     """Yield the arcs of sorted blocks, without duplicates. The neighbours of a node may be spread over several
     blocks."""
-    before: tuple[int, int, int] | None = None     # the last arc, and `least` of its node
+    previous: tuple[int, int, int] | None = None     # the last arc, and `least` of its node
     for block in blocks:
         u, v = np.ascontiguousarray(block["u"]), np.ascontiguousarray(block["v"])
         new = np.ones(len(u), bool)
         new[1:] = (u[1:] != u[:-1]) | (v[1:] != v[:-1])
-        if before is not None and len(u):
-            new[0] = (int(u[0]), int(v[0])) != before[:2]
+        if previous is not None and len(u):
+            new[0] = (int(u[0]), int(v[0])) != previous[:2]
         u, v = u[new], v[new]
         if not len(u):
             continue
         first = np.ones(len(u), bool)
         first[1:] = u[1:] != u[:-1]
-        goes_on = before is not None and int(u[0]) == before[0]
+        goes_on = previous is not None and int(u[0]) == previous[0]
         first[0] = not goes_on
         starts = np.flatnonzero(first)
         least = np.minimum(u[starts], v[starts])
-        if before is not None and goes_on:
-            starts, least = np.r_[0, starts], np.r_[np.uint64(before[2]), least]
-        every = np.repeat(least, np.diff(np.r_[starts, len(u)]))
-        before = int(u[-1]), int(v[-1]), int(every[-1])
-        yield Arcs(u, v, first, every)
+        if previous is not None and goes_on:
+            starts, least = np.r_[0, starts], np.r_[np.uint64(previous[2]), least]
+        leasts = np.repeat(least, np.diff(np.r_[starts, len(u)]))
+        previous = int(u[-1]), int(v[-1]), int(leasts[-1])
+        yield Arcs(u, v, first, leasts)
 
 
 def _arcs_to(out: Out, buckets: int) -> AbstractContextManager[Segments]:
     return out.segments("edges.seg", ARC, buckets, key=("u", "v"))
 
 
-def _write(to: Segments, a: NDArray[np.uint64], b: NDArray[np.uint64]) -> None:
+def _write(writer: Segments, ends: NDArray[np.uint64], other_ends: NDArray[np.uint64]) -> None:
     """Write edges as arcs in both directions."""
-    arcs = np.empty(2 * len(a), ARC)
-    arcs["u"][:len(a)], arcs["v"][:len(a)] = a, b
-    arcs["u"][len(a):], arcs["v"][len(a):] = b, a
-    to.write(bucket_of(mix(arcs["u"]), to.buckets), arcs)
+    arcs = np.empty(2 * len(ends), ARC)
+    arcs["u"][:len(ends)], arcs["v"][:len(ends)] = ends, other_ends
+    arcs["u"][len(ends):], arcs["v"][len(ends):] = other_ends, ends
+    writer.write(bucket_of(mix(arcs["u"]), writer.buckets), arcs)

@@ -4,8 +4,8 @@ The documents of an LSH cluster are only candidates for removal. If A shares a b
 all three are in one cluster, even if A and C differ. A template that thousands of pages share also puts them into one
 cluster, whatever their texts are (in Marin's audit of July 2026, 859,092 documents became 2). This module goes through
 the documents of a cluster in order (priority of their dataset, longest first, id). It removes a document only if a
-document *kept before it* shares a band key with it and their Jaccard similarity is at least `verify`. It keeps the rest
-of the cluster.
+document *kept before it* shares a band key with it and their Jaccard similarity is at least `verify`. It keeps all
+other documents of the cluster.
 
 The similarity is |A and B| / |A or B|, where A and B are the sets of word n-grams of the two stored texts, as 64-bit
 hashes. The texts are cut after `max_chars` characters and simplified before. Anyone can recompute the similarity from
@@ -88,44 +88,45 @@ class Shingles:
         members = np.concatenate(read_segments(inputs, args["members"], args["group"], MEMBER))
         sets = _SetWriter(out.path("shingles.bin"), args["chunk"]) if args["texts"] else None
         blocks = []
-        for part, said in by_part(members):
+        for part, members_of_part in by_part(members):
             refs = args["parts"][part]
-            records = np.zeros(len(said), dtype)
+            records = np.zeros(len(members_of_part), dtype)
             for field in ("root", "part", "row"):
-                records[field] = said[field]
+                records[field] = members_of_part[field]
             columns = ["id", "bands", "chars", *(["language"] if stage.config.words == "language" else [])]
-            side = read_side(inputs.fetch(refs["side"]), columns, said["row"])
+            side = read_side(inputs.fetch(refs["side"]), columns, members_of_part["row"])
             records["id_hi"], records["id_lo"] = ids_to_ints(side["id"])
             records["chars"] = side["chars"].to_numpy()
             records["bands"] = fixed_bytes(side["bands"])[1].view("<u8")
             blocks.append(records)
             if sets is not None:
-                languages = side["language"].to_pylist() if "language" in columns else [""] * len(said)
-                for i, text in enumerate(texts_at(inputs.fetch(refs["text"]), said["row"])):
-                    sets.add(records[i:i + 1], np.unique(stage.shingles(text, languages[i])[0]))
+                languages = side["language"].to_pylist() if "language" in columns else [""] * len(members_of_part)
+                for number, text in enumerate(texts_at(inputs.fetch(refs["text"]), members_of_part["row"])):
+                    sets.add(records[number:number + 1], np.unique(stage.shingles(text, languages[number])[0]))
         if sets is not None:
             sets.close()
-        every = np.concatenate(blocks) if blocks else np.zeros(0, dtype)
-        write_segments(out, "candidates.seg", every, bucket_of(mix(every["root"]), args["buckets"]), args["buckets"],
+        candidates = np.concatenate(blocks) if blocks else np.zeros(0, dtype)
+        buckets = args["buckets"]
+        write_segments(out, "candidates.seg", candidates, bucket_of(mix(candidates["root"]), buckets), buckets,
                        ("root",))
-        return {"candidates": len(every), "shingles": sets.written if sets is not None else 0}
+        return {"candidates": len(candidates), "shingles": sets.written if sets is not None else 0}
 
 
 def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
     """Yield the texts of the given rows (ascending) of a part. Row groups of the file without any of these rows are not
     read."""
-    first = done = 0
+    first = rows_read = 0
     with open_parquet(path) as file:
         for number in range(file.num_row_groups):
             stop = first + file.metadata.row_group(number).num_rows
-            upto = int(np.searchsorted(rows, stop))
-            if upto > done:
+            rows_up_to = int(np.searchsorted(rows, stop))
+            if rows_up_to > rows_read:
                 column = file.read_row_group(number, columns=["text"])["text"]
-                for row in rows[done:upto].tolist():
+                for row in rows[rows_read:rows_up_to].tolist():
                     yield column[row - first].as_py()
-            first, done = stop, upto
-    if done < len(rows):
-        raise ValueError(f"a part has {first} rows, but its side table speaks of row {int(rows[done])}")
+            first, rows_read = stop, rows_up_to
+    if rows_read < len(rows):
+        raise ValueError(f"a part has {first} rows, but its side table speaks of row {int(rows[rows_read])}")
 
 
 class _SetWriter:
@@ -135,26 +136,26 @@ class _SetWriter:
     def __init__(self, path: str, chunk_bytes: int) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by `close`)
         self._chunk_bytes = chunk_bytes
-        self._held: list[tuple[NDArray[Any], NDArray[np.uint64]]] = []
+        self._pending: list[tuple[NDArray[Any], NDArray[np.uint64]]] = []
         self._bytes = self.written = 0
 
     def add(self, record: NDArray[Any], values: NDArray[np.uint64]) -> None:
         """Append a shingle set. `record` is a view of one candidate; its `count`, `offset` and `sum` are filled in."""
         record["count"] = len(values)
         record["sum"] = xxhash.xxh3_64_intdigest(values.astype("<u8").data)
-        self._held.append((record, values))
+        self._pending.append((record, values))
         self._bytes += values.nbytes
         if self._bytes > self._chunk_bytes:
             self._flush()
 
     def _flush(self) -> None:
-        if self._held:
-            order = np.argsort(mix(np.concatenate([r["root"] for r, _ in self._held])), kind="stable")
-            for record, values in (self._held[i] for i in order.tolist()):
+        if self._pending:
+            order = np.argsort(mix(np.concatenate([record["root"] for record, _ in self._pending])), kind="stable")
+            for record, values in (self._pending[number] for number in order.tolist()):
                 record["offset"] = self.written
                 self._file.write(values.astype("<u8").data)
                 self.written += len(values)
-        self._held, self._bytes = [], 0
+        self._pending, self._bytes = [], 0
 
     def close(self) -> None:
         self._flush()
@@ -172,10 +173,10 @@ class _SetReader:
         self._bytes = 0
 
     def get(self, file: int, offset: int, count: int, expected: int) -> NDArray[np.uint64]:
-        found = self._sets.get((file, offset))
-        if found is not None:
+        values = self._sets.get((file, offset))
+        if values is not None:
             self._sets.move_to_end((file, offset))
-            return found
+            return values
         handle = self._files.get(file)
         if handle is None:
             handle = self._files[file] = self._inputs.open(self._refs[file])
@@ -186,11 +187,11 @@ class _SetReader:
         raw = handle.read(8 * count)
         if xxhash.xxh3_64_intdigest(raw) != expected:
             raise self._inputs.damaged(self._refs[file])
-        found = self._sets[file, offset] = np.frombuffer(raw, "<u8")
+        values = self._sets[file, offset] = np.frombuffer(raw, "<u8")
         self._bytes += len(raw)
         while self._bytes > self._cache_bytes and len(self._sets) > 1:
             self._bytes -= self._sets.popitem(last=False)[1].nbytes
-        return found
+        return values
 
     def close(self) -> None:
         for handle in self._files.values():
@@ -219,23 +220,23 @@ class Verify:
         ranks, judged = np.asarray(args["ranks"], np.int64), 0
         counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
         sets = _SetReader(inputs, args["shingles"], args["$volatile"]["cache"])
-        with (out.segments("verdicts.seg", VERDICT, len(ranks)) as to,
-              out.segments("near.seg", NEAR, len(ranks)) as beside):
-            for every in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
-                rank = ranks[every["source"]]
-                order = np.lexsort((every["id_lo"], every["id_hi"], -every["chars"].astype(np.int64), rank,
-                                    every["root"]))
-                every, rank = every[order], rank[order]
-                verdicts = np.zeros(len(every), VERDICT)
+        with (out.segments("verdicts.seg", VERDICT, len(ranks)) as verdict_writer,
+              out.segments("near.seg", NEAR, len(ranks)) as near_writer):
+            for block in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
+                rank = ranks[block["source"]]
+                order = np.lexsort((block["id_lo"], block["id_hi"], -block["chars"].astype(np.int64), rank,
+                                    block["root"]))
+                block, rank = block[order], rank[order]
+                verdicts = np.zeros(len(block), VERDICT)
                 for field in ("part", "row"):
-                    verdicts[field] = every[field]
-                judge = _Judge(every, every["source"], rank, args, sets, counters)
-                starts = np.flatnonzero(np.r_[True, every["root"][1:] != every["root"][:-1]])
-                for start, stop in zip(starts, [*starts[1:], len(every)]):
+                    verdicts[field] = block[field]
+                judge = _Judge(block, block["source"], rank, args, sets, counters)
+                starts = np.flatnonzero(np.r_[True, block["root"][1:] != block["root"][:-1]])
+                for start, stop in zip(starts, [*starts[1:], len(block)]):
                     judge.cluster(int(start), int(stop), verdicts)
-                to.write(every["source"], verdicts)
-                beside.write(*judge.beside())
-                judged += len(every)
+                verdict_writer.write(block["source"], verdicts)
+                near_writer.write(*judge.near_records())
+                judged += len(block)
         sets.close()
         return {"judged": judged, **counters}
 
@@ -243,49 +244,50 @@ class Verify:
 class _Judge:
     """Decides one cluster after another. Documents are given as row numbers of the sorted candidates."""
 
-    def __init__(self, every: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
+    def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
                  sets: _SetReader, counters: dict[str, int]) -> None:
-        self.every, self.file, self.sets, self.counters = every, file, sets, counters
+        self.candidates, self.file, self.sets, self.counters = candidates, file, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
         #: (priority, negative length) of each candidate; the candidates of a cluster are ordered by this pair and then
         #: by id
-        self.place = list(zip(rank.tolist(), (-every["chars"].astype(np.int64)).tolist()))
+        self.place = list(zip(rank.tolist(), (-candidates["chars"].astype(np.int64)).tolist()))
         self.near: list[tuple[int, int, float]] = []
 
     def cluster(self, start: int, stop: int, verdicts: NDArray[Any]) -> None:
-        ids = np.sort(self.every[["id_hi", "id_lo"]][start:stop], order=("id_hi", "id_lo"))
+        ids = np.sort(self.candidates[["id_hi", "id_lo"]][start:stop], order=("id_hi", "id_lo"))
         twice = np.flatnonzero(ids[1:] == ids[:-1])
         if len(twice):
             raise DuplicateId(id_text(*ids[twice[0]]))
         verdicts["cluster_hi"][start:stop], verdicts["cluster_lo"][start:stop] = ids[0]
         index: dict[int, list[int]] = {}
-        kept = 0
+        survivors = 0
         for i in range(start, stop):
             twin, similarity, near = self._twin(i, start, index)
             if twin is None:
-                kept += 1
+                survivors += 1
                 self.near += ((i, j, s) for j, s in near)
                 if self.threshold:
-                    for key in self.every["bands"][i].tolist():
+                    for key in self.candidates["bands"][i].tolist():
                         index.setdefault(key, []).append(i)
                 continue
             verdicts["removed"][i], verdicts["similarity"][i] = 1, similarity
-            verdicts["kept_hi"][i], verdicts["kept_lo"][i] = self.every["id_hi"][twin], self.every["id_lo"][twin]
-        self.counters["kept"] += kept
-        self.counters["removed"] += stop - start - kept
-        self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], kept)
+            for half in ("hi", "lo"):
+                verdicts[f"kept_{half}"][i] = self.candidates[f"id_{half}"][twin]
+        self.counters["kept"] += survivors
+        self.counters["removed"] += stop - start - survivors
+        self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], survivors)
 
-    def beside(self) -> tuple[NDArray[Any], NDArray[Any]]:
+    def near_records(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """(number of the group, NEAR) for both documents of every pair of kept documents that resemble each other."""
-        i, j = (np.array([pair[k] for pair in self.near], np.int64) for k in (0, 1))
-        one, other = np.r_[i, j], np.r_[j, i]
-        records = np.zeros(len(one), NEAR)
+        i, j = (np.array([pair[side] for pair in self.near], np.int64) for side in (0, 1))
+        own, resembled = np.r_[i, j], np.r_[j, i]
+        records = np.zeros(len(own), NEAR)
         for field in ("part", "row"):
-            records[field] = self.every[field][one]
+            records[field] = self.candidates[field][own]
         for field in ("id_hi", "id_lo"):
-            records[field] = self.every[field][other]
-        records["similarity"] = np.tile(np.array([s for _, _, s in self.near]), 2)
-        return self.every["source"][one], records
+            records[field] = self.candidates[field][resembled]
+        records["similarity"] = np.tile(np.array([similarity for _, _, similarity in self.near]), 2)
+        return self.candidates["source"][own], records
 
     def _twin(self, i: int, start: int,
               index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
@@ -296,14 +298,14 @@ class _Judge:
             return (start, float("nan"), []) if i > start else (None, 0.0, [])
         near: list[tuple[int, float]] = []
         shared: dict[int, int] = {}
-        for key in self.every["bands"][i].tolist():
+        for key in self.candidates["bands"][i].tolist():
             for j in self._near(index.get(key, ()), i):
                 shared[j] = shared.get(j, 0) + 1
         compared = 0
-        mine = int(self.every["count"][i])
+        size = int(self.candidates["count"][i])
         for j in sorted(shared, key=lambda j: (-shared[j], j)):
-            theirs = int(self.every["count"][j])
-            if min(mine, theirs) / max(mine, theirs, 1) < self.threshold:
+            other_size = int(self.candidates["count"][j])
+            if min(size, other_size) / max(size, other_size, 1) < self.threshold:
                 continue                               # no two sets of these sizes reach that similarity
             if compared == self.cap:
                 self.counters["capped"] += 1
@@ -322,14 +324,14 @@ class _Judge:
         at most."""
         if len(kept) <= self.cap:
             return kept
-        chosen: dict[int, None] = {}
+        nearest: dict[int, None] = {}
         rank, length = self.place[i]
-        for r in range(rank + 1):
-            at = bisect_left(kept, (r, length), key=self.place.__getitem__)
-            reach = self.cap if r == rank else (self.cap + 1) // 2
-            chosen.update(dict.fromkeys(kept[max(0, at - reach):at + reach]))
-        return chosen
+        for priority in range(rank + 1):
+            middle = bisect_left(kept, (priority, length), key=self.place.__getitem__)
+            reach = self.cap if priority == rank else (self.cap + 1) // 2
+            nearest.update(dict.fromkeys(kept[max(0, middle - reach):middle + reach]))
+        return nearest
 
     def _set(self, i: int) -> NDArray[np.uint64]:
-        row = self.every[i]
+        row = self.candidates[i]
         return self.sets.get(int(self.file[i]), int(row["offset"]), int(row["count"]), int(row["sum"]))

@@ -57,20 +57,20 @@ class Badwords(Stage):
 
     def setup(self) -> None:
         self._lists = read_lists(self.config.lists or default_lists())
-        self._known: dict[str, BadWords | None] = {}
+        self._counters: dict[str, BadWords | None] = {}
 
     def process(self, doc: Document) -> str | None:
         self.forget(doc)
         language = language_of(doc.language or self.config.default_language)
-        if language not in self._known:
-            self._known[language] = count_lists(self._lists, language)
-        words = self._known[language]
+        if language not in self._counters:
+            self._counters[language] = count_lists(self._lists, language)
+        words = self._counters[language]
         if words is None:
             return None
-        found, size = words.count(doc.text)
-        total = found.total()
+        counts, size = words.count(doc.text)
+        total = counts.total()
         doc.signals["badwords"] = total
-        doc.signals["badwords_distinct"] = len(found)
+        doc.signals["badwords_distinct"] = len(counts)
         doc.signals["badwords_rate"] = total / max(size, 1.0)
         return self.verdict(doc)
 
@@ -93,9 +93,9 @@ def default_lists() -> Path:
     Raises:
         MissingModel: they are missing. The message says where they were sought and how to get them.
     """
-    found = next((folder / LISTS for folder in folders() if (folder / LISTS).is_file()), None)
-    if found is None:
+    path = next((folder / LISTS for folder in folders() if (folder / LISTS).is_file()), None)
+    if path is None:
         raise MissingModel(f"the lists of bad words are missing (looked for "
                            f"{', '.join(os.fspath(folder / LISTS) for folder in folders())}); get them with `tokenmill "
                            f"fetch badwords`, or name a file: {{badwords: {{lists: path/to/{LISTS}}}}}")
-    return found
+    return path

@@ -33,8 +33,8 @@ class Blacklists:
 
     def __init__(self, archive: Path, categories: tuple[str, ...]) -> None:
         """Raises ValueError that names the archive when the archive lacks a category or cannot be read."""
-        asked = hashlib.sha256("\n".join(categories).encode()).hexdigest()
-        name, folder = f"{file_sha256(archive)[:32]}.{asked[:16]}", cache_dir() / "lists"
+        digest = hashlib.sha256("\n".join(categories).encode()).hexdigest()
+        name, folder = f"{file_sha256(archive)[:32]}.{digest[:16]}", cache_dir() / "lists"
         self._lists = [LabelledList(cached(folder / f"{name}.{kind}.npy",
                                        partial(_write, archive, categories, kind)))
                        for kind in _KINDS]
@@ -43,38 +43,38 @@ class Blacklists:
         """The number, from 1, of the first category that blocks a URL or its host; 0 when none does."""
         host, path = split(url)
         domains, urls = self._lists
-        result = [label for name in above(host) if (label := domains.label(name))]
+        result = [label for name in host_and_parents(host) if (label := domains.label(name))]
         if len(urls):
-            result += [label for name in folders(host, path) if (label := urls.label(name))]
+            result += [label for name in url_and_folders(host, path) if (label := urls.label(name))]
         return min(result, default=0)
 
 
 def split(url: str) -> tuple[str, str]:
     """Split a URL into (host in lower case, path and query). Scheme, user, port and fragment are left out."""
-    rest = _SCHEME.sub("", url, count=1)
-    end = min((at for c in "/?#" if (at := rest.find(c)) >= 0), default=len(rest))
-    host = rest[:end].rpartition("@")[2]
+    address = _SCHEME.sub("", url, count=1)
+    end = min((place for mark in "/?#" if (place := address.find(mark)) >= 0), default=len(address))
+    host = address[:end].rpartition("@")[2]
     if not host.startswith("["):
         host = host.partition(":")[0]
-    return host.lower().rstrip("."), rest[end:].partition("#")[0]
+    return host.lower().rstrip("."), address[end:].partition("#")[0]
 
 
-def above(host: str) -> list[str]:
+def host_and_parents(host: str) -> list[str]:
     """A host and its parent domains, except top-level domains. An IP address has no parents."""
     labels = host.split(".")
     if len(labels) < 2 or labels[-1].isdigit():
         return [host] if host else []
-    return [".".join(labels[i:]) for i in range(max(0, len(labels) - _MOST_LABELS), len(labels) - 1)]
+    return [".".join(labels[depth:]) for depth in range(max(0, len(labels) - _MOST_LABELS), len(labels) - 1)]
 
 
-def folders(host: str, path: str) -> list[str]:
+def url_and_folders(host: str, path: str) -> list[str]:
     """The entries of `urls` that would block a URL: the URL itself, without its query, and every folder that contains
     it. a.com/x/y?z → a.com/x/y?z, a.com/x/y, a.com/x."""
-    whole = host.removeprefix("www.") + path
-    plain = whole.partition("?")[0]
-    steps = plain.split("/")[:_MOST_FOLDERS]
-    return list(dict.fromkeys([whole.rstrip("/"), *("/".join(steps[:n]).rstrip("/")
-                                                    for n in range(len(steps), 1, -1))]))
+    full = host.removeprefix("www.") + path
+    without_query = full.partition("?")[0]
+    steps = without_query.split("/")[:_MOST_FOLDERS]
+    return list(dict.fromkeys([full.rstrip("/"), *("/".join(steps[:depth]).rstrip("/")
+                                                    for depth in range(len(steps), 1, -1))]))
 
 
 def categories_of(archive: Path, *, max_files: int = _MEMBERS, max_bytes: int = _BYTES) -> tuple[str, ...]:
@@ -116,23 +116,25 @@ def _members(archive: Path, max_files: int = _MEMBERS, max_bytes: int = _BYTES) 
 
 
 def _write(archive: Path, categories: tuple[str, ...], kind: str, path: Path) -> None:
-    known = _members(archive)
-    missing = [name for name in categories if name not in known]
+    """Write the hashes of the entries of `kind` (`domains` or `urls`) in some categories of an archive to `path`, each
+    with the number of its category."""
+    members = _members(archive)
+    missing = [name for name in categories if name not in members]
     if missing:
-        raise ValueError(f"{archive} has no category '{missing[0]}'; it has {', '.join(sorted(known)) or 'none'}")
-    wanted: dict[str, int] = {}
+        raise ValueError(f"{archive} has no category '{missing[0]}'; it has {', '.join(sorted(members)) or 'none'}")
+    labels: dict[str, int] = {}
     for label, name in enumerate(categories, 1):
-        if kind in known[name]:
-            wanted.setdefault(known[name][kind], label)
+        if kind in members[name]:
+            labels.setdefault(members[name][kind], label)
     with tarfile.open(archive) as tar:
-        write_labelled(_lists(tar, wanted), path, _domain if kind == "domains" else _url)
+        write_labelled(_lists(tar, labels), path, _domain if kind == "domains" else _url)
 
 
-def _lists(tar: tarfile.TarFile, wanted: dict[str, int]) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """Yield (category number, lines) of the wanted members, in the order of the archive, so that it is read only
-    once."""
+def _lists(tar: tarfile.TarFile, labels: dict[str, int]) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """Yield (category number, lines) of the members in `labels` ({member: category number}), in the order of the
+    archive, so that it is read only once."""
     for member in tar:
-        label = wanted.get(member.name)
+        label = labels.get(member.name)
         if label is not None and member.isreg():
             lines = tar.extractfile(member)
             assert lines is not None                       # never None for a regular file

@@ -66,8 +66,9 @@ class Buckets(Stage):
                           f"{', '.join(self._edges.scores)}"} if strange else {}
 
     def reads(self) -> dict[str, str]:
-        by = self._edges.by
-        return {**dict.fromkeys(self._scores, "scores"), **({by: "edges"} if by and by != "source" else {})}
+        grouping = self._edges.by
+        by_signal = {grouping: "edges"} if grouping and grouping != "source" else {}
+        return {**dict.fromkeys(self._scores, "scores"), **by_signal}
 
     def setup(self) -> None:
         for name, message in self.problems().items():
@@ -77,7 +78,7 @@ class Buckets(Stage):
         group = self._edges.group(doc)
         for score in self._scores:
             value, edges = doc.signals.get(score), self._edges.scores[score].get(group)
-            doc.signals.pop(f"{score}_bucket", None)               # stored by an earlier dataset
+            doc.signals.pop(f"{score}_bucket", None)               # an earlier dataset may have stored a value
             if value is not None and edges is not None:
                 doc.signals[f"{score}_bucket"] = bisect.bisect_right(edges, value)
         return None
@@ -100,8 +101,8 @@ class Edges:
             doc = json.loads(Path(path).read_text(encoding="utf-8"))
             if doc["format"] != FORMAT:
                 raise ValueError(f"its format is {doc['format']!r}")
-            scores = {str(s): {str(g): [math.inf if e is None else float(e) for e in fitted["edges"]]
-                               for g, fitted in groups.items()} for s, groups in doc["scores"].items()}
+            scores = {str(score): {str(group): [math.inf if edge is None else float(edge) for edge in fitted["edges"]]
+                               for group, fitted in groups.items()} for score, groups in doc["scores"].items()}
             if not all(a <= b for groups in scores.values() for edges in groups.values()
                        for a, b in pairwise([-math.inf, *edges, math.inf])):               # also false for NaN
                 raise ValueError("edges do not ascend")
@@ -162,9 +163,9 @@ class Weights:
         out = []
         for share in shares:
             # rank >= share, in integers
-            wanted = -(-2 * share.numerator * total // share.denominator)
-            at = bisect.bisect_left(doubled, wanted)
-            out.append(float(self.values[at]) if at < len(doubled) else math.inf)
+            doubled_rank = -(-2 * share.numerator * total // share.denominator)
+            place = bisect.bisect_left(doubled, doubled_rank)
+            out.append(float(self.values[place]) if place < len(doubled) else math.inf)
         return out
 
 
@@ -172,7 +173,7 @@ def vigintiles(buckets: int = 20) -> list[Fraction]:
     """The shares of the whole weight that separate buckets of equal weight: 1/20, 2/20 … 19/20 for twenty buckets."""
     if not 2 <= buckets <= MOST_BUCKETS:
         raise ValueError(f"{buckets} buckets; 2 … {MOST_BUCKETS} are possible")
-    return [Fraction(k, buckets) for k in range(1, buckets)]
+    return [Fraction(number, buckets) for number in range(1, buckets)]
 
 
 class Fit:
@@ -193,20 +194,20 @@ class Fit:
             names, place = np.unique(np.asarray(groups, object).astype(str), return_inverse=True)
             rows = [(str(name), np.flatnonzero(place == i)) for i, name in enumerate(names)]
         for score, values in scores.items():
-            for group, at in rows:
-                here = at[~np.isnan(values[at])]
-                self.missing[score] += len(at) - len(here)
-                if len(here):
-                    known = self.weights[score]
-                    if group not in known and len(known) >= MOST_GROUPS:
+            for group, row_numbers in rows:
+                scored = row_numbers[~np.isnan(values[row_numbers])]
+                self.missing[score] += len(row_numbers) - len(scored)
+                if len(scored):
+                    by_group = self.weights[score]
+                    if group not in by_group and len(by_group) >= MOST_GROUPS:
                         raise ValueError(f"more than {MOST_GROUPS:,} different values of '{self.by}'; name a topic or "
                                          f"a language")
-                    known.setdefault(group, Weights()).add(values[here], weights[here])
+                    by_group.setdefault(group, Weights()).add(values[scored], weights[scored])
 
     def document(self, shares: Iterable[Fraction], weight: str) -> dict[str, Any]:
         """The JSON document that `Edges.read` reads; infinite edges are null."""
         shares = list(shares)
         return {"format": FORMAT, "by": self.by, "weight": weight, "shares": [str(s) for s in shares], "scores": {
-            score: {group: {"documents": w.documents, "weight": int(w.weights.sum()),
-                            "edges": [None if math.isinf(e) else e for e in w.edges(shares)]}
-                    for group, w in sorted(groups.items())} for score, groups in self.weights.items()}}
+            score: {group: {"documents": fitted.documents, "weight": int(fitted.weights.sum()),
+                            "edges": [None if math.isinf(edge) else edge for edge in fitted.edges(shares)]}
+                    for group, fitted in sorted(groups.items())} for score, groups in self.weights.items()}}

@@ -66,12 +66,12 @@ class C4(Stage):
         phrases = cited or "{" in text or any(phrase in lower for phrase in _ANY)
         kept: list[str] = []
         sentences = 0
-        for line, words, found in self._lines(doc):
+        for line, words, line_sentences in self._lines(doc):
             if longest is not None and len(line) > longest and any(len(word) > longest for word in line.split()):
                 continue
             if cited and "[" in line:
-                line, was = _CITATION.sub("", line), line
-                found = found if line == was else -1
+                line, original = _CITATION.sub("", line), line
+                line_sentences = line_sentences if line == original else -1
             if config.filter_no_terminal_punct and (not line.endswith(_END) or line.endswith("...")):
                 continue
             if words < fewest:
@@ -87,7 +87,7 @@ class C4(Stage):
                 if (config.filter_policy and ("use" in lower or "policy" in lower)
                         and any(phrase in lower for phrase in _POLICY)):
                     continue
-            sentences += found if found >= 0 else count_sentences(line)
+            sentences += line_sentences if line_sentences >= 0 else count_sentences(line)
             kept.append(line)
         total = len(doc.lines)
         doc.signals["c4_sentences"] = sentences
@@ -106,10 +106,10 @@ class C4(Stage):
                 yield line, len(line.split()), -1
             return
         # in ASCII texts, byte positions are character positions
-        plain = doc.text.isascii()
-        text, data = doc.text, b"" if plain else doc.utf8
+        is_ascii = doc.text.isascii()
+        text, data = doc.text, b"" if is_ascii else doc.utf8
         for start, end, words, sentences in doc.words.lines.tolist():
-            yield text[start:end] if plain else data[start:end].decode("utf-8", "surrogatepass"), words, sentences
+            yield text[start:end] if is_ascii else data[start:end].decode("utf-8", "surrogatepass"), words, sentences
 
     @classmethod
     def matches(cls, text: str, reason: str) -> list[marks.Span]:
@@ -117,5 +117,5 @@ class C4(Stage):
 
     def verdict(self, doc: Document) -> str | None:
         """Decides by the number of sentences only. Phrases drop a document whatever the threshold is."""
-        fewest, found = self.config.min_num_sentences, doc.signals.get("c4_sentences")
-        return "too_few_sentences" if fewest is not None and found is not None and found < fewest else None
+        fewest, sentences = self.config.min_num_sentences, doc.signals.get("c4_sentences")
+        return "too_few_sentences" if fewest is not None and sentences is not None and sentences < fewest else None

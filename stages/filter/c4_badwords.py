@@ -75,9 +75,9 @@ class C4BadWords(Stage):
         pattern = self._patterns[language]
         if pattern is None:
             return None
-        found = pattern.search(doc.text.lower()) is not None
-        doc.signals["c4_badwords"] = float(found)
-        if found:
+        has_bad_word = pattern.search(doc.text.lower()) is not None
+        doc.signals["c4_badwords"] = float(has_bad_word)
+        if has_bad_word:
             doc.signals["c4_badwords_draw"] = prf(self.config.seed, "c4_badwords", doc.id) / 2**64
         return self.verdict(doc)
 

@@ -66,23 +66,23 @@ class DclmLines(Stage):
     def setup(self) -> None:
         config = self.config
         self._phrases = []
-        for field, before, after in (("anywhere", r"\s?(?:", ")"), ("at_end", r"\s?(?:", ")$"),
+        for field, prefix, suffix in (("anywhere", r"\s?(?:", ")"), ("at_end", r"\s?(?:", ")$"),
                                      ("at_start", "^(?:", r")\s?")):
             phrases = getattr(config, field)
             if phrases:
                 try:
-                    self._phrases.append(re.compile(f"{before}{'|'.join(phrases)}{after}", re.IGNORECASE))
+                    self._phrases.append(re.compile(f"{prefix}{'|'.join(phrases)}{suffix}", re.IGNORECASE))
                 except re.error as e:
                     raise ValueError(f"dclm_lines: {field}: not a regular expression ({e}); escape what is meant "
                                      "literally with \\") from None
 
     def process(self, doc: Document) -> str | None:
         text, signals = self._edited(doc.text), doc.signals
-        before = word_count(doc.text)
+        total = word_count(doc.text)
         signals["dclm_lines_cut"] = doc.text.count("\n") - text.count("\n") + (not text and bool(doc.text))
         signals["dclm_lines_left"] = text.count("\n") + 1 if text else 0
-        signals["dclm_lines_words"] = before
-        signals["dclm_lines_words_cut"] = before - word_count(text) if text != doc.text else 0
+        signals["dclm_lines_words"] = total
+        signals["dclm_lines_words_cut"] = total - word_count(text) if text != doc.text else 0
         reason = self.verdict(doc)
         if reason is None and text != doc.text:
             doc.text = text

@@ -21,15 +21,15 @@ _SPACE = re.compile(r"\s")
 
 
 class DclmLinks(Stage):
-    """Cut URLs and IPv4 addresses out of the text, with up to ten white-space characters before each, and line breaks
-    beyond `max_newlines` in a row (DCLM-baseline, arXiv 2406.11794, appendix).
+    """Cut URLs and IPv4 addresses out of the text, with up to ten white-space characters before each, and shorten runs
+    of line breaks to `max_newlines` (DCLM-baseline, arXiv 2406.11794, appendix).
 
     Dialect (the code it follows): DCLM at commit c7ed275, `url_removal_modifier` and `newline_removal_modifier`. A URL
-    is a dotted name that ends in a top-level domain in lower case, with the path after it. DCLM calls `match` where it
-    means `search`, so it looks for URLs only in pages *whose very first characters* spell a top-level domain, in upper
-    or lower case. A page that begins with `The` is searched, because .th is such a domain; a page that begins with `A
-    few` is not. With `everywhere`, all pages are searched. Top-level domains are those of tldextract's snapshot of the
-    public suffix list, unless `tlds` names a file with one per line, like DCLM's `iana_tlds.txt` (of 2020).
+    is a dotted name that ends in a top-level domain in lower case, with the path after it. DCLM's code calls `re.match`
+    in place of `re.search`, so it looks for URLs only in pages *whose very first characters* spell a top-level domain,
+    in upper or lower case. A page that begins with `The` is searched, because .th is such a domain; a page that begins
+    with `A few` is not. With `everywhere`, all pages are searched. Top-level domains are those of tldextract's snapshot
+    of the public suffix list, unless `tlds` names a file with one per line, like DCLM's `iana_tlds.txt` (of 2020).
     """
 
     name = "dclm_links"
@@ -70,21 +70,21 @@ class DclmLinks(Stage):
         """Equals `self._url.sub("", text)`. Only the stretches around something like a host name are searched. That is
         enough, since white space occurs only at the beginning of a match, so no match crosses two stretches."""
         out: list[str] = []
-        done = 0
+        place = 0
         for match in _MAYBE_URL.finditer(text):
-            at = match.start()
-            if at < done:
+            hit = match.start()
+            if hit < place:
                 continue
-            begin = at
-            while begin > done and not text[begin - 1].isspace():
+            begin = hit
+            while begin > place and not text[begin - 1].isspace():
                 begin -= 1
-            while begin > done and text[begin - 1].isspace():
+            while begin > place and text[begin - 1].isspace():
                 begin -= 1
-            space = _SPACE.search(text, at)
+            space = _SPACE.search(text, hit)
             end = space.start() if space else len(text)
-            out += text[done:begin], self._url.sub("", text[begin:end])
-            done = end
-        out.append(text[done:])
+            out += text[place:begin], self._url.sub("", text[begin:end])
+            place = end
+        out.append(text[place:])
         return "".join(out)
 
 

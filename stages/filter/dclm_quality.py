@@ -72,22 +72,22 @@ class DclmQuality(Stage):
 
     def measure(self, doc: Document) -> dict[str, float]:
         text, words = doc.text, chunks(doc)
-        out: dict[str, float] = {"dclm_words": word_count(text)}
+        signals: dict[str, float] = {"dclm_words": word_count(text)}
         if not words:
-            return out
+            return signals
         lines = [line for part in text.split("\n") if (line := part.strip())]
         symbols = text.count("#") + text.count("...") + text.count(". . .") + text.count("…")
-        other = [word for word in words if not word.isalpha()]
-        plain = sum([not any(map(str.isalpha, word)) for word in other])
+        not_alphabetic = [word for word in words if not word.isalpha()]
+        without_letter = sum([not any(map(str.isalpha, word)) for word in not_alphabetic])
         stop = frozenset(self.config.stop_words)
-        out["dclm_mean_word_length"] = sum(map(len, words)) / len(words)
-        out["dclm_symbol_ratio"] = symbols / len(words)
-        out["dclm_bullet_lines"] = sum([line.startswith(_BULLETS) for line in lines])
-        out["dclm_ellipsis_lines"] = sum([line.endswith(_ELLIPSES) for line in lines]) if symbols else 0
-        out["dclm_lines"] = len(lines)
-        out["dclm_non_alpha_ratio"] = plain / len(words)
-        out["dclm_stop_words"] = sum(map(stop.__contains__, map(str.lower, words)))
-        return out
+        signals["dclm_mean_word_length"] = sum(map(len, words)) / len(words)
+        signals["dclm_symbol_ratio"] = symbols / len(words)
+        signals["dclm_bullet_lines"] = sum([line.startswith(_BULLETS) for line in lines])
+        signals["dclm_ellipsis_lines"] = sum([line.endswith(_ELLIPSES) for line in lines]) if symbols else 0
+        signals["dclm_lines"] = len(lines)
+        signals["dclm_non_alpha_ratio"] = without_letter / len(words)
+        signals["dclm_stop_words"] = sum(map(stop.__contains__, map(str.lower, words)))
+        return signals
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

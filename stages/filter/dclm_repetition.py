@@ -62,26 +62,26 @@ class DclmRepetition(Stage):
         return self.verdict(doc)
 
     def measure(self, doc: Document) -> dict[str, float]:
-        out: dict[str, float] = {}
+        signals: dict[str, float] = {}
         for kind, end in (("line", "\n"), ("paragraph", "\n\n")):
-            parts = [part for found in doc.text.split(end) if (part := found.strip())]
+            parts = [part for piece in doc.text.split(end) if (part := piece.strip())]
             copies = characters = 0
             if len(set(parts)) < len(parts):
                 for part, count in Counter(parts).items():
                     if count > 1:
                         copies += count
                         characters += count * len(part)
-            out[f"dclm_rep_{kind}"] = copies / len(parts)
-            out[f"dclm_rep_{kind}_chars"] = characters / sum(map(len, parts))
+            signals[f"dclm_rep_{kind}"] = copies / len(parts)
+            signals[f"dclm_rep_{kind}_chars"] = characters / sum(map(len, parts))
         ids, lengths = number(doc.view("segments", segments))
         total = int(lengths[ids].sum())
-        found = repeated(ids, lengths, _TOP[0], _ALL[-1]).tolist()
-        for n, (count, _, longest, covered) in zip(range(_TOP[0], _ALL[-1] + 1), found):
+        repeats = repeated(ids, lengths, _TOP[0], _ALL[-1]).tolist()
+        for n, (count, _, longest, covered) in zip(range(_TOP[0], _ALL[-1] + 1), repeats):
             if n in _TOP:
-                out[f"dclm_rep_top_{n}_gram"] = longest * count / total if count > 1 else 0.0
+                signals[f"dclm_rep_top_{n}_gram"] = longest * count / total if count > 1 else 0.0
             else:
-                out[f"dclm_rep_dup_{n}_gram"] = covered / total if total else 0.0
-        return out
+                signals[f"dclm_rep_dup_{n}_gram"] = covered / total if total else 0.0
+        return signals
 
     def verdict(self, doc: Document) -> str | None:
         if "dclm_rep_line" not in doc.signals:

@@ -70,7 +70,7 @@ class Encoder(Stage):
         super().__init__(config, **kw)
         self.signals = (self.config.signal,)
         self.gpus = self.config.gpus
-        weights = sum(p.stat().st_size for p in Path(self.config.model).glob("*.safetensors"))
+        weights = sum(path.stat().st_size for path in Path(self.config.model).glob("*.safetensors"))
         self.memory_mb = (3_000 if self.gpus else 1_200) + 3 * (weights >> 20)
 
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
@@ -158,19 +158,19 @@ class Encoder(Stage):
         """The score of each text, before rounding."""
         rows = [self._tokens(text) for text in texts]
         at_once = self.config.batch if self.gpus else 1
-        found = [0.0] * len(rows)
-        order = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i))
+        scores = [0.0] * len(rows)
+        order = sorted(range(len(rows)), key=lambda number: (-len(rows[number]), number))
         for start in range(0, len(order), at_once):
             part = order[start:start + at_once]
-            for i, score in zip(part, self._forward([rows[i] for i in part])):
+            for number, score in zip(part, self._forward([rows[number] for number in part])):
                 if not math.isfinite(score):
-                    raise ValueError(f"{self.config.model} gives {score} for a text of {len(texts[i])} characters")
-                found[i] = score
-        return found
+                    raise ValueError(f"{self.config.model} gives {score} for a text of {len(texts[number])} characters")
+                scores[number] = score
+        return scores
 
     def _tokens(self, text: str) -> list[int]:
-        found = self._tokenizer(text[:CHARACTERS_A_TOKEN * self._most], truncation=True, max_length=self._most)
-        return found["input_ids"] or [self._pad]
+        encoded = self._tokenizer(text[:CHARACTERS_A_TOKEN * self._most], truncation=True, max_length=self._most)
+        return encoded["input_ids"] or [self._pad]
 
     def _forward(self, rows: list[list[int]]) -> list[float]:
         """Scores of tokenized texts. The first of `rows` is the longest; the others are padded to its length."""
@@ -214,7 +214,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         longest = config.get("max_position_embeddings")
         if not isinstance(longest, int | None):
             raise TypeError(f"max_position_embeddings is not a number: {str(longest)[:40]!r}")
-        code = "auto_map" in config or "auto_map" in _json(folder / "tokenizer_config.json")
+        code = "auto_map" in config or "auto_map" in _read_json(folder / "tokenizer_config.json")
         heads = config.get("architectures") or []
     except (ValueError, RecursionError, AttributeError, TypeError) as e:
         raise _Unfit("model", f"{path} cannot be read: {e}") from None
@@ -229,7 +229,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 

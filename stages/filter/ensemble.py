@@ -42,7 +42,7 @@ class Ensemble(Stage):
         @field_validator("tiers")
         @classmethod
         def _ascending(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-            if any(a >= b for a, b in pairwise(value)):
+            if any(low >= high for low, high in pairwise(value)):
                 raise ValueError(f"must ascend, each is the lowest bucket of a tier; got {list(value)}")
             return value
 
@@ -50,13 +50,13 @@ class Ensemble(Stage):
         return dict.fromkeys(self.config.of, "of")
 
     def process(self, doc: Document) -> str | None:
-        values = [v for name in self.config.of if (v := doc.signals.get(name)) is not None]
-        for name in self.signals:                                  # stored by an earlier dataset
+        values = [value for name in self.config.of if (value := doc.signals.get(name)) is not None]
+        for name in self.signals:                                  # an earlier dataset may have stored a value
             doc.signals.pop(name, None)
         if not values:
             return None
         how = self.config.combine
-        made = max(values) if how == "max" else min(values) if how == "min" else sum(values) / len(values)
-        doc.signals["ensemble_bucket"] = made
-        doc.signals["ensemble_tier"] = bisect.bisect_right(self.config.tiers, made)
+        bucket = max(values) if how == "max" else min(values) if how == "min" else sum(values) / len(values)
+        doc.signals["ensemble_bucket"] = bucket
+        doc.signals["ensemble_tier"] = bisect.bisect_right(self.config.tiers, bucket)
         return None

@@ -65,7 +65,8 @@ class FineWeb(Stage):
 
     def bounds(self) -> list[Bound]:
         # with `line_punct_exclude_zero` a document without such lines passes below the threshold
-        return [b for b in super().bounds() if b.key != "line_punct_thr" or not self.config.line_punct_exclude_zero]
+        return [bound for bound in super().bounds()
+                if bound.key != "line_punct_thr" or not self.config.line_punct_exclude_zero]
 
     @classmethod
     def matches(cls, text: str, reason: str) -> list[Span]:

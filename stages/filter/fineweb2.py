@@ -83,7 +83,7 @@ class FineWeb2(Stage):
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)
-        self._asked: Any = None
+        self._limits_config: Any = None
         self._limits: dict[str, Limits] = {}
         self._built: dict[str, tuple[GopherRepetition, FineWeb, GopherQuality]] = {}
         needed = packages(self.config.languages or ())
@@ -92,7 +92,7 @@ class FineWeb2(Stage):
             self.memory_mb = 1500                       # datatrove, spaCy, dictionaries
 
     def bounds(self) -> list[Bound]:
-        # 0 switches these rules off, as null does; of the shares of lines it is a limit
+        # for these three rules 0 means no rule, as null does; for all others 0 is a limit
         off = {"min_doc_words", "max_doc_words", "min_stop_words"}
         return [bound for bound in super().bounds() if bound.value or bound.key not in off]
 
@@ -100,16 +100,16 @@ class FineWeb2(Stage):
         return {"language": "languages"}
 
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
-        found = super().key(roles)
+        base = super().key(roles)
         if self.config.thresholds is None or "resource" not in roles:
-            return found
+            return base
         # a file of one language is named after it, so the language belongs to the key
-        named = "\n".join([found, *read_limits(self.config.thresholds)])
-        return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
+        keyed = "\n".join([base, *read_limits(self.config.thresholds)])
+        return hashlib.blake2b(keyed.encode(), digest_size=16).hexdigest()
 
     def problems(self) -> dict[str, str]:
         try:
-            known = read_limits(self.config.thresholds) if self.config.thresholds else table()
+            thresholds = read_limits(self.config.thresholds) if self.config.thresholds else table()
         except OSError:
             return {}
         except ValueError as e:
@@ -119,13 +119,13 @@ class FineWeb2(Stage):
                 return {"languages": f"the words of {language} are found by the package {package}, which is not "
                                      f"installed: `pip install {package}`"}
         for field in ("languages", "change"):
-            missing = [name for name in getattr(self.config, field) or () if name not in known]
+            missing = [name for name in getattr(self.config, field) or () if name not in thresholds]
             if missing:
                 where = self.config.thresholds or "the table of the step"
-                return {field: f"no thresholds for {', '.join(missing)} in {where}; it has {_some(known)}"}
+                return {field: f"no thresholds for {', '.join(missing)} in {where}; it has {_excerpt(thresholds)}"}
         if not self.limits():
-            return {"languages": f"the words of {_some(known)} are found by packages: name the languages here, and "
-                                 "install what they need"}
+            return {"languages": f"the words of {_excerpt(thresholds)} are found by packages: name the languages here, "
+                                 "and install what they need"}
         return {}
 
     def setup(self) -> None:
@@ -133,22 +133,22 @@ class FineWeb2(Stage):
             raise ValueError(f"fineweb2: {field}: {message}")
         # Export the rules of word splitting and compile the numba functions now, so that this time does not count as
         # the first document's. The rules of a language are loaded with its first document.
-        rules_paths(sorted({found.rules for name in self.limits() if (found := splitter(name)) and found.rules}))
+        rules_paths(sorted({by.rules for name in self.limits() if (by := splitter(name)) and by.rules}))
         for name in packages(self.limits()) or list(self.limits())[:1]:
             self.measure(Document("", "It is a test, and so on. a b c d e f g h i j k l"), name)
 
     def limits(self) -> dict[str, Limits]:
         """The languages that are judged and their thresholds, changed by `change`."""
-        if self._asked is not self.config:              # a replay has other thresholds
-            known = read_limits(self.config.thresholds) if self.config.thresholds else table()
-            wanted = self.config.languages
-            if wanted is None:
-                wanted = [name for name in known if (found := splitter(name)) is not None and not found.needs]
-            self._asked, self._limits, self._built = self.config, {}, {}
-            for name in wanted:
+        if self._limits_config is not self.config:              # a replay sets another config
+            thresholds = read_limits(self.config.thresholds) if self.config.thresholds else table()
+            judged = self.config.languages
+            if judged is None:
+                judged = [name for name in thresholds if (by := splitter(name)) is not None and not by.needs]
+            self._limits_config, self._limits, self._built = self.config, {}, {}
+            for name in judged:
                 change = self.config.change.get(name)
-                new = {} if change is None else {key: value for key, value in change if value is not None}
-                self._limits[name] = known[name].model_copy(update=new)
+                changes = {} if change is None else {key: value for key, value in change if value is not None}
+                self._limits[name] = thresholds[name].model_copy(update=changes)
         return self._limits
 
     def process(self, doc: Document) -> str | None:
@@ -165,10 +165,10 @@ class FineWeb2(Stage):
         view = Document(doc.id, doc.text)
         view.view("words", lambda text: _split(text, name))
         repetition, lines, quality = self.rules(name)
-        out = repetition.measure(view)
+        signals = repetition.measure(view)
         if len(view.words):
-            out |= lines.measure(view)
-        return out | quality.measure(view)
+            signals |= lines.measure(view)
+        return signals | quality.measure(view)
 
     @classmethod
     def matches(cls, text: str, reason: str) -> list[Span]:
@@ -186,18 +186,18 @@ class FineWeb2(Stage):
 
     def _language(self, doc: Document) -> str | None:
         """The name of the document's language in the table, or None."""
-        return _named(tuple(self.limits()), doc.language) if doc.language else None
+        return _matching_label(tuple(self.limits()), doc.language) if doc.language else None
 
     def rules(self, name: str) -> tuple[GopherRepetition, FineWeb, GopherQuality]:
         """The three filters of a language with its thresholds."""
         limits = self.limits()[name]
         if name not in self._built:
             config = self.config
-            off = {f"top_{n}_gram": None for n in (2, 3, 4)} | {f"dup_{n}_gram": None for n in range(5, 11)}
-            on = {f"top_{n}_gram": share for n, share in limits.top_n_grams} | {
+            no_shares = {f"top_{n}_gram": None for n in (2, 3, 4)} | {f"dup_{n}_gram": None for n in range(5, 11)}
+            shares = {f"top_{n}_gram": share for n, share in limits.top_n_grams} | {
                 f"dup_{n}_gram": share for n, share in limits.dup_n_grams}
             self._built[name] = (
-                GopherRepetition(**off | on, dup_line_frac=limits.dup_line_frac, dup_para_frac=None,
+                GopherRepetition(**no_shares | shares, dup_line_frac=limits.dup_line_frac, dup_para_frac=None,
                                  dup_line_char_frac=None, dup_para_char_frac=None),
                 FineWeb(short_line_thr=config.short_line_thr, char_duplicates_ratio=config.char_duplicates_ratio,
                         line_punct_thr=limits.line_punct_thr, new_line_ratio=limits.new_line_ratio),
@@ -210,15 +210,16 @@ class FineWeb2(Stage):
 
 
 @lru_cache(maxsize=4096)
-def _named(known: tuple[str, ...], label: str) -> str | None:
-    return label if label in known else next((name for name in known if names(name, label)), None)
+def _matching_label(labels: tuple[str, ...], label: str) -> str | None:
+    """The one of `labels` that names the same language as `label`; None if there is none."""
+    return label if label in labels else next((name for name in labels if names(name, label)), None)
 
 
 def _split(text: str, name: str) -> Words:
     """The words of a text, split as datatrove does for the language."""
-    found = splitter(name)
-    if found is not None and found.rules is not None:
-        return words_of(text, found.rules)
+    word_splitter = splitter(name)
+    if word_splitter is not None and word_splitter.rules is not None:
+        return words_of(text, word_splitter.rules)
     return Words.of(split_words(name)(text))
 
 
@@ -228,6 +229,7 @@ def packages(languages: Iterable[str]) -> dict[str, str]:
     return {name: s.needs for name, s in result.items() if s is not None and s.needs}
 
 
-def _some(known: Iterable[str]) -> str:
-    listed = sorted(known)
+def _excerpt(labels: Iterable[str]) -> str:
+    """The first 50 labels by name, and the number of the others."""
+    listed = sorted(labels)
     return ", ".join(listed[:50]) + (f" and {len(listed) - 50} more" if len(listed) > 50 else "")

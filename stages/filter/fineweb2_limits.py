@@ -96,7 +96,7 @@ def table() -> dict[str, Limits]:
 
 
 def _pairs(first: int, shares: str) -> tuple[tuple[int, float], ...]:
-    return tuple((n, float(share)) for n, share in enumerate(shares.split("/"), first))
+    return tuple((size, float(share)) for size, share in enumerate(shares.split("/"), first))
 
 
 def read_limits(path: str | Path) -> dict[str, Limits]:
@@ -109,37 +109,37 @@ def read_limits(path: str | Path) -> dict[str, Limits]:
     """
     path = Path(path)
     try:
-        found = yaml.load(path.read_bytes(), Loader=_loader())
+        content = yaml.load(path.read_bytes(), Loader=_loader())
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise ValueError(f"{path}: no YAML: {e}") from None
-    if isinstance(found, Mapping) and "dup_line_frac" in found:
-        found = {path.name.partition(".")[0]: found}
-    if not isinstance(found, Mapping) or not found or not all(isinstance(one, Mapping) for one in found.values()):
+    if isinstance(content, Mapping) and "dup_line_frac" in content:
+        content = {path.name.partition(".")[0]: content}
+    if not isinstance(content, Mapping) or not content or not all(isinstance(e, Mapping) for e in content.values()):
         raise ValueError(f"{path}: neither one of FineWeb-2's configs (dup_line_frac: …) nor a mapping of languages to "
                          f"such (fra_Latn: {{dup_line_frac: …}})")
-    return {str(name): _limits(path, str(name), one) for name, one in found.items()}
+    return {str(name): _limits(path, str(name), entry) for name, entry in content.items()}
 
 
-def _limits(path: Path, name: str, given: Mapping[str, Any]) -> Limits:
-    given = dict(given)
-    if any(not isinstance(word, str) for word in given.get("stopwords") or ()):
-        wrong = next(word for word in given["stopwords"] if not isinstance(word, str))
-        raise ValueError(f"{path}: {name}: stopwords: {wrong!r} is no word; put quotes around words that YAML takes "
+def _limits(path: Path, name: str, entry: Mapping[str, Any]) -> Limits:
+    entry = dict(entry)
+    if any(not isinstance(word, str) for word in entry.get("stopwords") or ()):
+        stray = next(word for word in entry["stopwords"] if not isinstance(word, str))
+        raise ValueError(f"{path}: {name}: stopwords: {stray!r} is no word; put quotes around words that YAML takes "
                          f"for something else (no, on, 1)")
     for key in ("top_n_grams", "dup_n_grams"):
-        if isinstance(given.get(key), list):
-            given[key] = tuple(tuple(pair) if isinstance(pair, list) else pair for pair in given[key])
-    if isinstance(given.get("stopwords"), list):
-        given["stopwords"] = tuple(given["stopwords"])
+        if isinstance(entry.get(key), list):
+            entry[key] = tuple(tuple(pair) if isinstance(pair, list) else pair for pair in entry[key])
+    if isinstance(entry.get("stopwords"), list):
+        entry["stopwords"] = tuple(entry["stopwords"])
     try:
-        limits = Limits(**given)
+        limits = Limits(**entry)
     except (ValidationError, TypeError) as e:
         first = e.errors()[0] if isinstance(e, ValidationError) else {"loc": (), "msg": str(e)}
         raise ValueError(f"{path}: {name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    for key, known in (("top_n_grams", (2, 3, 4)), ("dup_n_grams", (5, 6, 7, 8, 9, 10))):
-        wrong = [n for n, _ in getattr(limits, key) if n not in known]
-        if wrong:
-            raise ValueError(f"{path}: {name}: {key}: no such n: {wrong[0]}; there are {', '.join(map(str, known))}")
+    for key, allowed in (("top_n_grams", (2, 3, 4)), ("dup_n_grams", (5, 6, 7, 8, 9, 10))):
+        strays = [size for size, _ in getattr(limits, key) if size not in allowed]
+        if strays:
+            raise ValueError(f"{path}: {name}: {key}: no such n: {strays[0]}; there are {', '.join(map(str, allowed))}")
     return limits
 
 

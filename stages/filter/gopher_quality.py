@@ -73,25 +73,25 @@ class GopherQuality(Stage):
 
     def measure(self, doc: Document) -> dict[str, float]:
         text, words = doc.text, doc.words
-        out: dict[str, float] = {"gopher_words": words.plain}
+        signals: dict[str, float] = {"gopher_words": words.plain}
         if not words:
-            return out
+            return signals
         if words.plain:
-            out["gopher_mean_word_length"] = words.mean_length
-        three, one = text.count("..."), text.count("…")
-        out["gopher_hash_ratio"] = text.count("#") / len(words)
-        out["gopher_ellipsis_ratio"] = (three + one) / len(words)
+            signals["gopher_mean_word_length"] = words.mean_length
+        dots, characters = text.count("..."), text.count("…")
+        signals["gopher_hash_ratio"] = text.count("#") / len(words)
+        signals["gopher_ellipsis_ratio"] = (dots + characters) / len(words)
         lines = doc.lines
         bullets = ellipses = 0
         if "•" in text or "-" in text:
             bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
-        if three or one:
+        if dots or characters:
             ellipses = sum(line.rstrip().endswith(("...", "…")) for line in lines)
-        out["gopher_bullet_lines_ratio"] = bullets / len(lines)
-        out["gopher_ellipsis_lines_ratio"] = ellipses / len(lines)
-        out["gopher_alpha_words_ratio"] = words.with_letter / len(words)
-        out["gopher_stop_words"] = words.distinct(dict.fromkeys(self.config.stop_words))
-        return out
+        signals["gopher_bullet_lines_ratio"] = bullets / len(lines)
+        signals["gopher_ellipsis_lines_ratio"] = ellipses / len(lines)
+        signals["gopher_alpha_words_ratio"] = words.with_letter / len(words)
+        signals["gopher_stop_words"] = words.distinct(dict.fromkeys(self.config.stop_words))
+        return signals
 
     def bounds(self) -> list[Bound]:
         return [bound for bound in super().bounds() if bound.value]          # 0 switches a rule off, as null does

@@ -69,20 +69,21 @@ class GopherRepetition(Stage):
         return self.verdict(doc)
 
     def measure(self, doc: Document) -> dict[str, float]:
-        text, out = doc.text, {}
+        text, signals = doc.text, {}
         size = len(text)
         for kind, parts in (("para", paragraphs(text.strip())), ("line", lines(text))):
-            copies, characters = duplicates(parts)
-            out[f"gopher_rep_dup_{kind}_frac"] = copies / len(parts)
-            out[f"gopher_rep_dup_{kind}_char_frac"] = characters / size
+            duplicated, characters = duplicates(parts)
+            signals[f"gopher_rep_dup_{kind}_frac"] = duplicated / len(parts)
+            signals[f"gopher_rep_dup_{kind}_char_frac"] = characters / size
         words = doc.words
         ids, columns = words.ids, words.vocabulary
         covered = top_ngrams(ids, columns.lengths, _TOP[0], _TOP[-1])
-        out.update((f"gopher_rep_top_{n}_gram", value / size) for n, value in zip(_TOP, covered.tolist()) if value >= 0)
+        signals.update((f"gopher_rep_top_{n}_gram", value / size)
+                       for n, value in zip(_TOP, covered.tolist()) if value >= 0)
         covered = duplicate_ngrams(ids, columns.lengths, columns.hashes, columns.powers, columns.offsets,
                                    columns.sizes, columns.blob, _NS)
-        out.update((f"gopher_rep_dup_{n}_gram", value / size) for n, value in zip(_DUPLICATED, covered.tolist()))
-        return out
+        signals.update((f"gopher_rep_dup_{n}_gram", value / size) for n, value in zip(_DUPLICATED, covered.tolist()))
+        return signals
 
     def bounds(self) -> list[Bound]:
         return [bound for bound in super().bounds() if bound.value]          # 0 switches a rule off, as null does

@@ -25,7 +25,7 @@ PARAGRAPHS = ("language_paragraphs", "languages", "language_share", "language_cu
 
 
 class Language(Stage):
-    """Name the language of each document (fastText) and keep those in wanted languages that score high enough.
+    """Name the language of each document (fastText) and keep those in the languages of `keep` that score above `min`.
 
     Dialect (the code it follows): datatrove 0.10.1 (`LanguageFilter`, ft176 backend). The model gets the whole text
     with line breaks as spaces, and the score must be strictly above `min`. The score is rounded to 4 digits *before* it
@@ -48,8 +48,9 @@ class Language(Stage):
     that are in other languages from documents that are kept; `language_cut` is the number of characters deleted. All
     signals describe the text before the deletion.
 
-    Reasons: `language` (not wanted), `language_score` (not certain enough), `language_script` (not in a script of its
-    language), `script_share`, `language_share`, `languages` (mixed).
+    Reasons: `language` (not in `keep`), `language_score` (not above `min`), `language_script` (not in a script of its
+    language), `script_share` (below `min_script_share`), `language_share` (below `min_share`), `languages` (more than
+    `max_languages`).
     """
 
     name = "language"
@@ -95,16 +96,16 @@ class Language(Stage):
         @field_validator("min", mode="before")
         @classmethod
         def _thresholds(cls, value: Any) -> Any:
-            for least in value.values() if isinstance(value, dict) else (value,):
-                if isinstance(least, bool) or not isinstance(least, (int, float)) or not least < 1:
+            for threshold in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not threshold < 1:
                     raise ValueError(f"must be a probability below 1, or one by language such as {{default: {DEFAULT}, "
-                                     f"de: 0.5}}; got {least!r}")
+                                     f"de: 0.5}}; got {threshold!r}")
             return value
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)
-        self._asked: Any = None
-        self._said: dict[tuple[str, str], tuple[bool, float, bool]] = {}
+        self._demands_config: Any = None
+        self._demands: dict[tuple[str, str], tuple[bool, float, bool]] = {}
         if self.config.paragraphs:
             self.signals = (*self.signals, *PARAGRAPHS)
         if self.config.model is not None and os.path.isfile(self.config.model):
@@ -122,77 +123,77 @@ class Language(Stage):
 
     # -- settings ------------------------------------------------------------------------------------------------
     def problems(self) -> dict[str, str]:
-        config, found = self.config, {}
+        config, result = self.config, {}
         for field in ("drop_foreign", "min_share", "max_languages"):
             if getattr(config, field) and not config.paragraphs:
-                found[field] = "asks for paragraphs, which are not identified; add `paragraphs: true`"
-        known = labels_of(config.model or default_lid176()) if config.keep or isinstance(config.min, dict) else None
-        return found if known is None else found | self._unknown(known)
+                result[field] = "asks for paragraphs, which are not identified; add `paragraphs: true`"
+        labels = labels_of(config.model or default_lid176()) if config.keep or isinstance(config.min, dict) else None
+        return result if labels is None else result | self._unknown(labels)
 
     def _unknown(self, labels: Iterable[str]) -> dict[str, str]:
         """Languages that the settings name but the model does not know, {field: what is wrong and what to do}."""
-        labels, found = sorted(labels), {}
+        labels, result = sorted(labels), {}
         thresholds = self.config.min if isinstance(self.config.min, dict) else {}
-        for field, wanted in (("keep", self.config.keep or ()), ("min", [k for k in thresholds if k != "default"])):
-            missing = sorted(w for w in set(wanted) if not any(names(w, label) for label in labels))
+        for field, requested in (("keep", self.config.keep or ()), ("min", [k for k in thresholds if k != "default"])):
+            missing = sorted(code for code in set(requested) if not any(names(code, label) for label in labels))
             if missing:
-                near = sorted({n for w in missing for n in _near(w, labels)})
-                found[field] = (f"the model knows no language {', '.join(missing)}; it has {len(labels):,}, such as "
+                near = sorted({label for code in missing for label in _near(code, labels)})
+                result[field] = (f"the model knows no language {', '.join(missing)}; it has {len(labels):,}, such as "
                                 f"{', '.join(near or labels[:3])}; languages are named by ISO 639-1 or -3, with a "
                                 f"script or without: fr, fra, fra_Latn")
-        return found
+        return result
 
     def setup(self) -> None:
         self._model = load(self.config.model or lid176())
         for field, message in (self.problems() | self._unknown(self._model.labels())).items():
             raise ValueError(f"language: {field}: {message}")
-        self._model.predict("")                             # compiles code now, so that no document is charged for it
+        self._model.predict("")            # compiles numba functions now, so that this time is no document's
 
     # -- documents -----------------------------------------------------------------------------------------------
     def process(self, doc: Document) -> str | None:
-        found = self._model.predict(doc.text)
-        doc.language, score = found[0] if found else ("", 0.0)
+        predictions = self._model.predict(doc.text)
+        doc.language, score = predictions[0] if predictions else ("", 0.0)
         doc.signals["language_score"] = self.round(score)
         script, share = main_script(doc.text)
         doc.signals["script"] = NUMBERS.get(script, 0)
         doc.signals["script_share"] = share
-        own = self._paragraphs(doc) if self.config.paragraphs else None
+        edited = self._paragraphs(doc) if self.config.paragraphs else None
         reason = self.verdict(doc)
-        if reason is None and own is not None:
-            doc.text = own
+        if reason is None and edited is not None:
+            doc.text = edited
         return reason
 
     def _paragraphs(self, doc: Document) -> str | None:
         """Write the signals of paragraphs; returns the text without lines in other languages, or None if nothing is
         deleted."""
         lines = doc.text.split("\n")
-        size: dict[str, int] = {}
-        foreign, sure = [], 0
-        for i, line in enumerate(lines):
+        sizes: dict[str, int] = {}
+        foreign, identified = [], 0
+        for number, line in enumerate(lines):
             if len(line) < self.config.paragraph_chars:
                 continue
-            found = self._model.predict(line)
-            if not found or not self.round(found[0][1]) > self.config.paragraph_min:
+            predictions = self._model.predict(line)
+            if not predictions or not self.round(predictions[0][1]) > self.config.paragraph_min:
                 continue
-            sure += 1
-            size[found[0][0]] = size.get(found[0][0], 0) + len(line)
-            if found[0][0] != doc.language:
-                foreign.append(i)
-        doc.signals["language_paragraphs"] = sure
-        doc.signals["languages"] = len(size)
-        doc.signals.pop("language_share", None)             # of an earlier step
-        if sure:
-            doc.signals["language_share"] = size.get(doc.language, 0) / sum(size.values())
+            identified += 1
+            sizes[predictions[0][0]] = sizes.get(predictions[0][0], 0) + len(line)
+            if predictions[0][0] != doc.language:
+                foreign.append(number)
+        doc.signals["language_paragraphs"] = identified
+        doc.signals["languages"] = len(sizes)
+        doc.signals.pop("language_share", None)             # an earlier step may have written it
+        if identified:
+            doc.signals["language_share"] = sizes.get(doc.language, 0) / sum(sizes.values())
         cut = set(foreign) if self.config.drop_foreign else set()
-        doc.signals["language_cut"] = sum(len(lines[i]) for i in cut)
+        doc.signals["language_cut"] = sum(len(lines[number]) for number in cut)
         if not cut:
             return None
         kept: list[str] = []
         gap = False                                         # a line was deleted since the last kept one
-        for i, line in enumerate(lines):
-            if i in cut:
+        for number, line in enumerate(lines):
+            if number in cut:
                 gap = True
-            elif not gap or line or (kept and kept[-1]):    # one of the empty lines around it is kept
+            elif not gap or line or (kept and kept[-1]):    # of the empty lines around a deleted line, one is kept
                 kept.append(line)
                 gap = False
         while gap and kept and not kept[-1]:
@@ -202,17 +203,17 @@ class Language(Stage):
     def verdict(self, doc: Document) -> str | None:
         config, signals, language = self.config, doc.signals, doc.language
         script = CODES.get(int(signals["script"]), "")
-        if self._asked is not config:                       # a replay has other thresholds
-            self._asked, self._said = config, {}
-        said = self._said.get((language, script))
-        if said is None:
-            said = self._said[language, script] = self._wanted(language, script)
-        wanted, least, written = said
-        if not wanted:
+        if self._demands_config is not config:                       # a replay sets another config
+            self._demands_config, self._demands = config, {}
+        demands = self._demands.get((language, script))
+        if demands is None:
+            demands = self._demands[language, script] = self._demands_of(language, script)
+        kept, min_score, fits_script = demands
+        if not kept:
             return "language"
-        if not signals["language_score"] > least:
+        if not signals["language_score"] > min_score:
             return "language_score"
-        if not written:
+        if not fits_script:
             return "language_script"
         for reason, low, high in (("script_share", config.min_script_share, None),
                                   ("language_share", config.min_share, None),
@@ -222,32 +223,33 @@ class Language(Stage):
                 return reason
         return None
 
-    def _wanted(self, language: str, script: str) -> tuple[bool, float, bool]:
-        """(whether a label is wanted for text in this script, the score it must exceed, whether its language is written
-        in this script). The last value is True if either script is unknown or the setting `script` is off."""
+    def _demands_of(self, language: str, script: str) -> tuple[bool, float, bool]:
+        """(whether `keep` admits a label for text in this script, the score that the label must exceed, whether the
+        label's language is written in this script). The last value is True if either script is unknown or the setting
+        `script` is off."""
         config = self.config
-        wanted = config.keep is None or any(names(name, language, script) for name in config.keep)
+        kept = config.keep is None or any(names(name, language, script) for name in config.keep)
         declared = scripts_of(language) if config.script and script else ()
-        return wanted, self.least(language, script), not declared or any(fits(script, one) for one in declared)
+        return kept, self.min_score(language, script), not declared or any(fits(script, other) for other in declared)
 
-    def least(self, language: str, script: str) -> float:
+    def min_score(self, language: str, script: str) -> float:
         """The score that a document of this language and script must exceed. If several names in the setting `min` fit
         the language, a name with a script is preferred, then the model's own label. If none fits, the default
         counts."""
-        least = self.config.min
-        if not isinstance(least, dict):
-            return least
-        meant = [name for name in least if name != "default" and names(name, language, script)]
-        best = min(meant, key=lambda name: (not _has_script(name), name != language, name), default="default")
-        return least.get(best, DEFAULT)
+        thresholds = self.config.min
+        if not isinstance(thresholds, dict):
+            return thresholds
+        fitting = [name for name in thresholds if name != "default" and names(name, language, script)]
+        best = min(fitting, key=lambda name: (not _has_script(name), name != language, name), default="default")
+        return thresholds.get(best, DEFAULT)
 
 
 def _near(name: str, labels: list[str]) -> list[str]:
     """Labels of the language `name` in other scripts, or else labels spelled like `name`."""
-    same = [label for label in labels if names(name.partition("_")[0], label)]
-    return same or difflib.get_close_matches(name, labels)
+    same_language = [label for label in labels if names(name.partition("_")[0], label)]
+    return same_language or difflib.get_close_matches(name, labels)
 
 
 def _has_script(name: str) -> bool:
-    found = tag(name)
-    return found is not None and found.script != ""
+    parsed = tag(name)
+    return parsed is not None and parsed.script != ""

@@ -139,7 +139,7 @@ class Madlad400(Stage):
     def _list_case(self, sentence: str, language: str) -> bool:
         capitals = sum(map(str.isupper, sentence))
         if capitals <= self.config.list_case_share * self.config.list_case_words:
-            return False                                # too few capitals for a sentence of the fewest words
+            return False                     # even a sentence of `list_case_words` words would need more capitals
         words = segments(sentence)
         if len(words) < self.config.list_case_words:
             return False

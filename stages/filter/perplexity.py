@@ -47,7 +47,7 @@ class Perplexity(Stage):
         max_chars: int = signal(1_000_000, "characters looked at, from the beginning", gt=0)
 
         @model_validator(mode="after")
-        def _something(self) -> Perplexity.Config:
+        def _has_model(self) -> Perplexity.Config:
             if self.model is None and not self.models:
                 raise ValueError("needs a model: `model: FILE`, or `models: {en: FILE, …}`; `tokenmill lm train` makes "
                                  "them")
@@ -55,18 +55,18 @@ class Perplexity(Stage):
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)
-        files = {p for p in (self.config.model, *self.config.models.values()) if p and Path(p).is_file()}
-        self.memory_mb = 200 + sum(Path(p).stat().st_size * 2 >> 20 for p in files)
+        files = {path for path in (self.config.model, *self.config.models.values()) if path and Path(path).is_file()}
+        self.memory_mb = 200 + sum(Path(path).stat().st_size * 2 >> 20 for path in files)
 
     def setup(self) -> None:
         from stages.text.ccnet import TextModel
 
         loaded = {path: TextModel(path) for path in {self.config.model, *self.config.models.values()} if path}
-        self._models: dict[str, TextModel] = {language: loaded[p] for language, p in self.config.models.items()}
+        self._models: dict[str, TextModel] = {language: loaded[path] for language, path in self.config.models.items()}
         self._other: TextModel | None = loaded.get(self.config.model or "")
 
     def process(self, doc: Document) -> str | None:
-        doc.signals.pop("perplexity", None)                        # of another model, stored by an earlier dataset
+        doc.signals.pop("perplexity", None)        # an earlier dataset may have stored one
         model = self._models.get(doc.language, self._other)
         if model is not None and doc.text:
             doc.signals["perplexity"] = model.perplexity(doc.text[:self.config.max_chars])
@@ -74,15 +74,15 @@ class Perplexity(Stage):
 
     def verdict(self, doc: Document) -> str | None:
         value = doc.signals.get("perplexity")
-        low, high = _of(self.config.min, doc.language), _of(self.config.max, doc.language)
+        low, high = _limit_for(self.config.min, doc.language), _limit_for(self.config.max, doc.language)
         if value is not None and low is not None and value < low:
             return "low_perplexity"
         return "high_perplexity" if value is not None and high is not None and value > high else None
 
     def reads(self) -> dict[str, str]:
-        by_language = next((f for f in ("min", "max") if isinstance(getattr(self.config, f), dict)), None)
+        by_language = next((field for field in ("min", "max") if isinstance(getattr(self.config, field), dict)), None)
         return {"language": by_language} if by_language else {}
 
 
-def _of(limit: float | dict[str, float] | None, language: str) -> float | None:
+def _limit_for(limit: float | dict[str, float] | None, language: str) -> float | None:
     return limit.get(language) if isinstance(limit, dict) else limit

@@ -59,9 +59,9 @@ class Quality(Stage):
         from stages.scoring import calibration
 
         result: dict[str, str] = {}
-        known = labels_of(self.config.model)
-        if known is not None:
-            result |= self._label_problem(known)
+        labels = labels_of(self.config.model)
+        if labels is not None:
+            result |= self._label_problem(labels)
         if self.config.calibration is not None:
             try:
                 calibration.read(self.config.calibration, file_sha256(self.config.model))
@@ -71,14 +71,14 @@ class Quality(Stage):
                 result["calibration"] = str(e)
         return result
 
-    def _label_problem(self, known: frozenset[str]) -> dict[str, str]:
+    def _label_problem(self, labels: frozenset[str]) -> dict[str, str]:
         model, label = self.config.model, self.config.label
         if self.config.grade:
-            others = sorted(name for name in known if grade_of(name) is None)
-            return {"grade": f"{model} has labels that are no numbers: {', '.join(others[:5])}; leave out `grade`, and "
-                             f"name a label"} if others else {}
-        return {"label": f"{model} has no label '{label}'; it has {', '.join(sorted(known))}"} \
-            if label not in known else {}
+            not_grades = sorted(name for name in labels if grade_of(name) is None)
+            return {"grade": f"{model} has labels that are no numbers: {', '.join(not_grades[:5])}; leave out `grade`, "
+                             f"and name a label"} if not_grades else {}
+        return {"label": f"{model} has no label '{label}'; it has {', '.join(sorted(labels))}"} \
+            if label not in labels else {}
 
     def setup(self) -> None:
         self._model = FastText(self.config.model)
@@ -92,11 +92,11 @@ class Quality(Stage):
 
         if self.config.calibration is None:
             return None
-        found = calibration.read(self.config.calibration, file_sha256(self.config.model))
-        knots = found.get("grade") if self.config.grade else found["labels"].get(self.config.label)
-        if knots is None or found.get("grid") != self.grid:
-            what = "grades" if self.config.grade else f"label '{self.config.label}'"
-            raise calibration.CalibrationError(f"{self.config.calibration} holds no table for {what} on the grid "
+        content = calibration.read(self.config.calibration, file_sha256(self.config.model))
+        knots = content.get("grade") if self.config.grade else content["labels"].get(self.config.label)
+        if knots is None or content.get("grid") != self.grid:
+            target = "grades" if self.config.grade else f"label '{self.config.label}'"
+            raise calibration.CalibrationError(f"{self.config.calibration} holds no table for {target} on the grid "
                                                f"{self.grid:g}; leave out `calibration`, or train again")
         return calibration.Table(knots)
 
@@ -108,17 +108,17 @@ class Quality(Stage):
 
     def raw(self, text: str) -> int:
         """The score before calibration, as a number of steps of `grid`."""
-        found = self._model.predict(text, k=-1)
+        predictions = self._model.predict(text, k=-1)
         if self.config.grade:
-            return self.expected(found, self._labels)
+            return self.expected(predictions, self._labels)
         # fastText adds 1e-5 before the logarithm, so its probability can exceed 1
-        return round(min(1.0, dict(found).get(self.config.label, 0.0)) / self.grid)
+        return round(min(1.0, dict(predictions).get(self.config.label, 0.0)) / self.grid)
 
     @classmethod
-    def expected(cls, said: list[tuple[str, float]], labels: Sequence[str]) -> int:
+    def expected(cls, predictions: list[tuple[str, float]], labels: Sequence[str]) -> int:
         """The expected grade, as a number of steps of `grid`; the lowest grade if there are no predictions."""
-        total = sum(p for _, p in said)
-        grade = sum(float(label) * p for label, p in said) / total if total else min(map(float, labels))
+        total = sum(p for _, p in predictions)
+        grade = sum(float(label) * p for label, p in predictions) / total if total else min(map(float, labels))
         return round(grade / cls.grid)
 
     def process(self, doc: Document) -> str | None:

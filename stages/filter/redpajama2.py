@@ -92,57 +92,59 @@ class RedPajama2(Stage):
         raw = text.split("\n")
         if not raw[-1]:
             raw.pop()
-        normal = _normalised(text)
-        lines = [line.split() for line in normal.split("\n")[:len(raw)]]
+        normalised = _normalised(text)
+        lines = [line.split() for line in normalised.split("\n")[:len(raw)]]
         words = list(chain.from_iterable(lines))
         language = short(doc.language or self.config.default_language)
-        out = {"ccnet_length": len(text), "ccnet_nlines": len(raw),
+        signals = {"ccnet_length": len(text), "ccnet_nlines": len(raw),
                "rps_doc_curly_bracket": _share(text.count("{") + text.count("}"), len(text)),
-               "rps_doc_lorem_ipsum": _lorem_ipsum(normal, words),
+               "rps_doc_lorem_ipsum": _lorem_ipsum(normalised, words),
                "rps_doc_num_sentences": len(_SENTENCE.findall(text)), "rps_doc_word_count": len(words)}
-        bad = self._bad.get(language, self._bad.get(ANY))
-        if bad is not None:
-            out["rps_doc_ldnoobw_words"] = _bad_words(words, *bad)
-        out.update(self._of_raw_words(text, words, self._stop.get(language, self._stop.get(ANY))))
-        out.update(_of_words(words))
+        bad_words = self._bad.get(language, self._bad.get(ANY))
+        if bad_words is not None:
+            signals["rps_doc_ldnoobw_words"] = _bad_words(words, *bad_words)
+        signals.update(self._of_raw_words(text, words, self._stop.get(language, self._stop.get(ANY))))
+        signals.update(_of_words(words))
         if raw:
-            out.update(_of_lines(text, raw, lines))
-        return out
+            signals.update(_of_lines(text, raw, lines))
+        return signals
 
     @staticmethod
     def _of_raw_words(text: str, words: list[str], stop: frozenset[str] | None) -> dict[str, float]:
-        found = _RAW_WORD.findall(text)
-        total, counts = len(found), Counter(found)
-        out: dict[str, float] = {}
+        raw_words = _RAW_WORD.findall(text)
+        total, counts = len(raw_words), Counter(raw_words)
+        signals: dict[str, float] = {}
         if stop is not None:
-            out["rps_doc_stop_word_fraction"] = (
-                _share(sum([n for word, n in counts.items() if word in stop]), total) if words else 0.0)
+            signals["rps_doc_stop_word_fraction"] = (
+                _share(sum([count for word, count in counts.items() if word in stop]), total) if words else 0.0)
         if total:
             symbols = text.count("#") + text.count("...") + text.count("…")
             latin = sum([n for word, n in counts.items() if word[0] in string.ascii_letters or _LATIN.search(word)])
-            out["rps_doc_symbol_to_word_ratio"] = _share(symbols, total)
-            out["rps_doc_frac_no_alph_words"] = round(1.0 - latin / total, 8)
-            out["rps_doc_frac_all_caps_words"] = _share(sum([n for word, n in counts.items() if word.isupper()]), total)
-        return out
+            signals["rps_doc_symbol_to_word_ratio"] = _share(symbols, total)
+            signals["rps_doc_frac_no_alph_words"] = round(1.0 - latin / total, 8)
+            capitals = sum([n for word, n in counts.items() if word.isupper()])
+            signals["rps_doc_frac_all_caps_words"] = _share(capitals, total)
+        return signals
 
 
 def _of_words(words: list[str]) -> dict[str, float]:
     """Signals of the normalised words."""
     ids, lengths = number(words)
     total, characters = len(words), int(lengths[ids].sum())
-    out: dict[str, float] = {}
-    for n, (count, first, _, covered) in enumerate(repeated(ids, lengths, _TOP[0], _DUPLICATED[-1]).tolist(), _TOP[0]):
-        if n in _TOP:
-            out[f"rps_doc_frac_chars_top_{n}gram"] = _share(first * count, characters) if count > 1 else 0.0
+    signals: dict[str, float] = {}
+    repeats = repeated(ids, lengths, _TOP[0], _DUPLICATED[-1]).tolist()
+    for size, (count, length, _, covered) in enumerate(repeats, _TOP[0]):
+        if size in _TOP:
+            signals[f"rps_doc_frac_chars_top_{size}gram"] = _share(length * count, characters) if count > 1 else 0.0
         else:
-            out[f"rps_doc_frac_chars_dupe_{n}grams"] = _share(covered, characters)
+            signals[f"rps_doc_frac_chars_dupe_{size}grams"] = _share(covered, characters)
     if total:
-        same = np.bincount(np.bincount(ids)).tolist()      # [n]: how many words occur n times
-        entropy = _ln(total) - sum([times * n * _ln(n) for n, times in enumerate(same) if times]) / total
-        out["rps_doc_mean_word_length"] = _share(characters, total)
-        out["rps_doc_frac_unique_words"] = _share(len(lengths), total)
-        out["rps_doc_unigram_entropy"] = round(max(entropy, 0.0), 8)
-    return out
+        frequencies = np.bincount(np.bincount(ids)).tolist()      # [n]: number of words that occur n times
+        entropy = _ln(total) - sum([words * n * _ln(n) for n, words in enumerate(frequencies) if words]) / total
+        signals["rps_doc_mean_word_length"] = _share(characters, total)
+        signals["rps_doc_frac_unique_words"] = _share(len(lengths), total)
+        signals["rps_doc_unigram_entropy"] = round(max(entropy, 0.0), 8)
+    return signals
 
 
 def _of_lines(text: str, raw: list[str], lines: list[list[str]]) -> dict[str, float]:
@@ -152,10 +154,10 @@ def _of_lines(text: str, raw: list[str], lines: list[list[str]]) -> dict[str, fl
     upper = numeric = 0.0
     for i, line in enumerate(raw):
         if line:
-            upper += _share(uppercase(line), len(line) + (i < breaks))
+            upper += _share(uppercase(line), len(line) + (i < breaks))       # the line break counts, if there is one
     for words in lines:
-        if words and (found := _numeric("".join(words))):
-            numeric += _share(found, sum(map(len, words)) + len(words) - 1)
+        if words and (numerals := _numeric("".join(words))):
+            numeric += _share(numerals, sum(map(len, words)) + len(words) - 1)
     sums = {"rps_lines_javascript_counts": sum([line.count("javascript") for line in lines]),
             "rps_lines_ending_with_terminal_punctution_mark": sum([line.rstrip().endswith(_TERMINAL) for line in raw]),
             "rps_lines_num_words": sum(map(len, lines)), "rps_lines_uppercase_letter_fraction": upper,
@@ -167,27 +169,27 @@ def _of_lines(text: str, raw: list[str], lines: list[list[str]]) -> dict[str, fl
 
 
 def _normalised(text: str) -> str:
-    """A text in lower case, without ASCII punctuation, in NFD. White space stays, while RedPajama joins the lines by
-    spaces."""
-    plain = text.encode("utf-8", "surrogatepass").translate(_ASCII_LOWER, _ASCII_PUNCTUATION)
+    """A text in lower case, without ASCII punctuation, in NFD. White space stays as it is; RedPajama replaces line
+    breaks by spaces."""
+    cleaned = text.encode("utf-8", "surrogatepass").translate(_ASCII_LOWER, _ASCII_PUNCTUATION)
     if text.isascii():
-        return plain.decode()
-    return unicodedata.normalize("NFD", plain.decode("utf-8", "surrogatepass").lower())
+        return cleaned.decode()
+    return unicodedata.normalize("NFD", cleaned.decode("utf-8", "surrogatepass").lower())
 
 
-def _lorem_ipsum(normal: str, words: list[str]) -> float:
-    if "lorem" not in normal or "lorem ipsum" not in (spaced := " ".join(words)):
+def _lorem_ipsum(normalised: str, words: list[str]) -> float:
+    if "lorem" not in normalised or "lorem ipsum" not in (spaced := " ".join(words)):
         return 0.0
     return _share(len(_LOREM.findall(spaced)), len(spaced))
 
 
-def _bad_words(words: Sequence[str], bad: frozenset[str], sizes: Sequence[int]) -> int:
+def _bad_words(words: Sequence[str], entries: frozenset[str], sizes: Sequence[int]) -> int:
     """Number of runs of words that are on the list. Every occurrence counts, even inside another."""
-    found = 0
-    for n in sizes:
-        later = [words[k:] for k in range(n)]
-        found += sum(map(bad.__contains__, words if n == 1 else map(" ".join, zip(*later, strict=False))))
-    return found
+    total = 0
+    for size in sizes:
+        shifted = [words[offset:] for offset in range(size)]
+        total += sum(map(entries.__contains__, words if size == 1 else map(" ".join, zip(*shifted, strict=False))))
+    return total
 
 
 def _lists(path: str | None) -> dict[str, frozenset[str]]:
@@ -198,19 +200,19 @@ def _numeric(line: str) -> int:
     return digits(line) if line.isascii() else sum(map(str.isnumeric, line))
 
 
-def _share(part: float, whole: int) -> float:
-    return round(part / whole, 8) if whole else 0.0
+def _share(part: float, total: int) -> float:
+    return round(part / total, 8) if total else 0.0
 
 
 @lru_cache(maxsize=1 << 16)
-def _ln(n: int) -> float:
+def _ln(number: int) -> float:
     """Natural logarithm to about 1e-15, by + - * / alone, since the last digit differs between libraries."""
-    m, e = math.frexp(n)
-    if m < 0.7071067811865476:
-        m, e = 2 * m, e - 1
-    z = (m - 1) / (m + 1)
-    square, term, total = z * z, z, 0.0
-    for k in range(1, 27, 2):
-        total += term / k
+    mantissa, exponent = math.frexp(number)
+    if mantissa < 0.7071067811865476:
+        mantissa, exponent = 2 * mantissa, exponent - 1
+    ratio = (mantissa - 1) / (mantissa + 1)
+    square, term, total = ratio * ratio, ratio, 0.0
+    for divisor in range(1, 27, 2):
+        total += term / divisor
         term *= square
-    return 2 * total + e * _LN2
+    return 2 * total + exponent * _LN2

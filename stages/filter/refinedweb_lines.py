@@ -50,14 +50,14 @@ class RefinedWebLines(Stage):
         config = self.config
         counted = _any_of(config.counted)
         self._counter = re.compile(rf"\W*\d[\d.,]*\s?[kmb]?\+?\s+{counted}\W*", re.IGNORECASE) if counted else None
-        forms = [before + phrase + after for before, phrase, after in (
+        forms = [prefix + phrase + suffix for prefix, phrase, suffix in (
             (r"^\s*", _any_of(config.at_start), ""), ("", _any_of(config.at_end), r"\s*$"),
             ("", _any_of(config.anywhere), "")) if phrase]
         self._phrase = re.compile("|".join(forms), re.IGNORECASE) if forms else None
 
     def process(self, doc: Document) -> str | None:
         config, kept = self.config, []
-        cut = edited = total = flagged = left = 0
+        cut = edited = total = flagged = words_left = 0
         for line in doc.text.split("\n"):
             words = line.split()
             total += len(words)
@@ -66,19 +66,19 @@ class RefinedWebLines(Stage):
                 flagged += len(words)
                 continue
             if words and self._phrase is not None and len(words) <= config.short_line:
-                rest = self._phrase.sub("", line)
-                if rest != line:
+                remainder = self._phrase.sub("", line)
+                if remainder != line:
                     flagged += len(words)
-                    words = rest.split()
+                    words = remainder.split()
                     if not words:
                         cut += 1
                         continue
                     edited += 1
-                    line = rest.strip()
-            left += len(words)
+                    line = remainder.strip()
+            words_left += len(words)
             kept.append(line)
         doc.signals.update({"refinedweb_lines_cut": cut, "refinedweb_lines_edited": edited, "refinedweb_words": total,
-                            "refinedweb_words_flagged": flagged, "refinedweb_words_left": left})
+                            "refinedweb_words_flagged": flagged, "refinedweb_words_left": words_left})
         reason = self.verdict(doc)
         if reason is None and flagged:
             doc.text = "\n".join(kept).strip()

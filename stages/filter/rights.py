@@ -12,8 +12,8 @@ from stages.text.robots import FORBIDDING, directives
 if TYPE_CHECKING:
     from stages.document import Document
 
-Said = Literal["noai", "noimageai", "noindex", "noarchive", "nosnippet", "tdm", "copyright", "reserved", "restricted"]
-SAID: tuple[Said, ...] = get_args(Said)
+Claim = Literal["noai", "noimageai", "noindex", "noarchive", "nosnippet", "tdm", "copyright", "reserved", "restricted"]
+CLAIMS: tuple[Claim, ...] = get_args(Claim)
 #: characters searched at each end of a text, where notices stand
 _END = 20_000
 
@@ -50,9 +50,9 @@ _OTHERS = tuple((name, re.compile(words)) for name, words in (
 
 
 class Rights(Stage):
-    """Note what a document says about rights in it, and drop documents that say what `respect` names.
+    """Note what a document says about the rights in it, and drop documents that make a claim named in `respect`.
 
-    Signals, 1 if the document says so and 0 if not:
+    Signals, 1 if the document makes the claim and 0 if not:
 
         rights_noai, rights_noimageai, rights_noindex, rights_noarchive, rights_nosnippet
                              directives to all robots in the page's head (`meta.robots`) or in X-Robots-Tag
@@ -77,10 +77,10 @@ class Rights(Stage):
     version = 1
     cost_ms, drops = 0.6, True
     memory_mb = 5
-    signals = (*(f"rights_{what}" for what in SAID), "rights_open")
+    signals = (*(f"rights_{claim}" for claim in CLAIMS), "rights_open")
 
     class Config(StageConfig):
-        respect: tuple[Said, ...] = decision((), "what drops a document that says it, e.g. [noai, tdm]")
+        respect: tuple[Claim, ...] = decision((), "what drops a document that says it, e.g. [noai, tdm]")
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:
@@ -90,25 +90,25 @@ class Rights(Stage):
         meta, signals = doc.meta, doc.signals
         http = meta.get("http")
         http = http if isinstance(http, dict) else {}
-        forbidden = directives(_said(http, "x-robots-tag")) + directives(_said(meta, "robots"))
+        forbidden = directives(_text_of(http, "x-robots-tag")) + directives(_text_of(meta, "robots"))
         for name in FORBIDDING:
             signals[f"rights_{name}"] = int(name in forbidden)
-        signals["rights_tdm"] = int("1" in (_said(http, "tdm-reservation"), _said(meta, "tdm")))
+        signals["rights_tdm"] = int("1" in (_text_of(http, "tdm-reservation"), _text_of(meta, "tdm")))
         text = doc.text if len(doc.text) <= 2 * _END else f"{doc.text[:_END]}\n{doc.text[-_END:]}"
-        text = f"{text}\n{_said(meta, 'rights')}"
+        text = f"{text}\n{_text_of(meta, 'rights')}"
         lower = text.lower()
         signals["rights_copyright"] = sum(1 for _ in _NOTICE.finditer(text)) if _signed(lower) else 0
         signals["rights_reserved"] = int(_RESERVED.search(lower) is not None)
-        found = licences(f"{text}\n{_said(meta, 'license')}")
-        if found:
-            meta["licences"] = found
-        restricted = [name for name in found if "-nc" in name or "-nd" in name]
+        named_licences = licences(f"{text}\n{_text_of(meta, 'license')}")
+        if named_licences:
+            meta["licences"] = named_licences
+        restricted = [name for name in named_licences if "-nc" in name or "-nd" in name]
         signals["rights_restricted"] = int(bool(restricted))
-        signals["rights_open"] = int(len(found) > len(restricted) or bool(_said(meta, "licence")))
+        signals["rights_open"] = int(len(named_licences) > len(restricted) or bool(_text_of(meta, "licence")))
         return self.verdict(doc)
 
     def verdict(self, doc: Document) -> str | None:
-        return next((f"rights_{what}" for what in self.config.respect if doc.signals[f"rights_{what}"]), None)
+        return next((f"rights_{claim}" for claim in self.config.respect if doc.signals[f"rights_{claim}"]), None)
 
 
 def licences(text: str) -> list[str]:
@@ -117,30 +117,32 @@ def licences(text: str) -> list[str]:
     result: set[str] = set()
     if "creativecommons.org/" in lower:
         for kinds, public, version in _CC_URL.findall(lower):
-            result.add(_cc(kinds, version) if kinds else "cc0" if public == "zero" else "public-domain")
+            result.add(_creative_commons(kinds, version) if kinds else "cc0" if public == "zero" else "public-domain")
     if "cc" in lower:
         for capitals, small, version, zero in _CC_SHORT.findall(text):
-            result.add("cc0" if zero else _cc((capitals.lower() or small).replace(" ", "-"), version))
+            result.add("cc0" if zero else _creative_commons((capitals.lower() or small).replace(" ", "-"), version))
     if "commons" in lower:
         for words, version in _CC_LONG.findall(lower):
             kinds = "-".join(part for part, sign in _CC_PARTS if sign in words)
             if kinds:
-                result.add(_cc(kinds, version))
+                result.add(_creative_commons(kinds, version))
             elif "zero" in words or "cc0" in words:
                 result.add("cc0")
     result.update(name for name, words in _OTHERS if words.search(lower))
-    return sorted(name for name in result if not any(other.startswith(f"{name}-") and other[len(name) + 1].isdigit()
-                                                    for other in result))
+    return sorted(name for name in result if not any(longer.startswith(f"{name}-") and longer[len(name) + 1].isdigit()
+                                                    for longer in result))
 
 
-def _cc(kinds: str, version: str) -> str:
+def _creative_commons(kinds: str, version: str) -> str:
     return f"cc-{kinds}-{version}" if version else f"cc-{kinds}"
 
 
 def _signed(lower: str) -> bool:
+    """Whether a lower-case text holds a copyright sign or word; without one, it has no match of `_NOTICE`."""
     return "©" in lower or "(c)" in lower or "copyright" in lower or "℗" in lower
 
 
-def _said(of: dict[str, Any], name: str) -> str:
-    value = of.get(name)
+def _text_of(mapping: dict[str, Any], name: str) -> str:
+    """The stripped string under a key; "" if the value is missing or no string."""
+    value = mapping.get(name)
     return value.strip() if isinstance(value, str) else ""

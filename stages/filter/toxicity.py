@@ -78,12 +78,12 @@ class Toxicity(Stage):
             return self.verdict(doc)
         pieces, limit = list(sentences(doc.text)), self.config.max_sentence
         kept = [piece for piece in pieces if not piece.strip() or self._quality.score(piece) <= limit]
-        left = "".join(kept).strip() if len(kept) < len(pieces) else doc.text
+        edited = "".join(kept).strip() if len(kept) < len(pieces) else doc.text
         cut = sum(map(len, pieces)) - sum(map(len, kept))
-        doc.signals[self._cut] = cut / len(doc.text) if left.strip() else float(cut > 0)
+        doc.signals[self._cut] = cut / len(doc.text) if edited.strip() else float(cut > 0)
         reason = self.verdict(doc)
         if reason is None:
-            doc.text = left
+            doc.text = edited
         return reason
 
     def bounds(self) -> list[Bound]:
@@ -98,9 +98,9 @@ class Toxicity(Stage):
 
 def sentences(text: str) -> Iterator[str]:
     """Pieces of a text, each ending with a sentence and the white space after it; joined, they are the text."""
-    at = 0
+    start = 0
     for end in _END.finditer(text):
-        yield text[at:end.end()]
-        at = end.end()
-    if at < len(text):
-        yield text[at:]
+        yield text[start:end.end()]
+        start = end.end()
+    if start < len(text):
+        yield text[start:]

@@ -26,8 +26,8 @@ _NOT_NAME = re.compile(r"[^a-z0-9]+")
 #: categories of UT1 that RefinedWeb blocks (arXiv 2306.01116, G.1)
 _REFINEDWEB = ("adult", "phishing", "dating", "gambling", "filehosting", "ddos", "agressif", "chat", "mixed_adult",
                "arjel")
-#: archives up to this many bytes are read while a recipe is checked
-_LOOK = 64 << 20
+#: archives up to this many bytes are read while a recipe is checked; larger ones only in `setup`
+_MOST_CHECKED_BYTES = 64 << 20
 
 
 class Url(Stage):
@@ -91,15 +91,15 @@ class Url(Stage):
 
     def problems(self) -> dict[str, str]:
         path = self.config.blacklists
-        if path is None or not Path(path).is_file() or Path(path).stat().st_size > _LOOK:
+        if path is None or not Path(path).is_file() or Path(path).stat().st_size > _MOST_CHECKED_BYTES:
             return {}
         try:
-            known = categories_of(Path(path))
+            available = categories_of(Path(path))
         except ValueError as e:
             return {"blacklists": str(e)}
         for name in self.config.categories:
-            if name not in known:
-                return {"categories": f"the archive has no '{name}'; it has {', '.join(known) or 'none'}"}
+            if name not in available:
+                return {"categories": f"the archive has no '{name}'; it has {', '.join(available) or 'none'}"}
         return {}
 
     def setup(self) -> None:
@@ -111,24 +111,24 @@ class Url(Stage):
         self._urls = self._lists("urls", config.urls)
         self._banned = self._words("banned_words", config.banned_words)
         self._soft = self._words("soft_banned_words", config.soft_banned_words)
-        self._subword = _search(self._words("banned_subwords", config.banned_subwords))
-        self._banned_search = _search(self._banned, r"\b")
-        self._soft_search = _search(self._soft, r"\b")
+        self._subword = _pattern_of(self._words("banned_subwords", config.banned_subwords))
+        self._banned_search = _pattern_of(self._banned, r"\b")
+        self._soft_search = _pattern_of(self._soft, r"\b")
         self._categories = Blacklists(Path(config.blacklists), config.categories) if config.blacklists else None
 
     def _lists(self, name: str, extra: str | None) -> list[HashList]:
         lower = self.config.dialect == "dclm"
         result = []
         if self.config.integrated:
-            result.append(HashList(_hashed(_assets() / "url_filterblacklistsv0_3_0.tar.gz", name, lower)))
+            result.append(HashList(_hashed(_datatrove_lists() / "url_filterblacklistsv0_3_0.tar.gz", name, lower)))
         if extra is not None:
             result.append(HashList(_hashed(Path(extra), None, lower)))
         return result
 
     def _words(self, name: str, extra: str | None) -> frozenset[str]:
-        files = [_assets() / f"{name}.txt"] if self.config.integrated else []
+        files = [_datatrove_lists() / f"{name}.txt"] if self.config.integrated else []
         files.extend([Path(extra)] if extra is not None else [])
-        lines = [line for file in files for line in _text(file).splitlines() if not line.startswith("#")]
+        lines = [line for file in files for line in _decoded(file).splitlines() if not line.startswith("#")]
         if self.config.dialect == "datatrove":
             lines = [_NOT_WORD.sub("", line) for line in lines]
         return frozenset(line.lower() for line in lines if line.strip())
@@ -194,11 +194,11 @@ def _lower(line: bytes) -> bytes:
     return entry(line).decode("utf-8", "replace").lower().encode()
 
 
-def _search(words: frozenset[str], boundary: str = "") -> re.Pattern[str] | None:
+def _pattern_of(words: frozenset[str], boundary: str = "") -> re.Pattern[str] | None:
     return re.compile(f"{boundary}{trie_pattern(words)}{boundary}") if words else None
 
 
-def _assets() -> Path:
+def _datatrove_lists() -> Path:
     """Folder of the lists inside the installed datatrove (which is not imported, since that takes 0.4 s)."""
     spec = importlib.util.find_spec("datatrove")
     if spec is None or not spec.submodule_search_locations:
@@ -215,7 +215,7 @@ def _unpacked(file: Path) -> BinaryIO:
     return gzip.open(file) if packed else open(file, "rb")          # type: ignore[return-value]
 
 
-def _text(file: Path) -> str:
+def _decoded(file: Path) -> str:
     with _unpacked(file) as lines:
         try:
             return lines.read().decode("utf-8")
@@ -228,16 +228,16 @@ def _hashed(file: Path, member: str | None = None, lower: bool = False) -> Path:
     the list's content."""
 
     def write(path: Path) -> None:
-        read = _lower if lower else entry
+        to_entry = _lower if lower else entry
         if member is not None:
             with tarfile.open(file, "r:gz") as tar:
                 lines = tar.extractfile(member)
                 if lines is None:
                     raise ValueError(f"{file}: holds no file '{member}'")
-                write_hashes(lines, path, read)
+                write_hashes(lines, path, to_entry)
         else:
             with _unpacked(file) as lines:
-                write_hashes(lines, path, read)
+                write_hashes(lines, path, to_entry)
 
     kind = f"{'.' + member if member else ''}{'.lower' if lower else ''}"
     return cached(cache_dir() / "lists" / f"{file_sha256(file)[:32]}{kind}.npy", write)

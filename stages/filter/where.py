@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stages.document import Document
 
 
-def _listed(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
@@ -37,11 +37,11 @@ class Condition(StageConfig):
     any: tuple[float, ...] | None = decision(None, "values taken; written as a list in place of the mapping")
 
     @model_validator(mode="after")
-    def _sound(self) -> Condition:
-        values = [v for v in (self.min, self.max, *(self.any or ())) if v is not None]
+    def _satisfiable(self) -> Condition:
+        values = [value for value in (self.min, self.max, *(self.any or ())) if value is not None]
         if not values:
             raise ValueError("takes no document, or says nothing: give {min: …}, {max: …}, both, or a list of values")
-        if not all(math.isfinite(v) for v in values):
+        if not all(math.isfinite(value) for value in values):
             raise ValueError("must hold finite numbers; leave `min` or `max` out where there is no bound")
         if self.any is not None and (self.min, self.max) != (None, None):
             raise ValueError("give either a list of values or {min, max}, not both")
@@ -50,18 +50,19 @@ class Condition(StageConfig):
         return self
 
     def holds(self, value: float) -> bool:
+        """Whether a value meets the condition."""
         if self.any is not None:
             return value in self.any
         return (self.min is None or value >= self.min) and (self.max is None or value < self.max)
 
     def disjoint(self, other: Condition) -> bool:
         """Whether no value meets both conditions."""
-        for one, two in ((self, other), (other, self)):
-            if one.any is not None:
-                return not any(two.holds(v) for v in one.any)
+        for first, second in ((self, other), (other, self)):
+            if first.any is not None:
+                return not any(second.holds(value) for value in first.any)
         lows, highs = (self.min, other.min), (self.max, other.max)
-        low = max((v for v in lows if v is not None), default=-math.inf)
-        return low >= min((v for v in highs if v is not None), default=math.inf)
+        low = max((value for value in lows if value is not None), default=-math.inf)
+        return low >= min((value for value in highs if value is not None), default=math.inf)
 
 
 class Where(Stage):
@@ -82,9 +83,9 @@ class Where(Stage):
     cost_ms, drops, keeps = 0.005, True, "language"
 
     class Config(StageConfig):
-        language: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = decision(
+        language: Annotated[tuple[str, ...] | None, BeforeValidator(_as_tuple)] = decision(
             None, "languages kept, by any of their names (fr, fra, fra_Latn)", min_length=1)
-        source: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = decision(
+        source: Annotated[tuple[str, ...] | None, BeforeValidator(_as_tuple)] = decision(
             None, "sources kept", min_length=1)
         signals: dict[str, Annotated[Condition, BeforeValidator(_condition)]] = decision(
             {}, "signal → {min, max}, a value or a list of values")
@@ -110,7 +111,7 @@ class Where(Stage):
             if self.source is not None and source not in self.source:
                 return "source"
             code = CODES.get(int(script or 0), "")
-            if self.language is not None and not any(names(wanted, language or "", code) for wanted in self.language):
+            if self.language is not None and not any(names(name, language or "", code) for name in self.language):
                 return "language"
             return ""
 
@@ -144,11 +145,12 @@ class Where(Stage):
         return None
 
     @staticmethod
-    def apart(one: Config, other: Config) -> bool:
+    def disjoint_configs(first: Config, second: Config) -> bool:
         """Whether no document can meet the conditions of both configs."""
-        if one.source is not None and other.source is not None and set(one.source).isdisjoint(other.source):
+        if first.source is not None and second.source is not None and set(first.source).isdisjoint(second.source):
             return True
-        if one.language is not None and other.language is not None and not any(
-                meet(a, b) for a in one.language for b in other.language):
+        if first.language is not None and second.language is not None and not any(
+                meet(first_name, second_name) for first_name in first.language for second_name in second.language):
             return True
-        return any(one.signals[n].disjoint(other.signals[n]) for n in one.signals.keys() & other.signals.keys())
+        shared = first.signals.keys() & second.signals.keys()
+        return any(first.signals[name].disjoint(second.signals[name]) for name in shared)

@@ -17,7 +17,7 @@ from stages.scoring.models import FastText
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: labels when the two sides have no names of their own
+#: default labels of a binary classifier, for good texts and for others
 GOOD, REST = "hq", "lq"
 
 
@@ -57,16 +57,16 @@ class Classifier:
 
     def raw(self, texts: Sequence[str]) -> Scores:
         """Scores as fastText gives them, without calibration."""
-        found = np.zeros((len(texts), len(self.labels)), np.int64)
+        probabilities = np.zeros((len(texts), len(self.labels)), np.int64)
         grades = np.zeros(len(texts), np.int64)
-        place = {label: i for i, label in enumerate(self.labels)}
+        columns = {label: column for column, label in enumerate(self.labels)}
         for row, text in enumerate(texts):
-            said = self.model.predict(text, k=-1)
-            for label, p in said:
-                found[row, place[label]] = round(min(1.0, p) / Quality.grid)
+            predictions = self.model.predict(text, k=-1)
+            for label, probability in predictions:
+                probabilities[row, columns[label]] = round(min(1.0, probability) / Quality.grid)
             if self.kind == "grades":
-                grades[row] = Quality.expected(said, self.labels)
-        return self._scores(found, grades)
+                grades[row] = Quality.expected(predictions, self.labels)
+        return self._scores(probabilities, grades)
 
     def scores(self, texts: Sequence[str]) -> Scores:
         """Scores as the step `quality` gives them, calibrated if there is a calibration."""
@@ -77,8 +77,8 @@ class Classifier:
             return raw
         if self.kind == "grades" and raw.score is not None:
             grade = calibration.Table(self.table["grade"])
-            return Scores(raw.labels, raw.probabilities, np.array([grade(int(s)) for s in raw.score], np.int64))
-        columns = [[table(int(p)) for p in raw.probabilities[:, i]] for i, table in enumerate(
+            return Scores(raw.labels, raw.probabilities, np.array([grade(int(score)) for score in raw.score], np.int64))
+        columns = [[table(int(probability)) for probability in raw.probabilities[:, i]] for i, table in enumerate(
             calibration.Table(self.table["labels"][label]) for label in raw.labels)]
         return self._scores(np.array(columns, np.int64).T.reshape(raw.probabilities.shape), None)
 
@@ -99,6 +99,6 @@ def kind_of(labels: Sequence[str]) -> tuple[str, str | None]:
     return "labels", None
 
 
-def beside(model: str | os.PathLike[str], what: str) -> Path:
+def companion_path(model: str | os.PathLike[str], ending: str) -> Path:
     """Path of a file that belongs to a model: quality.bin → quality.card.json."""
-    return Path(model).with_suffix("." + what)
+    return Path(model).with_suffix("." + ending)

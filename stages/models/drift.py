@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 #: stability index from which the verdict is "watch", and from which it is "drift"; an index must also exceed this many
 #: times its noise
 WATCH, DRIFT, NOISE = 0.1, 0.25, 3.0
-#: bins of equal shares, points at which a distribution is stored, names (languages, labels) counted separately
+#: how many bins of equal shares there are, how many points of a distribution are stored, and how many names (languages,
+#: labels) are counted separately
 _BINS, _POINTS, _LANGUAGES = 10, 256, 20
 #: fewest documents for a verdict, and characters of a text used to find its language
-LEAST, _LOOKED_AT = 100, 5_000
+FEWEST_DOCUMENTS, _LANGUAGE_CHARACTERS = 100, 5_000
 
 
 def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
@@ -50,12 +51,12 @@ def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
     result["lengths"] = _distribution(np.array([len(text) for text in texts], np.float64))
     languages = _languages(texts)
     if languages is not None:
-        result["languages"] = dict(sorted(languages.items(), key=lambda kv: (-kv[1], kv[0])))
+        result["languages"] = dict(sorted(languages.items(), key=lambda item: (-item[1], item[0])))
     return result
 
 
-def compare(was: dict[str, Any], texts: Sequence[str], scores: Scores) -> dict[str, Any]:
-    """Compare other texts with a profile.
+def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> dict[str, Any]:
+    """Compare other texts with the profile `baseline`.
 
     Returns:
         {"verdict": "same", "watch", "drift" or "too_few" (the worst verdict of the parts), "documents", and a part for
@@ -63,64 +64,69 @@ def compare(was: dict[str, Any], texts: Sequence[str], scores: Scores) -> dict[s
         "noise", "verdict"}}. The part "scores" also has "distance" and "critical". The parts "labels" and "languages"
         also have "moved", the names whose shares changed most: [[name, share before, share now], …].
     """
-    n, m = was["documents"], len(texts)
-    out: dict[str, Any] = {"documents": m}
+    n, m = baseline["documents"], len(texts)
+    result: dict[str, Any] = {"documents": m}
     values = scores.values()
-    if values is not None and "scores" in was:
-        part = _moved(was["scores"], values, n, m)
-        part["distance"] = round(measure.ks_distance(was["scores"]["at"], was["scores"]["below"], values), 4)
+    if values is not None and "scores" in baseline:
+        part = _compared_distribution(baseline["scores"], values, n, m)
+        part["distance"] = round(measure.ks_distance(baseline["scores"]["at"], baseline["scores"]["below"], values), 4)
         part["critical"] = round(measure.ks_critical(n, m), 4)
         if part["distance"] <= part["critical"]:
             part["verdict"] = "same"
-        out["scores"] = part
-    if "lengths" in was:
-        out["lengths"] = _moved(was["lengths"], np.array([len(text) for text in texts], np.float64), n, m)
-    if scores.score is None and "labels" in was:
+        result["scores"] = part
+    if "lengths" in baseline:
+        lengths = np.array([len(text) for text in texts], np.float64)
+        result["lengths"] = _compared_distribution(baseline["lengths"], lengths, n, m)
+    if scores.score is None and "labels" in baseline:
         best = Counter(scores.best())
-        out["labels"] = _mix(was["labels"], best)
-    if "languages" in was and (languages := _languages(texts)) is not None:
-        out["languages"] = _mix(was["languages"], languages)
+        result["labels"] = _compared_shares(baseline["labels"], best)
+    if "languages" in baseline and (languages := _languages(texts)) is not None:
+        result["languages"] = _compared_shares(baseline["languages"], languages)
     order = ("same", "watch", "drift")
-    verdicts = [part["verdict"] for part in out.values() if isinstance(part, dict)]
-    out["verdict"] = max(verdicts, key=order.index, default="same")
-    if min(n, m) < LEAST:
-        for part in [out, *(part for part in out.values() if isinstance(part, dict))]:
+    verdicts = [part["verdict"] for part in result.values() if isinstance(part, dict)]
+    result["verdict"] = max(verdicts, key=order.index, default="same")
+    if min(n, m) < FEWEST_DOCUMENTS:
+        for part in [result, *(part for part in result.values() if isinstance(part, dict))]:
             part["verdict"] = "too_few"
-    return out
+    return result
 
 
 def _distribution(values: NDArray[np.float64]) -> dict[str, Any]:
+    """The distribution of values in the form that `profile` documents."""
     ordered = np.sort(values)
     if not len(ordered):
         return {"at": [], "below": [], "bins": [], "counts": [0]}
-    at = np.unique(ordered[np.linspace(0, len(ordered) - 1, _POINTS).round().astype(int)])
-    below = np.searchsorted(ordered, at, side="right") / len(ordered)
+    points = np.unique(ordered[np.linspace(0, len(ordered) - 1, _POINTS).round().astype(int)])
+    below = np.searchsorted(ordered, points, side="right") / len(ordered)
     edges = np.unique(ordered[(np.arange(1, _BINS) * len(ordered)) // _BINS])
-    return {"at": [round(float(v), 6) for v in at], "below": [round(float(v), 6) for v in below],
-            "bins": [round(float(v), 6) for v in edges],
+    return {"at": [round(float(value), 6) for value in points], "below": [round(float(value), 6) for value in below],
+            "bins": [round(float(value), 6) for value in edges],
             "counts": np.bincount(np.searchsorted(edges.round(6), values.round(6), side="right"),
                                   minlength=len(edges) + 1).tolist()}
 
 
-def _moved(was: dict[str, Any], values: NDArray[np.float64], n: int, m: int) -> dict[str, Any]:
-    counts = np.bincount(np.searchsorted(np.array(was["bins"]), values.round(6), side="right"),
-                         minlength=len(was["counts"]))
-    return _judged(measure.stability_index(was["counts"], counts.astype(np.float64)), len(was["counts"]), n, m)
+def _compared_distribution(baseline: dict[str, Any], values: NDArray[np.float64], n: int, m: int) -> dict[str, Any]:
+    counts = np.bincount(np.searchsorted(np.array(baseline["bins"]), values.round(6), side="right"),
+                         minlength=len(baseline["counts"]))
+    index = measure.stability_index(baseline["counts"], counts.astype(np.float64))
+    return _judged(index, len(baseline["counts"]), n, m)
 
 
-def _mix(was: dict[str, int], now: Counter[str]) -> dict[str, Any]:
-    """Compares the shares of names (languages or labels). All names except the most frequent ones count together as
-    one."""
-    common = [name for name, _ in (Counter(was) + now).most_common(_LANGUAGES)]
-    n, m = sum(was.values()), sum(now.values())
-    a, b = [was.get(name, 0) for name in common], [now[name] for name in common]
-    found = _judged(measure.stability_index([*a, n - sum(a)], [*b, m - sum(b)]), len(common) + 1, n, m)
-    shares = [(name, round(x / max(1, n), 4), round(y / max(1, m), 4)) for name, x, y in zip(common, a, b)]
-    found["moved"] = [list(s) for s in sorted(shares, key=lambda s: (-abs(s[2] - s[1]), s[0]))[:5]]
-    return found
+def _compared_shares(baseline: dict[str, int], current: Counter[str]) -> dict[str, Any]:
+    """Compares the shares of names (languages or labels). All names except the _LANGUAGES most frequent ones count
+    together as one."""
+    common = [name for name, _ in (Counter(baseline) + current).most_common(_LANGUAGES)]
+    n, m = sum(baseline.values()), sum(current.values())
+    old, new = [baseline.get(name, 0) for name in common], [current[name] for name in common]
+    part = _judged(measure.stability_index([*old, n - sum(old)], [*new, m - sum(new)]), len(common) + 1, n, m)
+    shares = [(name, round(before / max(1, n), 4), round(after / max(1, m), 4))
+              for name, before, after in zip(common, old, new)]
+    part["moved"] = [list(row) for row in sorted(shares, key=lambda row: (-abs(row[2] - row[1]), row[0]))[:5]]
+    return part
 
 
 def _judged(index: float, bins: int, n: int, m: int) -> dict[str, Any]:
+    """The index of a part, its noise for samples of n and m documents, and the verdict."""
     noise = measure.stability_noise(bins, n, m)
     sure = index > NOISE * noise
     return {"index": round(index, 4), "noise": round(noise, 4),
@@ -133,4 +139,4 @@ def _languages(texts: Sequence[str]) -> Counter[str] | None:
     if path is None:
         return None
     model = FastText(path)
-    return Counter((model.predict(text[:_LOOKED_AT]) or [("", 0.0)])[0][0] for text in texts)
+    return Counter((model.predict(text[:_LANGUAGE_CHARACTERS]) or [("", 0.0)])[0][0] for text in texts)

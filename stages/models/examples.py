@@ -64,7 +64,7 @@ class Examples:
     largest: int = 1                 # texts of the largest cluster
 
     def of(self, side: str) -> list[Example]:
-        return [e for e, s in zip(self.kept, self.sides) if s == side]
+        return [example for example, own_side in zip(self.kept, self.sides) if own_side == side]
 
 
 def content_key(text: str) -> str:
@@ -80,34 +80,35 @@ def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most
     Texts without a word are skipped. Holds up to `most` texts per label in memory.
     """
     labels: dict[str, tuple[str, ...]] = {}           # key → the labels it stands under
-    alone: dict[str, tuple[str]] = {}                 # label → (label,), made once
-    held: dict[str, list[tuple[int, str]]] = {}       # label → heap of (-draw, key): the smallest draws stay
-    words: dict[str, dict[str, str]] = {}             # label → its texts in the heap, by key
+    single: dict[str, tuple[str]] = {}                # label → (label,): one tuple, shared by all texts of the label
+    heaps: dict[str, list[tuple[int, str]]] = {}      # label → heap of (-draw, key): the smallest draws stay
+    texts_by_label: dict[str, dict[str, str]] = {}    # label → its texts in the heap, by key
     repeated, surplus = 0, Counter[str]()
     for label, text in labelled:
         if not text or text.isspace():
             continue
         key = content_key(text)
-        heap, mine, known = held.setdefault(label, []), words.setdefault(label, {}), labels.get(key)
-        if known is not None and label in known:
+        heap, own_texts = heaps.setdefault(label, []), texts_by_label.setdefault(label, {})
+        earlier_labels = labels.get(key)
+        if earlier_labels is not None and label in earlier_labels:
             repeated += 1
-            if key in mine:
-                mine[key] = max(mine[key], text)      # one spelling of several, in whatever order they come
+            if key in own_texts:
+                own_texts[key] = max(own_texts[key], text)      # of several spellings the same stays in any order
             continue
-        labels[key] = alone.setdefault(label, (label,)) if known is None else (*known, label)
-        mine[key] = text
+        labels[key] = single.setdefault(label, (label,)) if earlier_labels is None else (*earlier_labels, label)
+        own_texts[key] = text
         heappush(heap, (-prf(seed, "classifier/draw", key), key))
         if most is not None and len(heap) > most:
             surplus[label] += 1
-            del mine[heappop(heap)[1]]
-    contradicted = sum(len(found) > 1 for found in labels.values())
-    kept = sorted((Example(key, label, text) for label, mine in words.items() for key, text in mine.items()
-                   if len(labels[key]) == 1), key=lambda e: e.key)
-    del held, words
-    roots = near_duplicates([e.text for e in kept])
+            del own_texts[heappop(heap)[1]]
+    contradicted = sum(len(labels_of_text) > 1 for labels_of_text in labels.values())
+    examples = sorted((Example(key, label, text) for label, own_texts in texts_by_label.items()
+                       for key, text in own_texts.items() if len(labels[key]) == 1), key=lambda example: example.key)
+    del heaps, texts_by_label
+    roots = near_duplicates([example.text for example in examples])
     sizes = np.bincount(roots, minlength=1)
-    sides = [_side(seed, kept[root].key, held_out) for root in roots]
-    return Examples(kept, sides, repeated, contradicted, surplus,
+    sides = [_side(seed, examples[root].key, held_out) for root in roots]
+    return Examples(examples, sides, repeated, contradicted, surplus,
                     int((sizes > 1).sum()), int(sizes.max(initial=1)))
 
 
@@ -147,19 +148,19 @@ def near_duplicates(texts: list[str]) -> NDArray[np.int64]:
             bands.append(band_keys(signature, _BANDS, _ROWS))
     if len(places) < 2:
         return roots
-    at, hashes, keys = np.array(places), np.stack(signatures), np.stack(bands)
+    place_of, hashes, keys = np.array(places), np.stack(signatures), np.stack(bands)
     pairs = []
     for band in range(_BANDS):
         order = np.argsort(keys[:, band], kind="stable")
         sorted_keys = keys[order, band]
         new = np.r_[True, sorted_keys[1:] != sorted_keys[:-1]]
-        first = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
-        a, b = first[~new], order[~new]               # each paired with the first of its bucket
-        alike = (hashes[a] == hashes[b]).sum(axis=1) >= _AGREE
-        pairs.append((at[a[alike]], at[b[alike]]))
-    a = np.concatenate([p[0] for p in pairs]).astype(np.uint64)
-    b = np.concatenate([p[1] for p in pairs]).astype(np.uint64)
-    if len(a):
-        nodes, smallest = components(a, b)
+        bucket_first = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
+        firsts, seconds = bucket_first[~new], order[~new]       # each text paired with the first of its bucket
+        agreeing = (hashes[firsts] == hashes[seconds]).sum(axis=1) >= _AGREE
+        pairs.append((place_of[firsts[agreeing]], place_of[seconds[agreeing]]))
+    firsts = np.concatenate([pair[0] for pair in pairs]).astype(np.uint64)
+    seconds = np.concatenate([pair[1] for pair in pairs]).astype(np.uint64)
+    if len(firsts):
+        nodes, smallest = components(firsts, seconds)
         roots[nodes.astype(np.int64)] = smallest.astype(np.int64)
     return roots

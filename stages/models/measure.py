@@ -45,44 +45,45 @@ class Ranking:
     def steps(self, weights: Floats | None = None) -> tuple[Floats, Floats]:
         """(weight of good documents, weight of others) at each distinct score, best first. `weights` are in the order
         of the documents as they were given."""
-        w = np.ones(len(self.good)) if weights is None else np.asarray(weights, np.float64)[self.order]
-        if not len(w):
+        by_rank = np.ones(len(self.good)) if weights is None else np.asarray(weights, np.float64)[self.order]
+        if not len(by_rank):
             return np.zeros(0), np.zeros(0)
-        return (np.add.reduceat(np.where(self.good, w, 0.0), self.starts),
-                np.add.reduceat(np.where(self.good, 0.0, w), self.starts))
+        return (np.add.reduceat(np.where(self.good, by_rank, 0.0), self.starts),
+                np.add.reduceat(np.where(self.good, 0.0, by_rank), self.starts))
 
     def auc(self, weights: Floats | None = None) -> float:
         """Probability that a good document has a higher score than one that is not good; NaN where one side is
         empty."""
-        good, rest = self.steps(weights)
+        good, others = self.steps(weights)
         above = np.cumsum(good) - good / 2
-        pairs = good.sum() * rest.sum()
-        return float((above * rest).sum() / pairs) if pairs else float("nan")
+        pairs = good.sum() * others.sum()
+        return float((above * others).sum() / pairs) if pairs else float("nan")
 
     def average_precision(self, weights: Floats | None = None) -> float:
         """Area under the precision-recall curve, as a step function; NaN where nothing is good."""
-        good, rest = self.steps(weights)
+        good, others = self.steps(weights)
         total = good.sum()
         if not total:
             return float("nan")
-        kept = np.cumsum(good + rest)
-        precision = np.divide(np.cumsum(good), kept, out=np.ones_like(kept), where=kept > 0)
+        weight_above = np.cumsum(good + others)
+        precision = np.divide(np.cumsum(good), weight_above, out=np.ones_like(weight_above), where=weight_above > 0)
         return float((precision * good).sum() / total)
 
     def curve(self, points: int = 20) -> list[dict[str, float]]:
         """The precision-recall curve: for each recall of 1/points, 2/points … 1 the highest threshold that reaches it,
         with precision, recall, F1 and the share of all documents kept by `score >= threshold`."""
-        good, rest = self.steps()
-        total, n = good.sum(), len(self.good)
+        good, others = self.steps()
+        total, documents = good.sum(), len(self.good)
         if not total:
             return []
-        hits, kept = np.cumsum(good), np.cumsum(good + rest)
+        hits, weight_above = np.cumsum(good), np.cumsum(good + others)
         out: list[dict[str, float]] = []
-        for k in range(1, points + 1):
-            i = int(np.searchsorted(hits, total * k / points - 1e-9))
-            point = {"threshold": float(self.scores[self.starts[i]]), "precision": _short(hits[i] / kept[i]),
-                     "recall": _short(hits[i] / total), "f1": _short(2 * hits[i] / (kept[i] + total)),
-                     "kept": _short(kept[i] / n)}
+        for number in range(1, points + 1):
+            place = int(np.searchsorted(hits, total * number / points - 1e-9))
+            good_above, above = hits[place], weight_above[place]
+            point = {"threshold": float(self.scores[self.starts[place]]), "precision": _short(good_above / above),
+                     "recall": _short(good_above / total), "f1": _short(2 * good_above / (above + total)),
+                     "kept": _short(above / documents)}
             if not out or point != out[-1]:
                 out.append(point)
         return out
@@ -110,16 +111,17 @@ def interval(values: Floats) -> list[float] | None:
     if not len(values):
         return None
     tail = (1 - INSIDE) / 2
-    return [_short(v) for v in np.quantile(values, [tail, 1 - tail])]
+    return [_short(value) for value in np.quantile(values, [tail, 1 - tail])]
 
 
 def calibration_error(probabilities: ArrayLike, good: ArrayLike, bins: int = 10) -> float:
     """Expected calibration error: |mean probability - share of good ones| over bins of (nearly) equal numbers of
     documents, weighted by them (Naeini et al. 2015, with equal-mass bins)."""
-    p, y = np.asarray(probabilities, np.float64), np.asarray(good, np.float64)
-    order = np.argsort(p, kind="stable")
+    predicted, observed = np.asarray(probabilities, np.float64), np.asarray(good, np.float64)
+    order = np.argsort(predicted, kind="stable")
     parts = [part for part in np.array_split(order, bins) if len(part)]
-    return float(sum(abs(p[part].mean() - y[part].mean()) * len(part) for part in parts) / len(p)) if len(p) else 0.0
+    errors = (abs(predicted[part].mean() - observed[part].mean()) * len(part) for part in parts)
+    return float(sum(errors) / len(predicted)) if len(predicted) else 0.0
 
 
 def brier(probabilities: ArrayLike, good: ArrayLike) -> float:
@@ -134,23 +136,23 @@ def threshold_keeping(scores: ArrayLike, share: float) -> float:
     every score.
     """
     ordered = np.sort(np.asarray(scores, np.float64))[::-1]
-    wanted = int(np.floor(share * len(ordered) + 1e-9))
-    if wanted <= 0:
+    count = int(np.floor(share * len(ordered) + 1e-9))
+    if count <= 0:
         return float(np.nextafter(ordered[0], np.inf)) if len(ordered) else float("inf")
-    if wanted >= len(ordered):
+    if count >= len(ordered):
         return float(ordered[-1])
-    if ordered[wanted - 1] > ordered[wanted]:
-        return float(ordered[wanted - 1])
-    above = ordered[ordered > ordered[wanted]]                    # a tie across the cut stays out as a whole
+    if ordered[count - 1] > ordered[count]:
+        return float(ordered[count - 1])
+    above = ordered[ordered > ordered[count]]                    # documents tied across the cut all stay out
     return float(above[-1]) if len(above) else float(np.nextafter(ordered[0], np.inf))
 
 
 # -- how far two samples are apart -------------------------------------------------------------------------------------
-def stability_index(expected: Sequence[float] | Floats, found: Sequence[float] | Floats) -> float:
+def stability_index(expected: Sequence[float] | Floats, observed: Sequence[float] | Floats) -> float:
     """Population stability index of two histograms of counts: sum of (q - p) ln(q / p), each bin smoothed by half a
     document. By convention, an index below 0.1 means no change, and an index of 0.25 or more means another population
     (Siddiqi 2006)."""
-    p, q = np.asarray(expected, np.float64) + 0.5, np.asarray(found, np.float64) + 0.5
+    p, q = np.asarray(expected, np.float64) + 0.5, np.asarray(observed, np.float64) + 0.5
     p, q = p / p.sum(), q / q.sum()
     return float(((q - p) * np.log(q / p)).sum())
 
@@ -164,8 +166,8 @@ def ks_distance(at: ArrayLike, below: ArrayLike, scores: ArrayLike) -> float:
     """Kolmogorov-Smirnov distance of a sample from a distribution given at points: `below[i]` is the share that is <=
     at[i]. Between the points the distribution is unknown, so the result is a lower bound."""
     ordered = np.sort(np.asarray(scores, np.float64))
-    found = np.searchsorted(ordered, np.asarray(at, np.float64), side="right") / max(1, len(ordered))
-    return float(np.abs(found - np.asarray(below, np.float64)).max(initial=0.0))
+    shares = np.searchsorted(ordered, np.asarray(at, np.float64), side="right") / max(1, len(ordered))
+    return float(np.abs(shares - np.asarray(below, np.float64)).max(initial=0.0))
 
 
 def ks_critical(n: int, m: int, alpha: float = 0.001) -> float:

@@ -18,8 +18,8 @@ import numpy as np
 from stages.scoring.models import FastText
 
 FORMAT = "tokenmill-classifier-card/1"
-#: words shown for a label, and times a word must occur in the training texts to be shown
-SHOWN, SEEN = 25, 10
+#: most words that are shown for a label, and how often a word must occur in the training texts to be shown
+MOST_WORDS, FEWEST_OCCURRENCES = 25, 10
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -45,19 +45,20 @@ def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
     seen only twice, so such a word says little about other texts.
     """
     words, counts, vectors, outputs, order = model.matrices()
-    at = [i for i, (word, n) in enumerate(zip(words, counts)) if n >= SEEN and word.isalpha()]
-    if not at:
+    eligible = [i for i, (word, count) in enumerate(zip(words, counts))
+                if count >= FEWEST_OCCURRENCES and word.isalpha()]
+    if not eligible:
         return {label: [] for label in labels}
-    logits = vectors[at].astype(np.float64) @ outputs.astype(np.float64).T           # [words, labels]
-    weight = np.log1p(np.array(counts, np.float64)[at])
+    logits = vectors[eligible].astype(np.float64) @ outputs.astype(np.float64).T           # [words, labels]
+    weight = np.log1p(np.array(counts, np.float64)[eligible])
     result = {}
     for label in labels:
         column = order.index(label)
         others = (logits.sum(axis=1) - logits[:, column]) / (len(order) - 1)
         strength = (logits[:, column] - others) * weight
-        best = np.argsort(-strength, kind="stable")[:SHOWN]
-        result[label] = [[words[at[i]], round(float(strength[i]), 3), int(counts[at[i]])] for i in best
-                        if strength[i] > 0]
+        best = np.argsort(-strength, kind="stable")[:MOST_WORDS]
+        result[label] = [[words[eligible[i]], round(float(strength[i]), 3), int(counts[eligible[i]])] for i in best
+                         if strength[i] > 0]
     return result
 
 
@@ -68,84 +69,89 @@ def decimal(score: float) -> str:
 
 def markdown(card: dict[str, Any]) -> str:
     """The card as a page."""
-    name = card["model"]["file"]
+    name, examples = card["model"]["file"], card["examples"]
+    labels, settings = ", ".join(f"`{_cell(label)}`" for label in _first_names(card["labels"])), card["settings"]
     kind = {"binary": f"binary, for `{card['target']}`", "grades": "grades; the score is the expected one",
             "labels": "a choice of labels"}[card["kind"]]
     out = [f"# Model card: {name}", "",
-           f"fastText classifier ({kind}; labels {', '.join(f'`{_cell(v)}`' for v in _few(card['labels']))}), "
-           f"{card['model']['bytes']:,} bytes, sha256 `{card['model']['sha256']}`.", "",
+           f"fastText classifier ({kind}; labels {labels}), {card['model']['bytes']:,} bytes, "
+           f"sha256 `{card['model']['sha256']}`.", "",
            f"**Intended use.** {card['intended_use'] or 'Not stated by whoever trained it.'}", "",
            f"**Licence.** {card['license'] or 'Not stated; that of the training texts may bind the model.'}", "",
            "## Data", ""]
     if card["data"]:
         out += ["| label | file | documents | bytes | sha256 |", "|---|---|---|---|---|"]
-        out += [f"| {_cell(d['label'])} | {_cell(d['file'])} | {d['documents']:,} | {d['bytes']:,} | "
-                f"`{d['sha256'][:16]}…` |" for d in card["data"]]
+        out += [f"| {_cell(file['label'])} | {_cell(file['file'])} | {file['documents']:,} | {file['bytes']:,} | "
+                f"`{file['sha256'][:16]}…` |" for file in card["data"]]
         out.append("")
-    e = card["examples"]
-    out += ["| texts | " + " | ".join(_cell(v) for v in card["labels"]) + " |",
+    out += ["| texts | " + " | ".join(_cell(label) for label in card["labels"]) + " |",
             "|---" * (len(card["labels"]) + 1) + "|"]
-    for side, said in (("train", "trained on"), ("calibrate", "calibrated on"), ("test", "judged on")):
-        out.append(f"| {said} | " + " | ".join(f"{e[side].get(v, 0):,}" for v in card["labels"]) + " |")
-    surplus = sum(e["surplus"].values())
-    out += ["", f"Left out: {e['repeated']:,} repeated texts, {e['contradicted']:,} under more than one label"
-            + (f", {surplus:,} beyond the {card['settings']['most']:,} wanted of a label" if surplus else "")
-            + f". {e['clusters']:,} clusters of near-duplicates (the largest: {e['largest_cluster']:,} texts) stand on "
-            f"one side of the split each. Hash of all examples: `{e['sha256'][:16]}…`.", "",
+    for side, use in (("train", "trained on"), ("calibrate", "calibrated on"), ("test", "judged on")):
+        out.append(f"| {use} | " + " | ".join(f"{examples[side].get(label, 0):,}" for label in card["labels"]) + " |")
+    surplus = sum(examples["surplus"].values())
+    out += ["", f"Left out: {examples['repeated']:,} repeated texts, {examples['contradicted']:,} under more than one "
+            "label" + (f", {surplus:,} beyond the {settings['most']:,} wanted of a label" if surplus else "")
+            + f". {examples['clusters']:,} clusters of near-duplicates (the largest: {examples['largest_cluster']:,} "
+            f"texts) stand on one side of the split each. Hash of all examples: `{examples['sha256'][:16]}…`.", "",
             "## Training", "",
-            ", ".join(f"{k} {'none' if v is None else v}" for k, v in card["settings"].items()) + "; "
-            + ", ".join(f"{k} {v}" for k, v in card["libraries"].items()) + ".", ""]
+            ", ".join(f"{key} {'none' if value is None else value}" for key, value in settings.items()) + "; "
+            + ", ".join(f"{library} {version}" for library, version in card["libraries"].items()) + ".", ""]
     out += _measured(card) + _threshold(card) + _features(card) + _profiles(card)
     return "\n".join(out).rstrip() + "\n"
 
 
 def _measured(card: dict[str, Any]) -> list[str]:
-    m, c = card["measured"], card["calibration"]
-    out = ["## Judged on held-out texts", ""]
-    if not m["questions"]:
-        return [*out, f"{m['documents']} held-out texts: too few to judge by.", ""]
-    out += [f"{m['documents']:,} texts, {m['accuracy']:.1%} given the right label"
-            + (f", expected grade off by {m['mean_absolute_error']:.2f}" if "mean_absolute_error" in m else "")
+    measured, calibration = card["measured"], card["calibration"]
+    out, graded = ["## Judged on held-out texts", ""], "mean_absolute_error" in measured
+    if not measured["questions"]:
+        return [*out, f"{measured['documents']} held-out texts: too few to judge by.", ""]
+    out += [f"{measured['documents']:,} texts, {measured['accuracy']:.1%} given the right label"
+            + (f", expected grade off by {measured['mean_absolute_error']:.2f}" if graded else "")
             + ". Intervals hold 95 % of 1,000 bootstrap samples.", "",
             "| question | good / all | ROC-AUC | average precision | calibration error | Brier |",
             "|---|---|---|---|---|---|"]
-    for q in m["questions"]:
-        cells = [_cell(q["question"]), f"{q['good']:,} / {q['documents']:,}"]
-        cells += [f"{q[k]:.3f} {_interval(q[k + '_95'])}" for k in ("roc_auc", "average_precision")]
-        for k in ("calibration_error", "brier"):
-            before = f" (before calibration {q[k + '_before']:.3f})" if k + "_before" in q else ""
-            cells.append(f"{q[k]:.3f}{before}" if k in q else "–")
+    for question in measured["questions"]:
+        cells = [_cell(question["question"]), f"{question['good']:,} / {question['documents']:,}"]
+        cells += [f"{question[key]:.3f} {_interval(question[key + '_95'])}" for key in ("roc_auc", "average_precision")]
+        for key in ("calibration_error", "brier"):
+            before = key + "_before"
+            uncalibrated = f" (before calibration {question[before]:.3f})" if before in question else ""
+            cells.append(f"{question[key]:.3f}{uncalibrated}" if key in question else "–")
         out.append("| " + " | ".join(cells) + " |")
-    how = f"{c['method']} on {c['documents']:,} texts that are in neither of the other parts" if c else \
-        "none: too few held-out texts; scores are fastText's own"
+    how = "none: too few held-out texts; scores are fastText's own"
+    if calibration:
+        how = f"{calibration['method']} on {calibration['documents']:,} texts that are in neither of the other parts"
     out += ["", f"Calibration: {how}.", ""]
-    q = m["questions"][-1 if card["kind"] != "grades" else len(m["questions"]) // 2]
-    out += [f"Precision and recall, {_cell(q['question'])}:", "", "| threshold | precision | recall | F1 | kept |",
-            "|---|---|---|---|---|"]
-    for p in q["curve"]:
-        numbers = " | ".join(f"{p[k]:.3f}" for k in ("precision", "recall", "f1"))
-        out.append(f"| {decimal(p['threshold'])} | {numbers} | {p['kept']:.1%} |")
+    question = measured["questions"][-1 if card["kind"] != "grades" else len(measured["questions"]) // 2]
+    out += [f"Precision and recall, {_cell(question['question'])}:", "",
+            "| threshold | precision | recall | F1 | kept |", "|---|---|---|---|---|"]
+    for point in question["curve"]:
+        numbers = " | ".join(f"{point[key]:.3f}" for key in ("precision", "recall", "f1"))
+        out.append(f"| {decimal(point['threshold'])} | {numbers} | {point['kept']:.1%} |")
     return [*out, ""]
 
 
 def _threshold(card: dict[str, Any]) -> list[str]:
-    t = card.get("threshold")
-    return [] if not t else [
-        "## Threshold", "", f"`min: {decimal(t['min'])}` keeps {t['kept']:.1%} of the {t['documents']:,} documents of "
-        f"the reference corpus (asked for: {t['asked']:.1%}) with {t['kept_bytes']:.1%} of its bytes. "
-        + (f"{t['left_out']:,} more were trained on and do not count." if t["left_out"] else "")
-        + (f"{t['trained_on']:,} of them were trained on: of new documents it keeps another share."
-           if t["trained_on"] else ""), ""]
+    threshold = card.get("threshold")
+    return [] if not threshold else [
+        "## Threshold", "",
+        f"`min: {decimal(threshold['min'])}` keeps {threshold['kept']:.1%} of the {threshold['documents']:,} documents "
+        f"of the reference corpus (asked for: {threshold['asked']:.1%}) with {threshold['kept_bytes']:.1%} of its "
+        "bytes. "
+        + (f"{threshold['left_out']:,} more were trained on and do not count." if threshold["left_out"] else "")
+        + (f"{threshold['trained_on']:,} of them were trained on: of new documents it keeps another share."
+           if threshold["trained_on"] else ""), ""]
 
 
 def _features(card: dict[str, Any]) -> list[str]:
-    shown = {label: words for label, words in card["features"].items() if words}
-    if not shown:
+    words_by_label = {label: words for label, words in card["features"].items() if words}
+    if not words_by_label:
         return []
     out = ["## What it goes by", "",
-           f"Words seen {SEEN} times or more, the strongest first; pairs of words count, too, but have no names.", ""]
-    for label in _few(list(shown)):
-        out += [f"- {_cell(label)}: " + ", ".join(_cell(word) for word, _, _ in shown[label])]
+           f"Words seen {FEWEST_OCCURRENCES} times or more, the strongest first; pairs of words count, too, but have "
+           "no names.", ""]
+    for label in _first_names(list(words_by_label)):
+        out += [f"- {_cell(label)}: " + ", ".join(_cell(word) for word, _, _ in words_by_label[label])]
     return [*out, ""]
 
 
@@ -155,25 +161,30 @@ def _profiles(card: dict[str, Any]) -> list[str]:
     out = ["## What `classifier check` compares with", "",
            "| corpus | documents | scores 10 / 50 / 90 % | characters 10 / 50 / 90 % | languages |",
            "|---|---|---|---|---|"]
-    for name, p in card["profiles"].items():
-        languages = p.get("languages", {})
-        most = ", ".join(f"{k or 'none'} {v / p['documents']:.0%}" for k, v in list(languages.items())[:3]) or "–"
-        out.append(f"| {name} | {p['documents']:,} | {_tenths(p.get('scores'))} | {_tenths(p['lengths'])} | {most} |")
+    for corpus, profile in card["profiles"].items():
+        languages = profile.get("languages", {})
+        documents = profile["documents"]
+        top_languages = [f"{name or 'none'} {count / documents:.0%}" for name, count in list(languages.items())[:3]]
+        out.append(f"| {corpus} | {documents:,} | {_tenths(profile.get('scores'))} | {_tenths(profile['lengths'])} | "
+                   f"{', '.join(top_languages) or '–'} |")
     return [*out, ""]
 
 
-def _tenths(d: dict[str, Any] | None) -> str:
-    if not d or not d["at"]:
+def _tenths(distribution: dict[str, Any] | None) -> str:
+    """The values below which 10, 50 and 90 % of a distribution lie."""
+    if not distribution or not distribution["at"]:
         return "–"
-    at = [d["at"][min(len(d["at"]) - 1, int(np.searchsorted(d["below"], share)))] for share in (0.1, 0.5, 0.9)]
-    return " / ".join(f"{v:,.6g}" for v in at)
+    points, below = distribution["at"], distribution["below"]
+    values = [points[min(len(points) - 1, int(np.searchsorted(below, share)))] for share in (0.1, 0.5, 0.9)]
+    return " / ".join(f"{value:,.6g}" for value in values)
 
 
 def _interval(pair: list[float] | None) -> str:
-    return "" if pair is None or any(math.isnan(v) for v in pair) else f"[{pair[0]:.3f}, {pair[1]:.3f}]"
+    return "" if pair is None or any(math.isnan(bound) for bound in pair) else f"[{pair[0]:.3f}, {pair[1]:.3f}]"
 
 
-def _few(names: list[str], most: int = 30) -> list[str]:
+def _first_names(names: list[str], most: int = 30) -> list[str]:
+    """At most `most` names, and the number of the others."""
     return names if len(names) <= most else [*names[:most], f"… {len(names) - most} more"]
 
 

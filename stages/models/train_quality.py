@@ -1,4 +1,4 @@
-"""Trains a fastText classifier, calibrates it, judges it on texts it has not seen, and writes its card.
+"""Trains a fastText classifier, calibrates it, judges it on texts that it was not trained on, and writes its card.
 
 `train` leaves four files: the model, `.calibration.json` (`stages.scoring.calibration`), `.card.json` and `.card.md`
 (`stages.models.model_card`). Everything is a function of texts, labels, settings and seed: equal inputs give equal
@@ -25,7 +25,7 @@ from pipeline.base.files import replacing
 from pipeline.base.prf import prf
 from stages.filter.quality import Quality, grade_of
 from stages.models import drift, measure, model_card
-from stages.models.classifier import Classifier, beside, kind_of
+from stages.models.classifier import Classifier, companion_path, kind_of
 from stages.models.examples import SIDES, Example, Examples, gather, sample
 from stages.scoring import calibration
 from stages.scoring.models import FastText
@@ -78,48 +78,51 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
     labels = _labels(examples)
     kind, target = kind_of(labels)
     parts = {side: examples.of(side) for side in SIDES}
-    trained = Counter(e.label for e in parts["train"])
+    trained = Counter(example.label for example in parts["train"])
     for label in labels:
         if trained[label] < 2:
             raise ValueError(f"a quality classifier needs two texts or more of each label to train on, '{label}' has "
                              f"{trained[label]}; give more texts, or hold out less")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".quality.") as scratch:
-        made = Path(scratch) / "model.bin"
-        _fit(parts["train"], settings, seed, made)
-        sha256 = file_sha256(made)
-        found = _calibrated(Classifier(FastText(made), kind, labels, target), parts["calibrate"], sha256)
+        model_file = Path(scratch) / "model.bin"
+        _fit(parts["train"], settings, seed, model_file)
+        sha256 = file_sha256(model_file)
+        classifier = _calibrated(Classifier(FastText(model_file), kind, labels, target), parts["calibrate"], sha256)
         card: dict[str, Any] = {
-            "format": model_card.FORMAT, "model": {"file": out.name, "sha256": sha256, "bytes": made.stat().st_size},
+            "format": model_card.FORMAT,
+            "model": {"file": out.name, "sha256": sha256, "bytes": model_file.stat().st_size},
             "kind": kind, "labels": labels, "target": target,
-            "calibration": found.table and {k: found.table[k] for k in ("method", "documents")},
+            "calibration": classifier.table and {name: classifier.table[name] for name in ("method", "documents")},
             "intended_use": intended_use, "license": license,
             "data": list(data), "examples": _account(examples, parts),
             "settings": {**asdict(settings), "seed": seed, "held_out": held_out, "most": most},
             "libraries": library_versions(Quality.libraries),
-            "features": model_card.features(found.model, labels), "measured": judge(found, parts["test"], seed)}
-        test = [e.text for e in parts["test"]]
-        profiles = card["profiles"] = {"held_out": drift.profile(test, found.scores(test))} if test else {}
+            "features": model_card.features(classifier.model, labels),
+            "measured": judge(classifier, parts["test"], seed)}
+        test = [example.text for example in parts["test"]]
+        profiles = card["profiles"] = {"held_out": drift.profile(test, classifier.scores(test))} if test else {}
         if reference is not None:
-            texts, counts = _unseen(sample(reference, seed, MOST_REFERENCE), {e.key for e in parts["train"]})
-            scores = found.scores(texts)
+            trained_keys = {example.key for example in parts["train"]}
+            texts, counts = _not_trained_on(sample(reference, seed, MOST_REFERENCE), trained_keys)
+            scores = classifier.scores(texts)
             if scores.score is not None and texts:
                 card["threshold"] = counts | _threshold(texts, scores.score, keep)
             profiles["reference"] = drift.profile(texts, scores)
         # the model is written last, so that after an interruption there is no new model without its calibration table;
         # the table of another model is refused
-        if found.table is not None:
-            _write(beside(out, "calibration.json"), json.dumps(found.table, separators=(",", ":")) + "\n")
-        _write(beside(out, "card.md"), model_card.markdown(card))
-        _write(beside(out, "card.json"), json.dumps(card, indent=1, ensure_ascii=False) + "\n")
-        os.replace(made, out)
-    if found.table is None:
-        beside(out, "calibration.json").unlink(missing_ok=True)
+        if classifier.table is not None:
+            _write(companion_path(out, "calibration.json"), json.dumps(classifier.table, separators=(",", ":")) + "\n")
+        _write(companion_path(out, "card.md"), model_card.markdown(card))
+        _write(companion_path(out, "card.json"), json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+        os.replace(model_file, out)
+    if classifier.table is None:
+        companion_path(out, "calibration.json").unlink(missing_ok=True)
     return card
 
 
 def _labels(examples: Examples) -> list[str]:
-    result = {e.label for e in examples.kept}
+    result = {example.label for example in examples.kept}
     for label in result:
         if not label.isprintable() or label.split() != [label] or len(label.encode()) > LONGEST_LABEL:
             raise ValueError(f"label {label[:40]!r}: a label is one word of at most {LONGEST_LABEL} bytes")
@@ -134,13 +137,13 @@ def _labels(examples: Examples) -> list[str]:
 
 def _account(examples: Examples, parts: dict[str, list[Example]]) -> dict[str, Any]:
     """Counts of the texts used and left out, and a hash over the content of all that were used."""
-    h = hashlib.sha256()
-    for e in examples.kept:
-        h.update(f"{e.key} {e.label}\n".encode())
-    return {"sha256": h.hexdigest(), "repeated": examples.repeated, "contradicted": examples.contradicted,
+    digest = hashlib.sha256()
+    for example in examples.kept:
+        digest.update(f"{example.key} {example.label}\n".encode())
+    return {"sha256": digest.hexdigest(), "repeated": examples.repeated, "contradicted": examples.contradicted,
             "surplus": dict(sorted(examples.surplus.items())), "clusters": examples.clusters,
             "largest_cluster": examples.largest,
-            **{side: dict(sorted(Counter(e.label for e in part).items())) for side, part in parts.items()}}
+            **{side: dict(sorted(Counter(example.label for example in part).items())) for side, part in parts.items()}}
 
 
 def _fit(part: list[Example], settings: Settings, seed: int, model: Path) -> None:
@@ -151,38 +154,39 @@ def _fit(part: list[Example], settings: Settings, seed: int, model: Path) -> Non
     glibc fills what it allocates with the complement of MALLOC_PERTURB_, so 255 gives zeros.
     """
     lines = model.with_suffix(".txt")
-    with open(lines, "w", encoding="utf-8", newline="\n") as f:
-        for e in sorted(part, key=lambda e: prf(seed, "classifier/order", e.key)):
-            f.write(f"__label__{e.label} {e.line}\n")
+    with open(lines, "w", encoding="utf-8", newline="\n") as file:
+        for example in sorted(part, key=lambda example: prf(seed, "classifier/order", example.key)):
+            file.write(f"__label__{example.label} {example.line}\n")
     options = {"dim": settings.dim, "epoch": settings.epochs, "lr": settings.rate, "wordNgrams": settings.word_ngrams,
                "bucket": settings.buckets, "minCount": settings.min_count, "thread": 1, "seed": seed, "verbose": 0}
     environment = dict(os.environ, MALLOC_PERTURB_="255", MALLOC_MMAP_THRESHOLD_="131072",
                        PYTHONSAFEPATH="1")                         # nothing is imported from the current folder
     code = ("import json, sys, fasttext; "
             "fasttext.train_supervised(sys.argv[1], **json.loads(sys.argv[2])).save_model(sys.argv[3])")
-    done = subprocess.run([sys.executable, "-c", code, str(lines), json.dumps(options), str(model)], env=environment,
+    process = subprocess.run([sys.executable, "-c", code, str(lines), json.dumps(options), str(model)], env=environment,
                           capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"training a fastText classifier failed:\n{done.stderr[-2000:]}")
+    if process.returncode != 0:
+        raise RuntimeError(f"training a fastText classifier failed:\n{process.stderr[-2000:]}")
 
 
 def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Classifier:
     """The classifier with a calibration fitted on `part`; unchanged if there are too few texts to fit one for every
     label."""
-    said = classifier.raw([e.text for e in part])
-    one = round(1 / Quality.grid)
+    raw = classifier.raw([example.text for example in part])
+    steps_of_one = round(1 / Quality.grid)
     tables: dict[str, Any] = {}
     grade = method = None
-    if classifier.kind == "grades" and said.score is not None:
+    if classifier.kind == "grades" and raw.score is not None:
         low, high = (round(float(classifier.labels[i]) / Quality.grid) for i in (0, -1))
-        fitted = calibration.fit(said.score, [float(e.label) / Quality.grid for e in part], low, high, graded=True)
+        grades = [float(example.label) / Quality.grid for example in part]
+        fitted = calibration.fit(raw.score, grades, low, high, graded=True)
         if fitted is None:
             return classifier
         method, grade = fitted
     else:
         for column, label in enumerate(classifier.labels):
-            truths = [one * (e.label == label) for e in part]
-            fitted = calibration.fit(said.probabilities[:, column], truths, 0, one)
+            truths = [steps_of_one * (example.label == label) for example in part]
+            fitted = calibration.fit(raw.probabilities[:, column], truths, 0, steps_of_one)
             if fitted is None:
                 return classifier
             method, tables[label] = fitted
@@ -195,8 +199,8 @@ def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, A
     """Measure on labelled texts how well the classifier answers each of its questions. With a target, the only question
     is whether a text has the target label. Without a target, there is such a question for each label. With grades,
     there is a question for each grade but the lowest: whether a text has at least that grade."""
-    raw = classifier.raw([e.text for e in part])
-    scores, truth = classifier.calibrated(raw), [e.label for e in part]
+    raw = classifier.raw([example.text for example in part])
+    scores, truth = classifier.calibrated(raw), [example.label for example in part]
     questions: list[tuple[str, Any, Any, NDArray[np.bool_]]] = []
     if classifier.kind == "grades":
         grades = np.array([float(label) for label in truth])
@@ -204,14 +208,14 @@ def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, A
                       for label in classifier.labels[1:]]
     else:
         for label in [classifier.target] if classifier.target is not None else classifier.labels:
-            i = classifier.labels.index(label)
-            questions.append((label, scores.probabilities[:, i], raw.probabilities[:, i],
-                              np.array([t == label for t in truth], bool)))
-    right = [b == t for b, t in zip(raw.best(), truth)]
+            column = classifier.labels.index(label)
+            questions.append((label, scores.probabilities[:, column], raw.probabilities[:, column],
+                              np.array([label_of_text == label for label_of_text in truth], bool)))
+    hits = [guess == label_of_text for guess, label_of_text in zip(raw.best(), truth)]
     result: dict[str, Any] = {
-        "documents": len(part), "accuracy": round(sum(right) / len(right), 4) if right else None,
-        "questions": [_question(*q, calibrated=classifier.table is not None, seed=seed) for q in questions
-                      if q[3].any() and not q[3].all()]}
+        "documents": len(part), "accuracy": round(sum(hits) / len(hits), 4) if hits else None,
+        "questions": [_question(*question, calibrated=classifier.table is not None, seed=seed) for question in questions
+                      if question[3].any() and not question[3].all()]}
     if classifier.kind == "grades" and part:
         result["mean_absolute_error"] = round(float(np.abs(scores.values() - grades).mean()), 4)
     return result
@@ -220,41 +224,43 @@ def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, A
 def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | None, good: NDArray[np.bool_],
               calibrated: bool, seed: int) -> dict[str, Any]:
     """Measures how well `scores` find the `good` documents."""
-    at = (scores * Quality.grid).round(10)                         # as the step writes them, for thresholds
-    ranking = measure.Ranking(at, good)
-    drawn = measure.bootstrap({"roc_auc": ranking.auc, "average_precision": ranking.average_precision}, len(good), seed)
+    values = (scores * Quality.grid).round(10)                         # as the step writes them, for thresholds
+    ranking = measure.Ranking(values, good)
+    measures = {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}
+    resampled = measure.bootstrap(measures, len(good), seed)
     result: dict[str, Any] = {
         "question": name, "good": int(good.sum()), "documents": len(good), "roc_auc": round(ranking.auc(), 4),
-        "roc_auc_95": measure.interval(drawn["roc_auc"]), "average_precision": round(ranking.average_precision(), 4),
-        "average_precision_95": measure.interval(drawn["average_precision"]), "curve": ranking.curve()}
+        "roc_auc_95": measure.interval(resampled["roc_auc"]),
+        "average_precision": round(ranking.average_precision(), 4),
+        "average_precision_95": measure.interval(resampled["average_precision"]), "curve": ranking.curve()}
     if raw is not None:
-        result["calibration_error"] = round(measure.calibration_error(at, good), 4)
-        result["brier"] = round(measure.brier(at, good), 4)
+        result["calibration_error"] = round(measure.calibration_error(values, good), 4)
+        result["brier"] = round(measure.brier(values, good), 4)
         if calibrated:
             result["calibration_error_before"] = round(measure.calibration_error(raw * Quality.grid, good), 4)
             result["brier_before"] = round(measure.brier(raw * Quality.grid, good), 4)
     return result
 
 
-def _unseen(drawn: list[tuple[str, str]], trained: set[str]) -> tuple[list[str], dict[str, int]]:
+def _not_trained_on(sampled: list[tuple[str, str]], trained: set[str]) -> tuple[list[str], dict[str, int]]:
     """Texts of the reference corpus that were not trained on, and counts for the card. The model is surer of texts it
     was trained on, so a threshold chosen by such texts would keep another share of new texts. If too few texts were not
     trained on, all texts are returned."""
-    unseen = [text for key, text in drawn if key not in trained]
-    if len(unseen) < drift.LEAST:
-        return [text for _, text in drawn], {"left_out": 0, "trained_on": len(drawn) - len(unseen)}
-    return unseen, {"left_out": len(drawn) - len(unseen), "trained_on": 0}
+    unseen = [text for key, text in sampled if key not in trained]
+    if len(unseen) < drift.FEWEST_DOCUMENTS:
+        return [text for _, text in sampled], {"left_out": 0, "trained_on": len(sampled) - len(unseen)}
+    return unseen, {"left_out": len(sampled) - len(unseen), "trained_on": 0}
 
 
 def _threshold(texts: list[str], scores: NDArray[np.int64], keep: float) -> dict[str, Any]:
     """The threshold that keeps the best share `keep` of a reference corpus, by documents, and the share it really
     keeps."""
-    least = measure.threshold_keeping(scores, keep)
-    kept = scores >= least
+    threshold = measure.threshold_keeping(scores, keep)
+    kept = scores >= threshold
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts], np.float64)
     # a threshold above every score is rounded up to the next step of the grid, which no document of the reference
     # reaches
-    step = int(np.ceil(least))
+    step = int(np.ceil(threshold))
     return {"min": round(step * Quality.grid, 10), "asked": keep, "documents": len(texts),
             "kept": round(float(kept.mean()), 4), "kept_bytes": round(float(sizes[kept].sum() / sizes.sum()), 4)}
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT = "tokenmill-calibration/1"
 #: fewest documents for isotonic regression, and fewest for any calibration
-ISOTONIC_FROM, LEAST = 1000, 40
+ISOTONIC_FROM, FEWEST_DOCUMENTS = 1000, 40
 _PLATT_POINTS = 257
 
 #: [[score, calibrated score], …] in units of the grid, both ascending
@@ -50,7 +50,7 @@ class Table:
     """
 
     def __init__(self, knots: Knots) -> None:
-        self.x, self.y = [k[0] for k in knots], [k[1] for k in knots]
+        self.x, self.y = [knot[0] for knot in knots], [knot[1] for knot in knots]
 
     def __call__(self, score: int) -> int:
         i = bisect_right(self.x, score)
@@ -69,7 +69,7 @@ def fit(scores: ArrayLike, truths: ArrayLike, low: int, high: int, graded: bool 
     Truths of a label are `low` or `high`. Truths of grades may lie between, which only isotonic regression can fit.
     """
     x, y = np.asarray(scores, np.int64), np.asarray(truths, np.float64)
-    if len(x) < LEAST or len(np.unique(y)) < 2 or len(np.unique(x)) < 2:
+    if len(x) < FEWEST_DOCUMENTS or len(np.unique(y)) < 2 or len(np.unique(x)) < 2:
         return None
     if not graded and len(x) < ISOTONIC_FROM:
         return "platt", _platt(x, y > low, high)
@@ -77,19 +77,22 @@ def fit(scores: ArrayLike, truths: ArrayLike, low: int, high: int, graded: bool 
 
 
 def _isotonic(x: NDArray[np.int64], y: NDArray[np.float64], low: int, high: int) -> Knots:
+    """Isotonic regression of the truths y on the scores x."""
     order = np.argsort(x, kind="stable")
     values, starts, counts = np.unique(x[order], return_index=True, return_counts=True)
     sums = np.add.reduceat(y[order], starts)
     blocks: list[list[float]] = []                                   # [weight, sum of x, sum of y]
-    for v, n, s in zip(values.tolist(), counts.tolist(), sums.tolist()):
-        blocks.append([n, v * n, s])
+    for value, count, total in zip(values.tolist(), counts.tolist(), sums.tolist()):
+        blocks.append([count, value * count, total])
         while len(blocks) > 1 and blocks[-2][2] * blocks[-1][0] >= blocks[-1][2] * blocks[-2][0]:
             last = blocks.pop()
-            blocks[-1] = [a + b for a, b in zip(blocks[-1], last)]
+            blocks[-1] = [before + after for before, after in zip(blocks[-1], last)]
     # no score is certain, so values stay half a document away from low and high
     doubt = (high - low) / (2 * len(x))
-    knots = [[round(b[1] / b[0]), round(min(max(b[2] / b[0], low + doubt), high - doubt))] for b in blocks]
-    # beyond the outer blocks the map goes on rising, half-way to the end, so that documents there keep their order
+    knots = [[round(x_sum / weight), round(min(max(y_sum / weight, low + doubt), high - doubt))]
+             for weight, x_sum, y_sum in blocks]
+    # outside the centres of the first and last block the map rises half-way to the end of the range, so that documents
+    # with such scores keep their order
     if knots[0][0] > low:
         knots.insert(0, [low, (low + knots[0][1]) // 2])
     if knots[-1][0] < high:
@@ -98,36 +101,38 @@ def _isotonic(x: NDArray[np.int64], y: NDArray[np.float64], low: int, high: int)
 
 
 def _platt(x: NDArray[np.int64], good: NDArray[np.bool_], top: int) -> Knots:
-    z = _log_odds(x, top)
-    n, n_good = len(x), int(good.sum())
-    target = np.where(good, (n_good + 1) / (n_good + 2), 1 / (n - n_good + 2))
-    a, b = 0.0, float(np.log((n_good + 1) / (n - n_good + 1)))
+    """Platt's sigmoid for the scores x in 0 … top; `good` holds the truths."""
+    log_odds = _log_odds(x, top)
+    count, n_good = len(x), int(good.sum())
+    target = np.where(good, (n_good + 1) / (n_good + 2), 1 / (count - n_good + 2))
+    slope, offset = 0.0, float(np.log((n_good + 1) / (count - n_good + 1)))
 
-    def loss(a: float, b: float) -> float:
-        f = a * z + b
-        return float((np.logaddexp(0, f) - target * f).sum())
+    def loss(slope: float, offset: float) -> float:
+        logits = slope * log_odds + offset
+        return float((np.logaddexp(0, logits) - target * logits).sum())
 
-    now = loss(a, b)
+    current = loss(slope, offset)
     for _ in range(100):
-        p = 1 / (1 + np.exp(-(a * z + b)))
-        w = p * (1 - p) + 1e-12
-        g = np.array([((p - target) * z).sum(), (p - target).sum()])
-        h = np.array([[(w * z * z).sum() + 1e-9, (w * z).sum()], [(w * z).sum(), w.sum() + 1e-9]])
-        step = np.linalg.solve(h, g)
+        predicted = 1 / (1 + np.exp(-(slope * log_odds + offset)))
+        weights = predicted * (1 - predicted) + 1e-12
+        gradient = np.array([((predicted - target) * log_odds).sum(), (predicted - target).sum()])
+        mixed = (weights * log_odds).sum()
+        hessian = np.array([[(weights * log_odds * log_odds).sum() + 1e-9, mixed], [mixed, weights.sum() + 1e-9]])
+        step = np.linalg.solve(hessian, gradient)
         size = 1.0
-        while size > 1e-9 and loss(a - size * step[0], b - size * step[1]) > now:
+        while size > 1e-9 and loss(slope - size * step[0], offset - size * step[1]) > current:
             size /= 2
-        a, b = a - size * step[0], b - size * step[1]
-        before, now = now, loss(a, b)
-        if before - now < 1e-9:
+        slope, offset = slope - size * step[0], offset - size * step[1]
+        last_loss, current = current, loss(slope, offset)
+        if last_loss - current < 1e-9:
             break
-    a = max(a, 1e-3)             # a score that tells nothing or points the wrong way: nearly flat, but in its order
+    slope = max(slope, 1e-3)     # for a score that says nothing, or the opposite: nearly flat, but still ascending
     ends = _log_odds(np.array([0, top]), top)
     points = np.linspace(ends[0], ends[1], _PLATT_POINTS)
-    at = np.round(top / (1 + np.exp(-points))).astype(np.int64)
-    at[0], at[-1] = 0, top
-    to = np.round(top / (1 + np.exp(-(a * points + b)))).astype(np.int64)
-    return _ascending([[int(u), int(v)] for u, v in zip(at, to)])
+    inputs = np.round(top / (1 + np.exp(-points))).astype(np.int64)
+    inputs[0], inputs[-1] = 0, top
+    outputs = np.round(top / (1 + np.exp(-(slope * points + offset)))).astype(np.int64)
+    return _ascending([[int(score), int(probability)] for score, probability in zip(inputs, outputs)])
 
 
 def _log_odds(x: NDArray[np.int64], top: int) -> NDArray[np.float64]:
@@ -138,11 +143,11 @@ def _log_odds(x: NDArray[np.int64], top: int) -> NDArray[np.float64]:
 def _ascending(knots: Knots) -> Knots:
     """The knots with a single value for each score. A value that is below the one before it is raised to that one."""
     out: Knots = []
-    for x, y in knots:
-        if out and x <= out[-1][0]:
-            out[-1][1] = max(out[-1][1], y)
+    for score, value in knots:
+        if out and score <= out[-1][0]:
+            out[-1][1] = max(out[-1][1], value)
         else:
-            out.append([x, max(y, out[-1][1]) if out else y])
+            out.append([score, max(value, out[-1][1]) if out else value])
     return out
 
 
@@ -154,17 +159,17 @@ def read(path: str | Path, model_sha256: str | None = None) -> dict[str, Any]:
             (None: not checked).
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as e:
         raise CalibrationError(f"{path} is no calibration: {e}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CalibrationError(f"{path} is no calibration; `tokenmill classifier train` writes one beside its model")
-    tables = [*found["labels"].values()] if isinstance(found.get("labels"), dict) else [None]
-    for knots in [*tables, *([found["grade"]] if found.get("grade") is not None else [])]:
+    tables = [*content["labels"].values()] if isinstance(content.get("labels"), dict) else [None]
+    for knots in [*tables, *([content["grade"]] if content.get("grade") is not None else [])]:
         if not (isinstance(knots, list) and len(knots) > 1 and all(
-                isinstance(k, list) and len(k) == 2 and all(type(v) is int for v in k) for k in knots)
-                and all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(knots))):
+                isinstance(knot, list) and len(knot) == 2 and all(type(n) is int for n in knot) for knot in knots)
+                and all(lower[0] < upper[0] and lower[1] <= upper[1] for lower, upper in pairwise(knots))):
             raise CalibrationError(f"{path}: a table of it is no list of ascending [score, probability]; train again")
-    if model_sha256 is not None and found.get("model_sha256") != model_sha256:
+    if model_sha256 is not None and content.get("model_sha256") != model_sha256:
         raise CalibrationError(f"{path} was made for another model; take the one beside the model, or train again")
-    return found
+    return content

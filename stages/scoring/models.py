@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LID176 = "lid.176.ftz"
 #: largest model, bytes, that is loaded only to check settings
-LOOKED_INTO = 64 << 20
+MOST_CHECKED_BYTES = 64 << 20
 
 
 class MissingModel(TokenmillError, FileNotFoundError):
@@ -35,9 +35,9 @@ def lid176() -> Path:
     Raises:
         MissingModel: it is not there; the message says where it was searched for and how to get it.
     """
-    found = default_lid176()
-    if found is not None:
-        return found
+    path = default_lid176()
+    if path is not None:
+        return path
     places = ", ".join(str(folder / LID176) for folder in folders())
     raise MissingModel(f"the language model is missing (looked for {places}); get it with `tokenmill fetch "
                        f"lid176`, or name a file: {{language: {{model: path/to/{LID176}}}}}")
@@ -55,10 +55,10 @@ def folders() -> list[Path]:
 
 def labels_of(path: str | Path | None) -> frozenset[str] | None:
     """Labels of a fastText model, for checking settings before anything runs; None when the file is missing, is no
-    model, or has more than `LOOKED_INTO` bytes, which take seconds to load."""
+    model, or has more than MOST_CHECKED_BYTES bytes, which take seconds to load."""
     try:
         info = os.stat(path or "")
-        return None if info.st_size > LOOKED_INTO else _labels(
+        return None if info.st_size > MOST_CHECKED_BYTES else _labels(
             str(path), info.st_ino, info.st_size, info.st_mtime_ns)
     except (OSError, ValueError, ImportError):
         return None
@@ -102,10 +102,11 @@ class FastText:
 
         words, counts = self._model.getVocab("strict")
         vectors = np.array(self._model.getInputMatrix())[:len(words)].copy()
-        return list(words), [int(n) for n in counts], vectors, np.array(self._model.getOutputMatrix()), self.labels()
+        outputs = np.array(self._model.getOutputMatrix())
+        return list(words), [int(count) for count in counts], vectors, outputs, self.labels()
 
     def predict(self, text: str, k: int = 1) -> list[tuple[str, float]]:
         """The k most probable (label, probability) of a text taken as one line; [] when no word of it is known."""
         line = text.replace("\n", " ") + "\n"
-        found = self._model.predict(line, k, 0.0, "strict")
-        return [(label.removeprefix("__label__"), score) for score, label in found]
+        predictions = self._model.predict(line, k, 0.0, "strict")
+        return [(label.removeprefix("__label__"), score) for score, label in predictions]

@@ -37,7 +37,7 @@ from stages.text.compiled import njit
 _MAGIC, _VERSION, _SUPERVISED, _HS, _SOFTMAX = 793712314, 12, 3, 1, 3
 _EOS, _LABEL = b"</s>", b"__label__"
 #: most bytes of the sums that are kept, and most words; when a limit is reached, all sums are dropped
-KEPT, WORDS = 128 << 20, 1 << 18
+MOST_BYTES, MOST_WORDS = 128 << 20, 1 << 18
 
 
 class UnknownFormat(ValueError):
@@ -54,21 +54,22 @@ class WordSums:
         FileNotFoundError: there is no such file.
     """
 
-    def __init__(self, path: str | Path, kept: int = KEPT) -> None:
+    def __init__(self, path: str | Path, cache_bytes: int = MOST_BYTES) -> None:
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such fastText model")
         try:
             with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                self._read(data, path)
+                self._read_file(data, path)
         except UnknownFormat:
             raise
         except (struct.error, IndexError, ValueError) as e:
             raise UnknownFormat(f"{path}: no fastText model, or one cut short ({e})") from e
         dim = self._rows.shape[1]
-        most = max(min(kept // (4 * dim), WORDS), 1)
+        capacity = max(min(cache_bytes // (4 * dim), MOST_WORDS), 1)
         #: the kept words: the sum of each, the number of rows in each sum, their hashes and indices (a table for
         #: `_find`), and how many words are kept
-        self._kept = (np.zeros((most, dim), np.float32), np.zeros(most, np.int64), *_table(most), np.zeros(1, np.int64))
+        self._cache = (np.zeros((capacity, dim), np.float32), np.zeros(capacity, np.int64), *_table(capacity),
+                       np.zeros(1, np.int64))
         self._lock = threading.Lock()
 
     def labels(self) -> list[str]:
@@ -78,49 +79,49 @@ class WordSums:
         """[the most probable (label, probability)] of a text taken as one line; [] when no word of it is known."""
         data = np.frombuffer(text.encode("utf-8", "surrogatepass") + b"\n", np.uint8)
         with self._lock:
-            best, probability = _ask(data, self._seed, self._kept, self._vocabulary, self._grams, self._places,
-                                     self._rows, self._out, self._tree)
+            best, probability = _most_probable(data, self._seed, self._cache, self._vocabulary, self._grams,
+                                               self._places, self._rows, self._out, self._tree)
         return [(self._labels[best], probability)] if best >= 0 else []
 
     # -- the file ------------------------------------------------------------------------------------------------
-    def _read(self, data: mmap.mmap, path: str | Path) -> None:
+    def _read_file(self, data: mmap.mmap, path: str | Path) -> None:
         magic, version, dim, *args = struct.unpack_from("<14i", data)
         word_grams, loss, kind, bucket, shortest, longest = *args[4:7], *args[7:10]
         if (magic, version, kind) != (_MAGIC, _VERSION, _SUPERVISED) or word_grams > 1 or loss not in (_HS, _SOFTMAX):
             raise UnknownFormat(f"{path}: no supervised fastText model of version {_VERSION} without word n-grams, "
                                 f"with the loss softmax or hs")
         size, words, labels, _, pruned = struct.unpack_from("<3i2q", data, 64)
-        at = 92
-        known, counts, self._labels = [], [], []
+        offset = 92
+        words_of_file, counts, self._labels = [], [], []
         for _ in range(size):
-            end = data.find(b"\0", at)
+            end = data.find(b"\0", offset)
             if end < 0:
                 raise UnknownFormat(f"{path}: the vocabulary is cut short")
             count, label = struct.unpack_from("<qb", data, end + 1)
             if label:
-                self._labels.append(data[at:end].removeprefix(_LABEL).decode("utf-8"))
+                self._labels.append(data[offset:end].removeprefix(_LABEL).decode("utf-8"))
                 counts.append(count)
             else:
-                known.append(data[at:end])
-            at = end + 10
-        if (len(known), len(counts)) != (words, labels):
-            raise UnknownFormat(f"{path}: {len(known):,} words and {len(counts):,} labels, where it says {words:,} and "
-                                f"{labels:,}")
+                words_of_file.append(data[offset:end])
+            offset = end + 10
+        if (len(words_of_file), len(counts)) != (words, labels):
+            raise UnknownFormat(f"{path}: {len(words_of_file):,} words and {len(counts):,} labels, where it says "
+                                f"{words:,} and {labels:,}")
         self._seed = int.from_bytes(os.urandom(7), "little")
         #: hash of a word of the vocabulary → its row
         self._vocabulary = _table(words)
-        _enter(np.frombuffer(b" ".join(known), np.uint8), self._seed, *self._vocabulary)
+        _enter(np.frombuffer(b" ".join(words_of_file), np.uint8), self._seed, *self._vocabulary)
         #: shortest and longest n-gram (characters), number of their buckets, and the row of the first bucket
         self._grams = (shortest, longest, bucket, words)
         #: bucket → row of its n-grams, -1 for pruned ones; empty if nothing was pruned
         self._places = np.empty(0, np.int32)
         if pruned >= 0:
             self._places = np.full(bucket, -1, np.int32)
-            buckets, places = np.frombuffer(data[at:at + 8 * pruned], np.int32).reshape(-1, 2).T
+            buckets, places = np.frombuffer(data[offset:offset + 8 * pruned], np.int32).reshape(-1, 2).T
             self._places[buckets] = places
-            at += 8 * pruned
-        self._rows, at = _matrix(data, at, path)
-        out, at = _matrix(data, at, path)
+            offset += 8 * pruned
+        self._rows, offset = _matrix(data, offset, path)
+        out, offset = _matrix(data, offset, path)
         self._out = np.array(out, np.float64)
         grams = 0 if longest <= 0 else bucket if pruned < 0 else 1 + self._places.max(initial=-1)
         if words + grams > len(self._rows) or (longest > 0 and bucket < 1):
@@ -130,33 +131,34 @@ class WordSums:
         self._tree = _tree(counts) if loss == _HS else np.empty((0, 2), np.int32)
 
 
-def _matrix(data: mmap.mmap, at: int, path: str | Path) -> tuple[np.ndarray, int]:
+def _matrix(data: mmap.mmap, offset: int, path: str | Path) -> tuple[np.ndarray, int]:
     """Returns (the matrix at an offset of the file, float32 (rows, dim); the offset after the matrix)."""
-    if not data[at]:
-        rows, dim = struct.unpack_from("<2q", data, at + 1)
-        return np.memmap(path, np.float32, "r", at + 17, (rows, dim)), at + 17 + 4 * rows * dim
-    normed, rows, dim, size = struct.unpack_from("<?2qi", data, at + 1)
-    at += 22
-    codes = np.frombuffer(data[at:at + size], np.uint8).reshape(rows, -1)
-    found, at = _centroids(data, at + size, codes)
+    if not data[offset]:
+        rows, dim = struct.unpack_from("<2q", data, offset + 1)
+        return np.memmap(path, np.float32, "r", offset + 17, (rows, dim)), offset + 17 + 4 * rows * dim
+    normed, rows, dim, size = struct.unpack_from("<?2qi", data, offset + 1)
+    offset += 22
+    codes = np.frombuffer(data[offset:offset + size], np.uint8).reshape(rows, -1)
+    matrix, offset = _centroids(data, offset + size, codes)
     if normed:
-        lengths, at = _centroids(data, at + rows, np.frombuffer(data[at:at + rows], np.uint8).reshape(rows, 1))
-        found = found * lengths
-    if found.shape != (rows, dim):
-        raise UnknownFormat(f"{path}: a quantised matrix of {found.shape}, where it says {(rows, dim)}")
-    found.flags.writeable = False
-    return found, at
+        length_codes = np.frombuffer(data[offset:offset + rows], np.uint8).reshape(rows, 1)
+        lengths, offset = _centroids(data, offset + rows, length_codes)
+        matrix = matrix * lengths
+    if matrix.shape != (rows, dim):
+        raise UnknownFormat(f"{path}: a quantised matrix of {matrix.shape}, where it says {(rows, dim)}")
+    matrix.flags.writeable = False
+    return matrix, offset
 
 
-def _centroids(data: mmap.mmap, at: int, codes: np.ndarray) -> tuple[np.ndarray, int]:
+def _centroids(data: mmap.mmap, offset: int, codes: np.ndarray) -> tuple[np.ndarray, int]:
     """Decode the codes of a product quantizer that the file holds at an offset. `codes` is uint8 (rows, parts). Returns
     (the vectors for the codes, float32 (rows, dim); the offset after the quantizer)."""
-    dim, parts, width, last = struct.unpack_from("<4i", data, at)
-    end = at + 16 + 4 * dim * 256
-    values = np.frombuffer(data[at + 16:end], np.float32)
+    dim, parts, width, last_width = struct.unpack_from("<4i", data, offset)
+    end = offset + 16 + 4 * dim * 256
+    values = np.frombuffer(data[offset + 16:end], np.float32)
     result = []
     for part in range(parts):
-        wide = width if part < parts - 1 else last
+        wide = width if part < parts - 1 else last_width
         result.append(values[part * 256 * width:][:256 * wide].reshape(256, wide)[codes[:, part]])
     return np.concatenate(result, axis=1), end
 
@@ -169,13 +171,13 @@ def _tree(counts: list[int]) -> np.ndarray:
     weight = [*counts, *[10**15] * (size - 1)]
     tree = np.empty((size - 1, 2), np.int32)
     leaf, node = size - 1, size
-    for i in range(size - 1):
+    for number in range(size - 1):
         for side in range(2):
             if leaf >= 0 and weight[leaf] < weight[node]:
-                tree[i, side], leaf = leaf, leaf - 1
+                tree[number, side], leaf = leaf, leaf - 1
             else:
-                tree[i, side], node = node, node + 1
-        weight[size + i] = weight[tree[i, 0]] + weight[tree[i, 1]]
+                tree[number, side], node = node, node + 1
+        weight[size + number] = weight[tree[number, 0]] + weight[tree[number, 1]]
     return tree
 
 
@@ -189,70 +191,70 @@ def _table(entries: int) -> tuple[np.ndarray, np.ndarray]:
 @njit(cache=True, nogil=True)
 def _hash(data: Any, begin: int, end: int, seed: int) -> Any:
     """A 64-bit hash of some bytes; never 0."""
-    h = np.uint64(seed)
-    for i in range(begin, end):
-        h = (h ^ np.uint64(data[i])) * np.uint64(0x9E3779B97F4A7C15)
-        h ^= h >> np.uint64(32)
-    return h if h != np.uint64(0) else np.uint64(1)
+    hashed = np.uint64(seed)
+    for place in range(begin, end):
+        hashed = (hashed ^ np.uint64(data[place])) * np.uint64(0x9E3779B97F4A7C15)
+        hashed ^= hashed >> np.uint64(32)
+    return hashed if hashed != np.uint64(0) else np.uint64(1)
 
 
 @njit(cache=True, nogil=True)
-def _find(hashes: Any, h: Any) -> np.int64:
+def _find(hashes: Any, hashed: Any) -> np.int64:
     """Slot of a hash in a table, or the free slot where it belongs."""
     mask = len(hashes) - 1
-    i = np.int64(h & np.uint64(mask))
-    while hashes[i] != np.uint64(0) and hashes[i] != h:
-        i = (i + 1) & mask
-    return i
+    slot = np.int64(hashed & np.uint64(mask))
+    while hashes[slot] != np.uint64(0) and hashes[slot] != hashed:
+        slot = (slot + 1) & mask
+    return slot
 
 
 @njit(cache=True, nogil=True)
 def _enter(words: Any, seed: int, hashes: Any, values: Any) -> None:
     """Enter words, which are separated by blanks, into a table with their numbers as values."""
     begin = number = 0
-    for i in range(len(words) + 1):
-        if i == len(words) or words[i] == 32:
-            h = _hash(words, begin, i, seed)
-            at = _find(hashes, h)
-            hashes[at] = h
-            values[at] = number
+    for place in range(len(words) + 1):
+        if place == len(words) or words[place] == 32:
+            hashed = _hash(words, begin, place, seed)
+            slot = _find(hashes, hashed)
+            hashes[slot] = hashed
+            values[slot] = number
             number += 1
-            begin = i + 1
+            begin = place + 1
 
 
 @njit(cache=True, nogil=True)
 def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, rows: Any, total: Any) -> int:
     """Add to `total` the row of a word, if the word has one, and the rows of its character n-grams (those of the string
     "<word>", with < and > at its ends). Returns the number of rows added."""
-    shortest, longest, bucket, first = grams
+    shortest, longest, bucket, first_bucket = grams
     count = 0
     if row >= 0:
         count = 1
-        for d in range(len(total)):
-            total[d] += rows[row, d]
+        for column in range(len(total)):
+            total[column] += rows[row, column]
     start = begin - 1
     while start <= end and longest > 0:                     # begin - 1 is <, end is >
-        j = start
-        n = 1
-        h = np.uint32(2166136261)
-        while j <= end and n <= longest:
+        place = start
+        characters = 1
+        hashed = np.uint32(2166136261)
+        while place <= end and characters <= longest:
             while True:                                     # one character
-                c = np.uint32(60 if j < begin else 62 if j == end else data[j])
-                if c >= 128:                                # the library's char is signed
-                    c |= np.uint32(0xFFFFFF00)
-                h = np.uint32((h ^ c) * np.uint32(16777619))
-                j += 1
-                if j >= end or data[j] & 0xC0 != 0x80:
+                byte = np.uint32(60 if place < begin else 62 if place == end else data[place])
+                if byte >= 128:                                # the library's char is signed
+                    byte |= np.uint32(0xFFFFFF00)
+                hashed = np.uint32((hashed ^ byte) * np.uint32(16777619))
+                place += 1
+                if place >= end or data[place] & 0xC0 != 0x80:
                     break
-            if n >= shortest and not (n == 1 and (start < begin or j > end)):
-                place = np.int64(h % np.uint32(bucket))
+            if characters >= shortest and not (characters == 1 and (start < begin or place > end)):
+                bucket_row = np.int64(hashed % np.uint32(bucket))
                 if len(places) > 0:
-                    place = np.int64(places[place])
-                if place >= 0:
+                    bucket_row = np.int64(places[bucket_row])
+                if bucket_row >= 0:
                     count += 1
-                    for d in range(len(total)):
-                        total[d] += rows[first + place, d]
-            n += 1
+                    for column in range(len(total)):
+                        total[column] += rows[first_bucket + bucket_row, column]
+            characters += 1
         start += 1
         while start < end and data[start] & 0xC0 == 0x80:
             start += 1
@@ -262,55 +264,55 @@ def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, row
 @njit(cache=True, nogil=True)
 def _starts(data: Any, begin: int, end: int, word: Any) -> bool:
     """Whether the bytes from `begin` to `end` start with `word`."""
-    same = 0
-    while same < len(word) and begin + same < end and data[begin + same] == word[same]:
-        same += 1
-    return same == len(word)
+    equal = 0
+    while equal < len(word) and begin + equal < end and data[begin + equal] == word[equal]:
+        equal += 1
+    return equal == len(word)
 
 
 @njit(cache=True, nogil=True)
-def _mean(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: Any, rows: Any, hidden: Any) -> int:
+def _mean(data: Any, seed: int, cache: Any, vocabulary: Any, grams: Any, places: Any, rows: Any, hidden: Any) -> int:
     """Add to `hidden` the sums of all words of a text, which must end with a line break. Returns the number of rows
     added."""
-    sums, counts, hashes, at, used = kept
+    sums, counts, hashes, word_of_slot, used_words = cache
     total = np.zeros(rows.shape[1])
     single = np.zeros(rows.shape[1], np.float32)
     number = begin = 0
-    for i in range(len(data)):
-        c = data[i]
-        if c > 32 or 0 < c < 9 or 13 < c < 32:
+    for place in range(len(data)):
+        byte = data[place]
+        if byte > 32 or 0 < byte < 9 or 13 < byte < 32:
             continue
-        if i > begin:
-            h = _hash(data, begin, i, seed)
-            place = _find(hashes, h)
-            if hashes[place] == h:
-                word = at[place]
+        if place > begin:
+            hashed = _hash(data, begin, place, seed)
+            slot = _find(hashes, hashed)
+            if hashes[slot] == hashed:
+                word = word_of_slot[slot]
                 number += counts[word]
-                for d in range(len(hidden)):
-                    hidden[d] += sums[word, d]
+                for column in range(len(hidden)):
+                    hidden[column] += sums[word, column]
             else:
-                known = _find(vocabulary[0], h)
-                row = np.int64(vocabulary[1][known]) if vocabulary[0][known] == h else -1
-                if i - begin == 4 and _starts(data, begin, i, _EOS):
+                entry = _find(vocabulary[0], hashed)
+                row = np.int64(vocabulary[1][entry]) if vocabulary[0][entry] == hashed else -1
+                if place - begin == 4 and _starts(data, begin, place, _EOS):
                     return number + _end(seed, vocabulary, rows, hidden)   # the library reads no further
                 count = 0
-                for d in range(len(total)):            # loops: numba takes seconds to compile an assignment of a row
-                    total[d] = 0.0
-                if row >= 0 or not _starts(data, begin, i, _LABEL):     # the library takes it for a label
-                    count = _sum(data, begin, i, row, grams, places, rows, total)
-                for d in range(len(hidden)):
-                    single[d] = total[d]
-                    hidden[d] += single[d]
+                for column in range(len(total)):       # loops: numba takes seconds to compile an assignment of a row
+                    total[column] = 0.0
+                if row >= 0 or not _starts(data, begin, place, _LABEL):     # the library takes it for a label
+                    count = _sum(data, begin, place, row, grams, places, rows, total)
+                for column in range(len(hidden)):
+                    single[column] = total[column]
+                    hidden[column] += single[column]
                 number += count
-                if used[0] < len(sums):
-                    word = used[0]
-                    used[0] += 1
-                    hashes[place] = h
-                    at[place] = word
+                if used_words[0] < len(sums):
+                    word = used_words[0]
+                    used_words[0] += 1
+                    hashes[slot] = hashed
+                    word_of_slot[slot] = word
                     counts[word] = count
-                    for d in range(len(single)):
-                        sums[word, d] = single[d]
-        begin = i + 1
+                    for column in range(len(single)):
+                        sums[word, column] = single[column]
+        begin = place + 1
     return number + _end(seed, vocabulary, rows, hidden)
 
 
@@ -318,43 +320,43 @@ def _mean(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: 
 def _end(seed: int, vocabulary: Any, rows: Any, hidden: Any) -> int:
     """Add to `hidden` the row of the end of a line, which is a word without n-grams. Returns the number of rows added,
     1 or 0."""
-    h = _hash(_EOS, 0, len(_EOS), seed)
-    known = _find(vocabulary[0], h)
-    if vocabulary[0][known] != h:
+    hashed = _hash(_EOS, 0, len(_EOS), seed)
+    slot = _find(vocabulary[0], hashed)
+    if vocabulary[0][slot] != hashed:
         return 0
-    for d in range(len(hidden)):
-        hidden[d] += rows[vocabulary[1][known], d]
+    for column in range(len(hidden)):
+        hidden[column] += rows[vocabulary[1][slot], column]
     return 1
 
 
 @njit(cache=True, nogil=True)
-def _ask(data: Any, seed: int, kept: Any, vocabulary: Any, grams: Any, places: Any, rows: Any, out: Any,
-         tree: Any) -> tuple[int, float]:
+def _most_probable(data: Any, seed: int, cache: Any, vocabulary: Any, grams: Any, places: Any, rows: Any, out: Any,
+                   tree: Any) -> tuple[int, float]:
     """(number of the most probable label, its probability) of a text; -1 when no word of it is known."""
-    if kept[4][0] == len(kept[0]):                          # full: start again
-        kept[2].fill(np.uint64(0))
-        kept[4][0] = 0
+    if cache[4][0] == len(cache[0]):                        # the cache is full, so all its words are dropped
+        cache[2].fill(np.uint64(0))
+        cache[4][0] = 0
     hidden = np.zeros(rows.shape[1])
-    number = _mean(data, seed, kept, vocabulary, grams, places, rows, hidden)
+    number = _mean(data, seed, cache, vocabulary, grams, places, rows, hidden)
     if number == 0:
         return -1, 0.0
-    for d in range(len(hidden)):
-        hidden[d] /= number
+    for column in range(len(hidden)):
+        hidden[column] /= number
     inner = len(tree)
     labels = len(out)
     score = np.zeros(labels + inner)
     if inner:
-        for i in range(inner - 1, -1, -1):                  # the library adds 1e-5 before it takes a logarithm
-            f = 0.0
-            for d in range(len(hidden)):
-                f += hidden[d] * out[i, d]
-            f = 1.0 / (1.0 + np.exp(-f))
-            score[tree[i, 0]] = score[labels + i] + np.log(1.0 - f + 1e-5)
-            score[tree[i, 1]] = score[labels + i] + np.log(f + 1e-5)
+        for node in range(inner - 1, -1, -1):                  # the library adds 1e-5 before it takes a logarithm
+            value = 0.0
+            for column in range(len(hidden)):
+                value += hidden[column] * out[node, column]
+            value = 1.0 / (1.0 + np.exp(-value))
+            score[tree[node, 0]] = score[labels + node] + np.log(1.0 - value + 1e-5)
+            score[tree[node, 1]] = score[labels + node] + np.log(value + 1e-5)
     else:
         for label in range(labels):
-            for d in range(len(hidden)):
-                score[label] += hidden[d] * out[label, d]
+            for column in range(len(hidden)):
+                score[label] += hidden[column] * out[label, column]
     best = 0
     for label in range(1, labels):
         if score[label] > score[best]:

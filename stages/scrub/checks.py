@@ -13,12 +13,12 @@ _BORDER = re.compile(r"[<>\0]")
 _ACCOUNT = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}[0-9]{2}(?:[ -][A-Za-z0-9]{4}){0,8}[ -]$")
 _DOUBLED = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
 
-#: dihedral group D5 and its permutation (Verhoeff, Error Detecting Decimal Codes, 1969)
+#: the dihedral group D5, and the powers of a permutation of the digits (Verhoeff, Error Detecting Decimal Codes, 1969)
 _D5 = tuple(tuple((i + j) % 5 if i < 5 and j < 5 else (i - j) % 5 if i >= 5 and j >= 5 else
                   5 + ((i + j) % 5 if i < 5 else (i - j) % 5) for j in range(10)) for i in range(10))
-_P = [tuple(range(10)), (1, 5, 7, 6, 2, 8, 3, 0, 9, 4)]
-while len(_P) < 8:
-    _P.append(tuple(_P[-1][_P[1][i]] for i in range(10)))
+_PERMUTATIONS = [tuple(range(10)), (1, 5, 7, 6, 2, 8, 3, 0, 9, 4)]
+while len(_PERMUTATIONS) < 8:
+    _PERMUTATIONS.append(tuple(_PERMUTATIONS[-1][_PERMUTATIONS[1][i]] for i in range(10)))
 
 
 def luhn(digits: str) -> bool:
@@ -34,7 +34,7 @@ def mod97(value: str) -> int:
 def verhoeff(digits: str) -> bool:
     check = 0
     for place, digit in enumerate(reversed(digits)):
-        check = _D5[check][_P[place % 8][int(digit)]]
+        check = _D5[check][_PERMUTATIONS[place % 8][int(digit)]]
     return check == 0
 
 
@@ -86,7 +86,7 @@ def yyyymmdd(digits: str) -> bool:
     return 1850 <= int(digits[:4]) < 2100 and date(int(digits[:4]), int(digits[4:6]), int(digits[6:8]))
 
 
-def said_before(text: str, start: int, words: re.Pattern[str], window: int = 64) -> bool:
+def word_before(text: str, start: int, words: re.Pattern[str], window: int = 64) -> bool:
     """Whether one of `words` occurs in the `window` characters before `start`, with no replaced value (NUL or
     placeholder) in between."""
     near = text[max(0, start - window):start]

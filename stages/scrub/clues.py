@@ -53,8 +53,8 @@ class Clues:
 
     @property
     def none(self) -> bool:
-        """True for a text shorter than SHORT without digits, codes and private keys. False for all longer texts, which
-        are not searched."""
+        """True for a text shorter than SHORT without digits, codes and private keys, in which no finder can find
+        anything. Always False for a longer text, which is not examined here."""
         return len(self.text) < self.SHORT and not _ANY.search(self.text)
 
     @cached_property
@@ -74,22 +74,22 @@ class Clues:
             spans = [m.span() for m in _NUMBER.finditer(self.text) if m.end() - m.start() >= FEWEST_DIGITS]
             counts = [len(_NOT_DIGITS.sub("", self.text[start:end])) for start, end in spans]
         else:
-            at = self._digits
-            if not len(at):
+            places = self._digits
+            if not len(places):
                 return []
-            gaps = at[1:] - at[:-1]
-            ends = np.flatnonzero((gaps > 2) | ((gaps == 2) & ((self._kinds[at[:-1] + 1] & _GAP) == 0)))
-            ends = np.concatenate(([-1], ends, [len(at) - 1]))
+            gaps = places[1:] - places[:-1]
+            ends = np.flatnonzero((gaps > 2) | ((gaps == 2) & ((self._kinds[places[:-1] + 1] & _GAP) == 0)))
+            ends = np.concatenate(([-1], ends, [len(places) - 1]))
             sizes = ends[1:] - ends[:-1]
-            many = np.flatnonzero(sizes >= FEWEST_DIGITS)
-            counts = sizes[many].tolist()
-            spans = list(zip(at[ends[many] + 1].tolist(), (at[ends[many + 1]] + 1).tolist()))
+            long_runs = np.flatnonzero(sizes >= FEWEST_DIGITS)
+            counts = sizes[long_runs].tolist()
+            spans = list(zip(places[ends[long_runs] + 1].tolist(), (places[ends[long_runs + 1]] + 1).tolist()))
         return list(zip(counts, spans))
 
-    def numbers(self, least: int) -> list[Span]:
-        """Runs of at least `least` digits (not below FEWEST_DIGITS), adjacent or separated by single characters of
+    def numbers(self, fewest: int) -> list[Span]:
+        """Runs of at least `fewest` digits (not below FEWEST_DIGITS), adjacent or separated by single characters of
         _BETWEEN."""
-        return [span for count, span in self._numbers if count >= least]
+        return [span for count, span in self._numbers if count >= fewest]
 
     @cached_property
     def near_numbers(self) -> list[Span]:
@@ -101,11 +101,11 @@ class Clues:
         """Spans of two digits, a Latin letter and two digits, with the text around them."""
         if self._plain:
             return self._around([m.span() for m in _DATED.finditer(self.text)])
-        at, kinds = self._digits, self._kinds
-        first = at[:-3]
-        at = first[(at[3:] - first == 4) & (at[1:-2] - first == 1) & (at[2:-1] - first == 3)]
-        at = at[(kinds[at + 2] & _LETTER) != 0]
-        return self._around([(start, start + 5) for start in at.tolist()])
+        places, kinds = self._digits, self._kinds
+        starts = places[:-3]
+        places = starts[(places[3:] - starts == 4) & (places[1:-2] - starts == 1) & (places[2:-1] - starts == 3)]
+        places = places[(kinds[places + 2] & _LETTER) != 0]
+        return self._around([(start, start + 5) for start in places.tolist()])
 
     def _around(self, spans: list[Span]) -> list[Span]:
         """The spans, which must be in order, widened by 16 characters on either side. Spans that then meet are
@@ -123,9 +123,9 @@ class Clues:
         """Positions of two digits after two Latin letters, as at the beginning of an IBAN."""
         if self._plain:
             return [m.end() - 2 for m in _CHECKED.finditer(self.text)]
-        at, kinds = self._digits, self._kinds
-        at = at[:-1][(at[1:] - at[:-1] == 1) & (at[:-1] > 1)]
-        return at[(kinds[at - 1] & kinds[at - 2] & _LETTER) != 0].tolist()
+        places, kinds = self._digits, self._kinds
+        places = places[:-1][(places[1:] - places[:-1] == 1) & (places[:-1] > 1)]
+        return places[(kinds[places - 1] & kinds[places - 2] & _LETTER) != 0].tolist()
 
     @cached_property
     def codes(self) -> list[Span]:

@@ -104,29 +104,29 @@ def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
     for name, pattern, literals in _RULES:
         for literal in literals:
             if literal in every:
-                for found in (found for span in codes for found in pattern.finditer(text, *span)):
-                    if _secret(found[1]):
-                        yield *found.span(1), name
+                for match in (match for span in codes for match in pattern.finditer(text, *span)):
+                    if _secret(match[1]):
+                        yield *match.span(1), name
                 break
-    yield from _named(text, codes)
+    yield from _assigned_secrets(text, codes)
 
 
-def _named(text: str, codes: list[Span]) -> Iterator[tuple[int, int, str]]:
+def _assigned_secrets(text: str, codes: list[Span]) -> Iterator[tuple[int, int, str]]:
     """Values assigned to a name that says that they are secret, such as `api_key`."""
-    done, said = 0, None
+    place, name_occurs = 0, None
     for start, end in codes:
         # a match may begin before the run, with the equals sign, blanks and opening quote, and end after it, with the
         # closing quote
-        for match in _ASSIGNED.finditer(text, max(done, start - _BEFORE), end + 1):
-            done = match.end()
+        for match in _ASSIGNED.finditer(text, max(place, start - _BEFORE), end + 1):
+            place = match.end()
             group = 2 if match[2] is not None else 3
             value = match[group]
             if _secret(value) and len(set(value)) >= 10 and _NUMERALS.search(value) and _LETTERS.search(value) and \
                     _NAME.search(text, max(0, match.start() - 40), match.start()):
-                if said is None:
-                    small = text.lower()
-                    said = len(small) == len(text) and any(hint in small for hint in _NAME_HINTS)
-                if said:
+                if name_occurs is None:
+                    lower = text.lower()
+                    name_occurs = len(lower) == len(text) and any(hint in lower for hint in _NAME_HINTS)
+                if name_occurs:
                     yield *match.span(group), "named"
 
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from stages.scrub.clues import Clues
 
 Finder = Callable[[Clues], Iterable[tuple[int, int, str]]]
-#: most rounds of the other finders on one text; a hostile text may hold values that would take more, and these stay
+#: most rounds of the repeated finders on one text. A hostile text may hold values that more rounds would find; they
+#: stay in the text.
 ROUNDS = 5
 
 
@@ -30,55 +31,56 @@ class Match(NamedTuple):
     rule: str
 
 
-def find(text: str, once: Iterable[tuple[str, Finder]], others: Iterable[tuple[str, Finder]]) -> list[Match]:
-    """The values found in `text`, in order, without overlaps. The finders `once` run once; `others` are repeated as
-    long as they find something."""
+def find(text: str, single_pass: Iterable[tuple[str, Finder]], repeated: Iterable[tuple[str, Finder]]) -> list[Match]:
+    """The values found in `text`, in order, without overlaps. The finders `single_pass` run once; `repeated` run again
+    as long as they find something, at most ROUNDS times."""
     result: list[Match] = []
     clues = Clues(text)
-    for kind, finder in once:
+    for kind, finder in single_pass:
         new = [Match(start, end, kind, rule) for start, end, rule in finder(clues)]
         if new:
-            clues = Clues(_blotted(clues.text, new))
+            clues = Clues(_blanked(clues.text, new))
             result += new
-    others = tuple(others)
-    for _ in range(ROUNDS if others and not clues.none else 0):
-        before = len(result)
-        for kind, finder in others:
-            new = _apart([Match(start, end, kind, rule) for start, end, rule in finder(clues)])
+    repeated = tuple(repeated)
+    for _ in range(ROUNDS if repeated and not clues.none else 0):
+        count = len(result)
+        for kind, finder in repeated:
+            new = _without_overlaps([Match(start, end, kind, rule) for start, end, rule in finder(clues)])
             if new:
-                clues = Clues(_blotted(clues.text, new))
+                clues = Clues(_blanked(clues.text, new))
                 result += new
-        if len(result) == before:
+        if len(result) == count:
             break
     return sorted(result)
 
 
-def apart(found: list[Match], more: list[Match]) -> list[Match]:
-    """All matches of `found`, and those of `more` that do not overlap any of them, in order. Neither list may contain
+def merged(matches: list[Match], others: list[Match]) -> list[Match]:
+    """All of `matches`, and those of `others` that do not overlap any of them, in order. Neither list may contain
     overlaps."""
-    kept, at = list(found), 0
-    for match in more:
-        while at < len(found) and found[at].end <= match.start:
-            at += 1
-        if at == len(found) or found[at].start >= match.end:
-            kept.append(match)
-    return sorted(kept)
+    result, place = list(matches), 0
+    for match in others:
+        while place < len(matches) and matches[place].end <= match.start:
+            place += 1
+        if place == len(matches) or matches[place].start >= match.end:
+            result.append(match)
+    return sorted(result)
 
 
-def _apart(found: list[Match]) -> list[Match]:
+def _without_overlaps(matches: list[Match]) -> list[Match]:
     """The matches in order, without overlaps. Of two matches that overlap, the one that begins first stays; if both
     begin at the same place, the longer one."""
-    kept: list[Match] = []
-    for match in sorted(found, key=lambda m: (m.start, -m.end, m.rule)):
-        if not kept or match.start >= kept[-1].end:
-            kept.append(match)
-    return kept
+    result: list[Match] = []
+    for match in sorted(matches, key=lambda m: (m.start, -m.end, m.rule)):
+        if not result or match.start >= result[-1].end:
+            result.append(match)
+    return result
 
 
-def _blotted(text: str, found: list[Match]) -> str:
+def _blanked(text: str, matches: list[Match]) -> str:
+    """`text` with every character of the matches replaced by NUL."""
     pieces: list[str] = []
     place = 0
-    for start, end, *_ in found:
+    for start, end, *_ in matches:
         pieces += text[place:start], "\0" * (end - start)
         place = end
     return "".join(pieces) + text[place:]

@@ -13,14 +13,14 @@ def _constants() -> tuple[list[int], list[tuple[int, int, int]]]:
     rounds, state = [], 1
     for _ in range(24):
         constant = 0
-        for j in range(7):
+        for bit in range(7):
             if state & 1:
-                constant |= 1 << (1 << j) - 1
+                constant |= 1 << (1 << bit) - 1
             state = state << 1 ^ (0x171 if state & 0x80 else 0)
         rounds.append(constant)
     moves, x, y = [(0, 0, 0)], 1, 0
-    for t in range(24):
-        moves.append((x + 5 * y, (t + 1) * (t + 2) // 2 % 64, y + 5 * ((2 * x + 3 * y) % 5)))
+    for step in range(24):
+        moves.append((x + 5 * y, (step + 1) * (step + 2) // 2 % 64, y + 5 * ((2 * x + 3 * y) % 5)))
         x, y = y, (2 * x + 3 * y) % 5
     return rounds, moves
 
@@ -41,14 +41,14 @@ def keccak256(data: bytes) -> bytes:
     return b"".join(lane.to_bytes(8, "little") for lane in lanes[:4])
 
 
-def _permuted(a: list[int]) -> list[int]:
+def _permuted(lanes: list[int]) -> list[int]:
     for constant in _ROUNDS:
-        c = [a[x] ^ a[x + 5] ^ a[x + 10] ^ a[x + 15] ^ a[x + 20] for x in range(5)]
-        d = [c[x - 1] ^ ((c[x - 4] << 1 | c[x - 4] >> 63) & _MASK) for x in range(5)]
-        b = [0] * 25
+        parities = [lanes[x] ^ lanes[x + 5] ^ lanes[x + 10] ^ lanes[x + 15] ^ lanes[x + 20] for x in range(5)]
+        mixes = [parities[x - 1] ^ ((parities[x - 4] << 1 | parities[x - 4] >> 63) & _MASK) for x in range(5)]
+        moved = [0] * 25
         for source, turn, place in _MOVES:
-            lane = a[source] ^ d[source % 5]
-            b[place] = (lane << turn | lane >> 64 - turn) & _MASK
-        a = [b[i] ^ (~b[i - i % 5 + (i + 1) % 5] & b[i - i % 5 + (i + 2) % 5]) for i in range(25)]
-        a[0] ^= constant
-    return a
+            lane = lanes[source] ^ mixes[source % 5]
+            moved[place] = (lane << turn | lane >> 64 - turn) & _MASK
+        lanes = [moved[i] ^ (~moved[i - i % 5 + (i + 1) % 5] & moved[i - i % 5 + (i + 2) % 5]) for i in range(25)]
+        lanes[0] ^= constant
+    return lanes

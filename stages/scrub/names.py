@@ -51,29 +51,29 @@ class Tagger:
 
     def find(self, text: str) -> Iterator[tuple[int, int, str, str]]:
         """(start, end, kind, label) in order, without overlaps. Adjacent pieces of one value are merged."""
-        last: tuple[int, int, str, str] | None = None
+        pending: tuple[int, int, str, str] | None = None
         for start, end, label in self._entities(text):
-            kind = self._kind.get(plain(label))
+            kind = self._kind.get(normalised_label(label))
             while start < end and text[start].isspace():
                 start += 1
             while start < end and text[end - 1].isspace():
                 end -= 1
             if kind is None or start >= end or not any(map(str.isalnum, text[start:end])):
                 continue
-            if last is not None and start < last[1]:
+            if pending is not None and start < pending[1]:
                 continue
-            if last is not None and last[2] == kind and _BETWEEN.fullmatch(text, last[1], start) \
-                    and (plain(label) != last[3] or kind == "addresses"):
-                last = last[0], end, kind, last[3]
+            if pending is not None and pending[2] == kind and _BETWEEN.fullmatch(text, pending[1], start) \
+                    and (normalised_label(label) != pending[3] or kind == "addresses"):
+                pending = pending[0], end, kind, pending[3]
                 continue
-            if last is not None:
-                yield last
-            last = start, end, kind, plain(label)
-        if last is not None:
-            yield last
+            if pending is not None:
+                yield pending
+            pending = start, end, kind, normalised_label(label)
+        if pending is not None:
+            yield pending
 
 
-def plain(label: str) -> str:
+def normalised_label(label: str) -> str:
     """A label as LABELS writes it: `B-GIVEN_NAME` is GIVENNAME."""
     return _PREFIX.sub("", label.upper(), count=1).replace("_", "").replace("-", "").replace(" ", "")
 
@@ -95,32 +95,33 @@ def problems(folder: str | Path, kinds: Iterable[str]) -> list[str]:
     path = Path(folder)
     if _is_spacy(path):
         missing, extra = [name for name in ("spacy",) if find_spec(name) is None], "pipeline"
-        said = _read(path / "meta.json").get("labels")
-        lists = said.values() if isinstance(said, dict) else ()
-        labels = [label for of in lists if isinstance(of, list) for label in of]
+        declared = _read_json(path / "meta.json").get("labels")
+        lists = declared.values() if isinstance(declared, dict) else ()
+        labels = [label for names in lists if isinstance(names, list) for label in names]
     elif (path / "config.json").is_file():
         missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
-        extra, said = "encoder", _read(path / "config.json").get("id2label")
-        labels = list(said.values()) if isinstance(said, dict) else []
+        extra, declared = "encoder", _read_json(path / "config.json").get("id2label")
+        labels = list(declared.values()) if isinstance(declared, dict) else []
     else:
         return [f"{path} is no folder of a model: it holds neither the meta.json of a spaCy pipeline nor the "
                 "config.json of a Hugging Face model"]
     if missing:
         return [f"{path} needs {', '.join(missing)}: pip install 'tokenmill[{extra}]'"]
-    known = {plain(label) for label in labels if isinstance(label, str)}
-    return [f"{path} has no label for {kind}; it has {', '.join(sorted(known)[:30]) or 'none'}, of which {kind} are "
-            f"{', '.join(sorted(LABELS[kind])[:4])} …" for kind in kinds if not known & LABELS[kind]]
+    own_labels = {normalised_label(label) for label in labels if isinstance(label, str)}
+    listed = ", ".join(sorted(own_labels)[:30]) or "none"
+    return [f"{path} has no label for {kind}; it has {listed}, of which {kind} are "
+            f"{', '.join(sorted(LABELS[kind])[:4])} …" for kind in kinds if not own_labels & LABELS[kind]]
 
 
 def _is_spacy(folder: Path) -> bool:
     return (folder / "meta.json").is_file()
 
 
-def _read(file: Path) -> dict[str, Any]:
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
+def _read_json(file: Path) -> dict[str, Any]:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
         raise ValueError(f"{file} holds no JSON object")
-    return found
+    return content
 
 
 def _spacy(folder: Path) -> Entities:
@@ -130,23 +131,24 @@ def _spacy(folder: Path) -> Entities:
     nlp = spacy.load(folder, exclude=["tagger", "parser", "senter", "lemmatizer", "attribute_ruler", "morphologizer"])
 
     def entities(text: str) -> Iterator[tuple[int, int, str]]:
-        for at, piece in _pieces(text, _PIECE):
-            for found in nlp(piece).ents:
-                yield at + found.start_char, at + found.end_char, found.label_
+        for offset, piece in _pieces(text, _PIECE):
+            for entity in nlp(piece).ents:
+                yield offset + entity.start_char, offset + entity.end_char, entity.label_
 
     return entities
 
 
 def _pieces(text: str, longest: int) -> Iterator[tuple[int, str]]:
     """(offset, piece) of pieces of at most `longest` characters, cut after a line break or else after a space."""
-    at = 0
-    while at < len(text):
-        end = min(at + longest, len(text))
+    start = 0
+    while start < len(text):
+        end = min(start + longest, len(text))
         if end < len(text):
-            cut = max(text.rfind("\n", at + longest // 2, end), 0) or max(text.rfind(" ", at + longest // 2, end), 0)
+            middle = start + longest // 2
+            cut = max(text.rfind("\n", middle, end), 0) or max(text.rfind(" ", middle, end), 0)
             end = cut + 1 if cut else end
-        yield at, text[at:end]
-        at = end
+        yield start, text[start:end]
+        start = end
 
 
 def _transformer(folder: Path) -> Entities:
@@ -174,13 +176,13 @@ def _transformer(folder: Path) -> Entities:
     def entities(text: str) -> Iterator[tuple[int, int, str]]:
         begun: tuple[int, int, str] | None = None
         for start, end, label in tokens(text):
-            said, between = plain(label), text[begun[1]:start] if begun is not None else ""
-            if begun is not None and said == begun[2] and not between.strip() and not (between and label[:1] in "BSU"):
-                begun = begun[0], end, said
+            kind, between = normalised_label(label), text[begun[1]:start] if begun is not None else ""
+            if begun is not None and kind == begun[2] and not between.strip() and not (between and label[:1] in "BSU"):
+                begun = begun[0], end, kind
                 continue
             if begun is not None:
                 yield begun
-            begun = None if said == "O" else (start, end, said)
+            begun = None if kind == "O" else (start, end, kind)
         if begun is not None:
             yield begun
 
@@ -191,12 +193,13 @@ def _transformer(folder: Path) -> Entities:
                             return_overflowing_tokens=True, return_offsets_mapping=True,
                             return_special_tokens_mask=True)
         count = len(windows["input_ids"])
-        for i in range(count):
+        for number in range(count):
             with torch.inference_mode():
-                best = model(input_ids=torch.tensor([windows["input_ids"][i]]),
-                             attention_mask=torch.tensor([windows["attention_mask"][i]])).logits[0].argmax(-1).tolist()
-            told = [(*place, names[label]) for place, label, special in zip(
-                windows["offset_mapping"][i], best, windows["special_tokens_mask"][i]) if not special]
-            yield from told[_BORDER if i else 0:len(told) - (_BORDER if i + 1 < count else 0)]
+                window = {key: torch.tensor([windows[key][number]]) for key in ("input_ids", "attention_mask")}
+                best = model(**window).logits[0].argmax(-1).tolist()
+            offsets, specials = windows["offset_mapping"][number], windows["special_tokens_mask"][number]
+            labelled = [(*place, names[label])
+                        for place, label, special in zip(offsets, best, specials) if not special]
+            yield from labelled[_BORDER if number else 0:len(labelled) - (_BORDER if number + 1 < count else 0)]
 
     return entities

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from stages.scrub.checks import in_address, said_before, stands_alone
+from stages.scrub.checks import in_address, stands_alone, word_before
 from stages.scrub.clues import FEWEST_DIGITS, Clues
 from stages.scrub.national_rules import RULES, Rule
 
@@ -38,12 +38,13 @@ _MOST_GROUPS = 7
 
 
 class Finder:
-    """The rules of some countries, compiled."""
+    """Finds the identity numbers of some countries by their rules, which it compiles."""
 
     def __init__(self, rules: Sequence[Rule], anywhere: bool = False) -> None:
-        """Weak forms count only after a word for such numbers; with `anywhere`, they need no word before them."""
+        """With `anywhere`, weak forms count without one of the rule's words before them."""
+        #: form → (rule, pattern of the words that must stand before; None: no word needed)
         self.forms: dict[str, list[tuple[Rule, re.Pattern[str] | None]]] = {}
-        #: gate → (pattern, rule, words) of the rules that have this gate
+        #: gate → (pattern of whole values, rule, pattern of the words before) of the rules that have this gate
         self.letters: dict[str, list[tuple[re.Pattern[str], Rule, re.Pattern[str] | None]]] = {}
         for rule in rules:
             words = re.compile(rf"(?<![^\W\d_])(?:{rule.words})(?![^\W\d_])", re.IGNORECASE) \
@@ -57,8 +58,8 @@ class Finder:
             if rule.weak_letters:
                 self.letters.setdefault(rule.gate, []).append((re.compile(rule.weak_letters), rule, words))
         #: the beginnings of all forms with blanks, up to each group
-        self.begun = {" ".join(groups[:n]) for form in self.forms if len(groups := form.split(" ")) > 1
-                      for n in range(1, len(groups) + 1)}
+        self.begun = {" ".join(groups[:count]) for form in self.forms if len(groups := form.split(" ")) > 1
+                      for count in range(1, len(groups) + 1)}
         self.fewest = max(min((sum(map(int, _SIZES.findall(form))) for form in self.forms), default=0), FEWEST_DIGITS)
 
     def find(self, clues: Clues) -> Iterator[tuple[int, int, str]]:
@@ -70,9 +71,9 @@ class Finder:
                 places = [span for span in places if GATES[gate].search(text, *span)]
             for pattern, rule, words in rules if places else ():
                 if not rule.hints or any(hint in text for hint in rule.hints):
-                    for found in (found for span in places for found in pattern.finditer(text, *span)):
-                        if self._counts(text, found.start(), found.end(), rule, words):
-                            yield found.start(), found.end(), rule.country
+                    for match in (match for span in places for match in pattern.finditer(text, *span)):
+                        if self._counts(text, match.start(), match.end(), rule, words):
+                            yield match.start(), match.end(), rule.country
         for span in clues.numbers(self.fewest) if self.forms else ():
             for run in _RUN.finditer(text, *span):
                 start, end = run.span()
@@ -81,23 +82,26 @@ class Finder:
                         yield from self._in_run(text, begun, min(begun + _PIECE, end))
 
     def _in_run(self, text: str, start: int, end: int) -> Iterator[tuple[int, int, str]]:
+        """Identity numbers in text[start:end], a run of digits with separators. Groups between blanks are tried one by
+        one, and up to _MOST_GROUPS of them together."""
         words = [m.span() for m in _WORD.finditer(text, start, end)]
-        plain = [text[a:b].isdigit() for a, b in words]
-        for i, (first, last) in enumerate(words):
+        bare = [text[a:b].isdigit() for a, b in words]
+        for number, (first, last) in enumerate(words):
             if last - first >= 8:
-                yield from self._as(text, first, last, _SIZES.sub(_size, text[first:last]))
+                yield from self._matching_form(text, first, last, _SIZES.sub(_size, text[first:last]))
             form = str(last - first)
-            if plain[i] and form in self.begun:         # groups separated by blanks
-                for j in range(i + 1, min(i + _MOST_GROUPS, len(words))):
-                    if not plain[j] and "-" not in text[words[j][0]:words[j][1]]:
+            if bare[number] and form in self.begun:         # groups separated by blanks
+                for other in range(number + 1, min(number + _MOST_GROUPS, len(words))):
+                    if not bare[other] and "-" not in text[words[other][0]:words[other][1]]:
                         break
-                    form += " " + _SIZES.sub(_size, text[words[j][0]:words[j][1]])
+                    form += " " + _SIZES.sub(_size, text[words[other][0]:words[other][1]])
                     if form not in self.begun:
                         break
-                    if form in self.forms and not _goes_on(words, i, j):
-                        yield from self._as(text, first, words[j][1], form)
+                    if form in self.forms and not _goes_on(words, number, other):
+                        yield from self._matching_form(text, first, words[other][1], form)
 
-    def _as(self, text: str, start: int, end: int, form: str) -> Iterator[tuple[int, int, str]]:
+    def _matching_form(self, text: str, start: int, end: int, form: str) -> Iterator[tuple[int, int, str]]:
+        """(start, end, country) by the first rule of this form that accepts the value text[start:end]."""
         for rule, words in self.forms.get(form, ()):
             if self._counts(text, start, end, rule, words):
                 yield start, end, rule.country
@@ -105,20 +109,24 @@ class Finder:
 
     @staticmethod
     def _counts(text: str, start: int, end: int, rule: Rule, words: re.Pattern[str] | None) -> bool:
+        """Whether text[start:end] is valid under the rule and stands by itself, after one of `words` (None: outside a
+        URL)."""
         value = text[start:end].translate(_NOT_VALUE)
         return (len(set(value)) > 1 and rule.valid(value.upper()) and stands_alone(text, start, end)
-                and (said_before(text, start, words) if words is not None else not in_address(text, start)))
+                and (word_before(text, start, words) if words is not None else not in_address(text, start)))
 
 
-def _size(found: re.Match[str]) -> str:
-    return str(found.end() - found.start())
+def _size(run: re.Match[str]) -> str:
+    """The number of digits of a run, which stands for the run in a form."""
+    return str(run.end() - run.start())
 
 
-def _goes_on(words: list[tuple[int, int]], i: int, j: int) -> bool:
-    """Whether groups i to j are part of a longer row of groups: the group before is as long as group i, or the group
-    after as long as group j."""
-    sizes = [b - a for a, b in words]
-    return (i > 0 and sizes[i - 1] == sizes[i]) or (j + 1 < len(sizes) and sizes[j + 1] == sizes[j])
+def _goes_on(words: list[tuple[int, int]], first: int, last: int) -> bool:
+    """Whether groups `first` to `last` are part of a longer row of groups: the group before is as long as group
+    `first`, or the group after is as long as group `last`."""
+    sizes = [end - start for start, end in words]
+    return (first > 0 and sizes[first - 1] == sizes[first]) or (
+        last + 1 < len(sizes) and sizes[last + 1] == sizes[last])
 
 
 @lru_cache(maxsize=16)

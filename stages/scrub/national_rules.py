@@ -1,7 +1,9 @@
 """The form and the checks of national identity numbers, country by country, with their issuers.
 
 Sources are the issuing authorities' own rules. Each docstring names the number and, in brackets, its issuer or source;
-it then lists the parts of the number in their order, and the checks. `Rule` explains the fields.
+it then lists the parts of the number in their order, and the checks. `Rule` explains the fields. The argument `v` of
+every check is the value in capitals, without separators; its length and kinds of characters are those of a form or
+pattern of the rule.
 """
 
 from __future__ import annotations
@@ -223,8 +225,9 @@ def _kr_dated(v: str) -> bool:
 
 def _tr(v: str) -> bool:
     """T.C. kimlik no (NVİ): two check digits."""
-    n = [int(d) for d in v]
-    return n[0] != 0 and (7 * sum(n[0:9:2]) - sum(n[1:8:2])) % 10 == n[9] and sum(n[:10]) % 10 == n[10]
+    digits = [int(digit) for digit in v]
+    return (digits[0] != 0 and (7 * sum(digits[0:9:2]) - sum(digits[1:8:2])) % 10 == digits[9]
+            and sum(digits[:10]) % 10 == digits[10])
 
 
 def _za(v: str) -> bool:
@@ -254,7 +257,7 @@ def _cz(v: str) -> bool:
     """Rodné číslo (Act 133/2000): date of birth, number, check digit modulo 11. 50 is added to the month of a woman; if
     the numbers of a day run out, 20 is added (70 for a woman)."""
     month = int(v[2:4])
-    month -= next((more for more in (70, 50, 20) if month > more), 0)
+    month -= next((offset for offset in (70, 50, 20) if month > offset), 0)
     return date(int(v[:2]), month, int(v[4:6])) and (int(v) % 11 == 0 or (int(v[:9]) % 11, v[9]) == (10, "0"))
 
 

@@ -34,29 +34,29 @@ def emails(clues: Clues) -> Iterator[tuple[int, int, str]]:
     An address holds one @, which no local part contains. From each @ the domain is matched forwards, then the local
     part is searched backwards to the previous address or @ at most, so no character is read more than twice.
     """
-    text, done = clues.text, 0
-    at = text.find("@")
-    while at >= 0:
-        domain = _DOMAIN.match(text, at, at + _EMAIL_LONGEST)
-        first = _local(text, done, at) if domain else -1
-        if domain and first >= 0:
-            done = domain.end()
-            yield first, done, "email"
+    text, read_until = clues.text, 0
+    sign = text.find("@")
+    while sign >= 0:
+        domain = _DOMAIN.match(text, sign, sign + _EMAIL_LONGEST)
+        start = _local(text, read_until, sign) if domain else -1
+        if domain and start >= 0:
+            read_until = domain.end()
+            yield start, read_until, "email"
         else:
-            done = at + 1
-        at = text.find("@", done)
+            read_until = sign + 1
+        sign = text.find("@", read_until)
 
 
-def _local(text: str, start: int, at: int) -> int:
-    """Start of the longest local part (the part of an address before the @) that ends at `at` and does not begin before
-    `start`; -1 if there is none."""
-    if at <= start or text[at - 1] not in _ATOMS:
+def _local(text: str, start: int, sign: int) -> int:
+    """Start of the longest local part (the part of an address before the @) that ends at `sign` and does not begin
+    before `start`; -1 if there is none."""
+    if sign <= start or text[sign - 1] not in _ATOMS:
         return -1
-    first = at - 1
+    first = sign - 1
     while first > start and ((c := text[first - 1]) in _ATOMS or (c == "." and text[first] != ".")):
         first -= 1
-    # it begins at a border between a letter, digit or _ (of any script) and something else
-    begin = _LOCAL_START.search(text, first, at)
+    # a local part begins at a border between a letter, digit or _ (of any script) and another character
+    begin = _LOCAL_START.search(text, first, sign)
     return begin.start() if begin else -1
 
 
@@ -71,13 +71,13 @@ def ipv4(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str
 
 def ipv6(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str]]:
     """(start, end, "ipv6") of IPv6 addresses. `public_only` leaves out private and reserved ones."""
-    text, done = clues.text, 0
-    while hint := _IPV6_HINT.search(text, done):
+    text, read_until = clues.text, 0
+    while hint := _IPV6_HINT.search(text, read_until):
         start = hint.start()
-        while start > done and text[start - 1] in _HEX:
+        while start > read_until and text[start - 1] in _HEX:
             start -= 1
-        done = _HEX_RUN.match(text, hint.start()).end()                     # type: ignore[union-attr]
-        for match in _IPV6.finditer(text, start, done + 2):                 # the pattern looks two characters ahead
+        read_until = _HEX_RUN.match(text, hint.start()).end()               # type: ignore[union-attr]
+        for match in _IPV6.finditer(text, start, read_until + 2):           # the pattern looks two characters ahead
             if _is_address(match.group(), public_only):
                 yield *match.span(), "ipv6"
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from stages.scrub.checks import in_address, luhn, mod97, said_before, stands_alone
+from stages.scrub.checks import in_address, luhn, mod97, stands_alone, word_before
 from stages.scrub.clues import Clues
 
 #: (first digits from, to, lengths); the first range that fits decides
@@ -51,22 +51,22 @@ _TEST_CARDS = frozenset((
 
 def cards(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """(start, end, "") of card numbers."""
-    for first, last in clues.numbers(_FEWEST):
-        yield from _cards(clues.text, first, last)
+    for start, end in clues.numbers(_FEWEST):
+        yield from _cards(clues.text, start, end)
 
 
-def _cards(text: str, place: int, last: int) -> Iterator[tuple[int, int, str]]:
-    while found := _SHAPE.search(text, place, last):
-        start, end = found.span()
-        digits = found.group() if found[1] is None else found.group().replace(found[1], "")
-        if _number(digits) and stands_alone(text, start, end) and _plausible(text, start, end, digits, found[1]):
+def _cards(text: str, place: int, stop: int) -> Iterator[tuple[int, int, str]]:
+    while match := _SHAPE.search(text, place, stop):
+        start, end = match.span()
+        digits = match.group() if match[1] is None else match.group().replace(match[1], "")
+        if _card_number(digits) and stands_alone(text, start, end) and _plausible(text, start, end, digits, match[1]):
             place = end
             yield start, end, ""
         else:
             place = _DIGITS.match(text, start).end()                        # type: ignore[union-attr]
 
 
-def _number(digits: str) -> bool:
+def _card_number(digits: str) -> bool:
     """Whether a card may have this number. It must begin with 2 to 6 (other digits are for airlines and so on, ISO/IEC
     7812) or lie in an issuer's range. Its check digit must be right, it must have more than two different digits, and
     it must not be a published test number."""
@@ -92,7 +92,7 @@ def _plausible(text: str, start: int, end: int, digits: str, separator: str | No
     elif (start > 4 and text[start - 1] in " -" and text[start - 5:start - 1].isdigit()) or (
             text[end:end + 1] == separator and text[end + 1:end + 5].isdigit() and end + 5 <= len(text)):
         return False
-    return (len(digits) > 13 and _issued(digits)) or said_before(text, start, _CARD_WORDS)
+    return (len(digits) > 13 and _issued(digits)) or word_before(text, start, _CARD_WORDS)
 
 
 #: country → length of its IBAN (SWIFT, IBAN registry, release 99)
@@ -113,16 +113,16 @@ _BBAN = re.compile(r"[A-Za-z0-9]{1,40}")
 
 def ibans(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """(start, end, country) of account numbers."""
-    text, done = clues.text, 0
+    text, previous_end = clues.text, 0
     for place in clues.checked():
         start = place - 2
         country = text[start:place].upper()
         length = IBAN_LENGTHS.get(country)
-        if length is None or start < done or not _IBAN_CHECK.match(text, place):
+        if length is None or start < previous_end or not _IBAN_CHECK.match(text, place):
             continue
         end = _iban_end(text, start, length)
         if end:
-            done = end
+            previous_end = end
             yield start, end, country.lower()
 
 
@@ -137,9 +137,10 @@ def _iban_end(text: str, start: int, length: int) -> int:
             return 0
     else:
         separator, end = text[start + 4], start + 4
-        for left in range(length - 4, 0, -4):
-            group = text[end + 1:end + 1 + min(4, left)]
-            if text[end:end + 1] != separator or len(group) < min(4, left) or not (group.isascii() and group.isalnum()):
+        for remaining in range(length - 4, 0, -4):
+            size = min(4, remaining)
+            group = text[end + 1:end + 1 + size]
+            if text[end:end + 1] != separator or len(group) < size or not (group.isascii() and group.isalnum()):
                 return 0
             end += 1 + len(group)
         value = text[start:end].replace(separator, "")

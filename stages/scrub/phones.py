@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from stages.scrub.checks import in_address, said_before, stands_alone
+from stages.scrub.checks import in_address, stands_alone, word_before
 from stages.scrub.clues import Clues
 
 _SEPARATOR = r"[ .\-/()\u00a0\u2009\u2010-\u2013]"
@@ -82,11 +82,12 @@ def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator
     while match := pattern.search(text, place):
         start = match.start()
         place = start + prefix
-        before = text[max(0, start - 2):start]
-        if prefix == 2 and before[:1].isdigit() and before[-1] in " -\u00a0":
-            continue                         # groups of a longer number
-        if before and (before[-1].isalnum() or before[-1] in "_+$" or (before[-1] in "-/." and before[0].isalnum())
-                       or (before[-1] == "," and before[0].isdigit())):
+        preceding = text[max(0, start - 2):start]
+        if prefix == 2 and preceding[:1].isdigit() and preceding[-1] in " -\u00a0":
+            continue                         # the zeros belong to a longer number
+        if preceding and (preceding[-1].isalnum() or preceding[-1] in "_+$"
+                          or (preceding[-1] in "-/." and preceding[0].isalnum())
+                          or (preceding[-1] == "," and preceding[0].isdigit())):
             if prefix == 2:
                 place = match.end()          # zeros inside a number, where no number begins
             continue
@@ -96,20 +97,20 @@ def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator
             yield start - (_brackets(text, start, end) < 0), end, ""
 
 
-def _end(text: str, start: int, most: int, prefix: int) -> int:
+def _end(text: str, start: int, furthest: int, prefix: int) -> int:
     """End of the telephone number that begins at `start`, an extension included; 0 if no number begins there. Without
-    its extension, the number ends at `most` or before, and never inside a group of digits."""
-    ends = [m.end() for m in _DIGITS.finditer(text, start, most)]
+    its extension, the number ends at `furthest` or before, and never inside a group of digits."""
+    ends = [run.end() for run in _DIGITS.finditer(text, start, furthest)]
     for end in reversed(ends):
         if end < len(text) and (text[end].isalnum() or text[end] == "_") and not _EXTENSION.match(text, end):
             continue
-        said = text[start + prefix:end]
-        if prefix == 2 and said.isdigit() and not said_before(text, start, _WORDS):
+        number = text[start + prefix:end]
+        if prefix == 2 and number.isdigit() and not word_before(text, start, _WORDS):
             return 0                         # a bare run of digits that begins with two zeros can be any number
-        if _DECIMAL.fullmatch(said):
+        if _DECIMAL.fullmatch(number):
             return 0
-        trunk = _TRUNK.search(said)
-        digits = _NOT_DIGIT.sub("", said if trunk is None else said[:trunk.start()] + said[trunk.end():])
+        trunk = _TRUNK.search(number)
+        digits = _NOT_DIGIT.sub("", number if trunk is None else number[:trunk.start()] + number[trunk.end():])
         if _possible(digits) and _brackets(text, start, end) in (0, -(text[start - 1:start] == "(")):
             extension = _EXTENSION.match(text, end)
             return extension.end() if extension else end
@@ -147,24 +148,24 @@ def local(clues: Clues, region: str) -> Iterator[tuple[int, int, str]]:
     in groups, begins with the trunk prefix 0 or follows a word for telephone. A number of fewer than 8 characters must
     follow such a word."""
     text, place = clues.text, 0
-    while found := _LOCAL.search(text, place):
-        start, end = found.span()
+    while match := _LOCAL.search(text, place):
+        start, end = match.span()
         if "0" <= text[end:end + 1] <= "9":          # longer than any number, so the whole run is skipped
             place = _DIGITS.match(text, end).end()               # type: ignore[union-attr]
             continue
         place = end
-        if start and text[start - 1] == "(" and ")" in found.group():
+        if start and text[start - 1] == "(" and ")" in match.group():
             start -= 1
         if start and text[start - 1] == "+":
             continue
-        said = text[start:end]
+        number = text[start:end]
         if not stands_alone(text, start, end) and not _EXTENSION.match(text, end):
             continue
-        bare = said.isdigit()
-        unclear = (bare and said[0] != "0") or len(said) < 8
-        if in_address(text, start) or _DATE.match(said) or (unclear and not said_before(text, start, _WORDS, 24)):
+        only_digits = number.isdigit()
+        unclear = (only_digits and number[0] != "0") or len(number) < 8
+        if in_address(text, start) or _DATE.match(number) or (unclear and not word_before(text, start, _WORDS, 24)):
             continue
-        if _valid(said, region):
+        if _valid(number, region):
             extension = _EXTENSION.match(text, end)
             place = extension.end() if extension else end
             yield start, place, ""
@@ -176,12 +177,12 @@ _DATE = re.compile(r"(?:1[89]|20)[0-9]{2}[-./ ][0-9]{1,2}[-./ ][0-9]{1,2}|"
 
 
 @lru_cache(maxsize=4096)
-def _valid(said: str, region: str) -> bool:
+def _valid(number: str, region: str) -> bool:
     import phonenumbers as library
 
     try:
-        number = library.parse(said, region)
+        parsed = library.parse(number, region)
     except library.NumberParseException:
         return False
-    return bool(library.is_valid_number_for_region(number, region) or (
-        library.is_valid_number(number) and number.country_code == library.country_code_for_region(region)))
+    return bool(library.is_valid_number_for_region(parsed, region) or (
+        library.is_valid_number(parsed) and parsed.country_code == library.country_code_for_region(region)))

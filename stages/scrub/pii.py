@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from pydantic import field_validator, model_validator
 
 from stages.scrub import names
-from stages.scrub.find import Finder, Match, apart, find
+from stages.scrub.find import Finder, Match, find, merged
 from stages.scrub.network import emails, ipv4, ipv6
 from stages.scrub.pseudonyms import Pseudonyms, is_fake
 from stages.stage import Stage, StageConfig, decision, resource, signal
@@ -91,10 +91,10 @@ class Pii(Stage):
 
         @field_validator("ids")
         @classmethod
-        def _known(cls, countries: tuple[str, ...]) -> tuple[str, ...]:
+        def _has_rules(cls, countries: tuple[str, ...]) -> tuple[str, ...]:
             from stages.scrub.national_rules import COUNTRIES
 
-            if unknown := [c for c in countries if c not in (*COUNTRIES, "all")]:
+            if unknown := [country for country in countries if country not in (*COUNTRIES, "all")]:
                 raise ValueError(f"no rules for {', '.join(unknown)}; there are: {', '.join(COUNTRIES)}; all")
             return countries
 
@@ -131,13 +131,13 @@ class Pii(Stage):
             self.libraries += names.libraries(self.config.model)
             self.memory_mb = Pii.memory_mb + names.memory_mb(self.config.model)
         self._tagger: names.Tagger | None = None
-        self._once, self._others = _finders(self.config)
+        self._single_pass, self._repeated = _finders(self.config)
         self._pseudonyms: Pseudonyms | None = None
 
     def problems(self) -> dict[str, str]:
         if self.config.model is None or not Path(self.config.model).exists():
             return {}
-        return {"model": "; ".join(found)} if (found := names.problems(self.config.model, self._modelled)) else {}
+        return {"model": "; ".join(messages)} if (messages := names.problems(self.config.model, self._modelled)) else {}
 
     def setup(self) -> None:
         if self.config.model is not None:
@@ -150,14 +150,14 @@ class Pii(Stage):
                 raise ValueError(f"pii: {self.config.key_file}: {e}") from None
 
     def process(self, doc: Document) -> str | None:
-        found = self._find(doc.text)
+        matches = self._find(doc.text)
         for name in self.signals:
             doc.signals[name] = 0
-        for match in found:
+        for match in matches:
             doc.signals[f"pii_{match.kind}"] += 1
         places: list[dict[str, Any]] = []
-        if found:
-            doc.text, spans, places = self._replaced(doc.text, found, doc.loss_spans or [])
+        if matches:
+            doc.text, spans, places = self._replaced(doc.text, matches, doc.loss_spans or [])
             if doc.loss_spans is not None:
                 doc.loss_spans = spans
         if doc.meta:
@@ -170,15 +170,15 @@ class Pii(Stage):
         return next((f"pii_{kind}" for kind in self.config.drop if doc.signals[f"pii_{kind}"]), None)
 
     def _find(self, text: str) -> list[Match]:
-        found = find(text, self._once, self._others)
+        matches = find(text, self._single_pass, self._repeated)
         if self.config.model is not None:
             if self._tagger is None:
                 self.setup()
             assert self._tagger is not None
-            found = apart(found, [Match(*match) for match in self._tagger.find(text)])
+            matches = merged(matches, [Match(*match) for match in self._tagger.find(text)])
         if self.config.mode == "pseudonym":         # fakes from an earlier run of this step stay, under whichever key
-            found = [m for m in found if not is_fake(m.kind, text[m.start:m.end])]
-        return found
+            matches = [match for match in matches if not is_fake(match.kind, text[match.start:match.end])]
+        return matches
 
     def _replacement(self, match: Match, text: str, turns: dict[str, int]) -> str:
         if self.config.key_file is None:
@@ -188,9 +188,9 @@ class Pii(Stage):
         assert self._pseudonyms is not None
         return self._pseudonyms.fake(match.kind, match.rule, text[match.start:match.end])
 
-    def _replaced(self, text: str, found: list[Match], spans: list[dict[str, int]]
+    def _replaced(self, text: str, matches: list[Match], spans: list[dict[str, int]]
                   ) -> tuple[str, list[dict[str, int]], list[dict[str, Any]]]:
-        """(text with `found` replaced, the moved loss spans in UTF-8 bytes, entries for `meta.pii` if the config sets
+        """(text with `matches` replaced, the moved loss spans in UTF-8 bytes, entries for `meta.pii` if the config sets
         `audit`). Raises ValueError, which quarantines the document, if a value crosses the border of a span, since the
         model would then be trained on a part of the value."""
         data = text.encode("utf-8", "surrogatepass") if spans else b""
@@ -200,56 +200,57 @@ class Pii(Stage):
         pieces: list[str] = []
         places: list[dict[str, Any]] = []
         moved: list[int] = []
-        size = number = 0
+        size = number = 0                       # bytes of the pieces so far, matches that lie in them
         for start, cut in pairwise([0, *cuts]):
-            first = number
-            while number < len(found) and found[number].start < cut:
-                if found[number].end > cut:
+            begin = number
+            while number < len(matches) and matches[number].start < cut:
+                if matches[number].end > cut:
                     raise ValueError("personal data lies across the border of a loss span")
                 number += 1
-            inside = found[first:number]
+            inside = matches[begin:number]
             added = _pieces(text, inside, self._replacement, start, cut)
             pieces += added
             if spans or self.config.audit:
                 ends = list(accumulate(map(_size, added), initial=size))
-                places += [{"kind": match.kind, "rule": match.rule, "start": a, "end": b}
-                           for match, a, b in zip(inside, ends[1::2], ends[2::2])]
+                places += [{"kind": match.kind, "rule": match.rule, "start": start_byte, "end": end_byte}
+                           for match, start_byte, end_byte in zip(inside, ends[1::2], ends[2::2])]
                 size = ends[-1]
                 moved.append(size)
-        return "".join(pieces), [{"start": a, "end": b} for a, b in zip(moved[0:-1:2], moved[1:-1:2])], places
+        moved_spans = [{"start": start, "end": end} for start, end in zip(moved[0:-1:2], moved[1:-1:2])]
+        return "".join(pieces), moved_spans, places
 
     def _scrubbed(self, text: str) -> str:
-        found = self._find(text)
-        return "".join(_pieces(text, found, self._replacement, 0, len(text))) if found else text
+        matches = self._find(text)
+        return "".join(_pieces(text, matches, self._replacement, 0, len(text))) if matches else text
 
 
 def kinds_on(config: Any) -> tuple[str, ...]:
     """The kinds a config turns on, in the order of KINDS."""
-    on = {"ips": config.ips or config.ipv6}
-    return tuple(kind for kind in KINDS if on.get(kind, getattr(config, kind)))
+    switches = {"ips": config.ips or config.ipv6}
+    return tuple(kind for kind in KINDS if switches.get(kind, getattr(config, kind)))
 
 
 def _finders(config: Any) -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
     """(finders that run once, finders that are repeated): the two arguments of `find` after the text. In each list, the
     finders of the most certain forms come first."""
-    once: list[tuple[str, Finder]] = []
+    single_pass: list[tuple[str, Finder]] = []
     if config.emails:
-        once.append(("emails", emails))
+        single_pass.append(("emails", emails))
     if config.phones:        # before part of +33.1.79.16.92.70 is taken for an IP address
         from stages.scrub.phones import with_plus
 
-        once.append(("phones", with_plus))
+        single_pass.append(("phones", with_plus))
     if config.ips:
-        once.append(("ips", partial(ipv4, public_only=config.public_only)))
+        single_pass.append(("ips", partial(ipv4, public_only=config.public_only)))
     if config.ipv6:
-        once.append(("ips", partial(ipv6, public_only=config.public_only)))
-    return once, _others(config.cards, config.ibans, config.phones, config.region, config.ids, config.secrets,
-                         config.wallets)
+        single_pass.append(("ips", partial(ipv6, public_only=config.public_only)))
+    return single_pass, _repeated_finders(config.cards, config.ibans, config.phones, config.region, config.ids,
+                                          config.secrets, config.wallets)
 
 
 @lru_cache(maxsize=16)
-def _others(cards: bool, ibans: bool, phones: bool, region: str, ids: tuple[str, ...], secrets: bool,
-            wallets: bool) -> list[tuple[str, Finder]]:
+def _repeated_finders(cards: bool, ibans: bool, phones: bool, region: str, ids: tuple[str, ...], secrets: bool,
+                      wallets: bool) -> list[tuple[str, Finder]]:
     result: list[tuple[str, Finder]] = []
     if secrets:
         from stages.scrub.credentials import credentials
@@ -279,7 +280,8 @@ def _others(cards: bool, ibans: bool, phones: bool, region: str, ids: tuple[str,
 
 
 @lru_cache(maxsize=1)
-def _everything() -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
+def _finders_of_all_kinds() -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
+    """`_finders` for every kind that needs neither a model nor a library."""
     return _finders(Pii.Config(ipv6=True, cards=True, ibans=True, phones=True, ids=("all",), secrets=True,
                                wallets=True))
 
@@ -294,13 +296,13 @@ def _placeholder(match: Match, _text: str, turns: dict[str, int]) -> str:
     return circle[turn % len(circle)]
 
 
-def _pieces(text: str, found: Sequence[Match], replacement: Callable[[Match, str, dict[str, int]], str], start: int,
+def _pieces(text: str, matches: Sequence[Match], replacement: Callable[[Match, str, dict[str, int]], str], start: int,
             end: int) -> list[str]:
     """`text[start:end]` in pieces: the text before, between and after the matches, and the replacement of each match.
     The cycle of placeholders starts anew."""
     pieces: list[str] = []
     turns: dict[str, int] = {}
-    for match in found:
+    for match in matches:
         pieces += text[start:match.start], replacement(match, text, turns)
         start = match.end
     return [*pieces, text[start:end]]
@@ -315,8 +317,8 @@ def scrub_text(text: str) -> str:
     """`text` with personal data of every kind except names and postal addresses replaced by placeholders (ids of all
     countries; telephone numbers in international form only). It is used for every text that is shown to people, and
     needs no model and no library."""
-    found = find(text, *_everything())
-    return "".join(_pieces(text, found, _placeholder, 0, len(text))) if found else text
+    matches = find(text, *_finders_of_all_kinds())
+    return "".join(_pieces(text, matches, _placeholder, 0, len(text))) if matches else text
 
 
 def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text, *, keys: bool = False) -> Any:

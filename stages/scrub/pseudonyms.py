@@ -1,5 +1,5 @@
-"""Consistent pseudonyms: the same value gets the same fake throughout a corpus. Only with the key can anybody find out
-which value a fake stands for; without it, not even trying all values helps.
+"""Makes consistent pseudonyms: the same value gets the same fake throughout a corpus. Without the key, nobody can find
+out which value a fake stands for, not even by trying all values.
 
 A fake is a keyed hash (BLAKE2b, RFC 7693) in the form of its kind. Nobody owns it, and it is not replaced again. Fakes
 are mail at example.com (RFC 2606), documentation addresses (RFC 5737, RFC 3849; only 762 for IPv4, so values share
@@ -42,22 +42,22 @@ class Pseudonyms:
         """The fake of `value`, the same for every way of writing it (capitals, blanks, hyphens)."""
         make: Callable[[str, str, Iterator[int]], str] = _MAKERS[kind]
         if kind in ("secrets", "wallets"):
-            same = " ".join(value.split())
+            canonical = " ".join(value.split())
         elif kind in ("names", "addresses"):
-            same = " ".join(re.findall(r"\w+", value.casefold()))
+            canonical = " ".join(re.findall(r"\w+", value.casefold()))
         else:
-            same = value.lower() if kind in ("emails", "ips") else _NOT_VALUE.sub("", value).upper()
+            canonical = value.lower() if kind in ("emails", "ips") else _NOT_VALUE.sub("", value).upper()
         for attempt in count():
-            fake = make(rule, value, self._draws(f"{kind}/{attempt}/{same}"))
-            if not _real(kind, fake):
+            fake = make(rule, value, self._draws(f"{kind}/{attempt}/{canonical}"))
+            if not _looks_real(kind, fake):
                 return fake
         raise AssertionError
 
-    def _draws(self, of: str) -> Iterator[int]:
+    def _draws(self, label: str) -> Iterator[int]:
         """An endless sequence of numbers below 2**32 that cannot be predicted without the key."""
         for block in count():
-            data = blake2b(f"{block}/{of}".encode("utf-8", "surrogatepass"), key=self._key).digest()
-            yield from (int.from_bytes(data[i:i + 4], "little") for i in range(0, 64, 4))
+            data = blake2b(f"{block}/{label}".encode("utf-8", "surrogatepass"), key=self._key).digest()
+            yield from (int.from_bytes(data[place:place + 4], "little") for place in range(0, 64, 4))
 
 
 def is_fake(kind: str, value: str) -> bool:
@@ -70,7 +70,7 @@ def is_fake(kind: str, value: str) -> bool:
     return kind in ("names", "addresses") and not any(map(str.isalnum, _NOBODY.sub("", value)))
 
 
-def _real(kind: str, fake: str) -> bool:
+def _looks_real(kind: str, fake: str) -> bool:
     """Whether a finder could take the fake for a real value."""
     if kind == "cards":
         return luhn(_NOT_VALUE.sub("", fake))
@@ -87,13 +87,13 @@ def _dressed(value: str, draws: Iterator[int], start: str = "") -> str:
     """`value` with its digits and letters replaced: the first ones by the characters of `start`, the rest by random
     ones."""
     fixed, out = iter(start), []
-    for c in value:
-        if not (c.isascii() and c.isalnum()):
-            out.append(c)
+    for character in value:
+        if not (character.isascii() and character.isalnum()):
+            out.append(character)
             continue
         draw = next(draws)
-        other = str(draw % 10) if c.isdigit() else chr(ord("a" if c.islower() else "A") + draw % 26)
-        out.append(next(fixed, "") or other)
+        drawn = str(draw % 10) if character.isdigit() else chr(ord("a" if character.islower() else "A") + draw % 26)
+        out.append(next(fixed, "") or drawn)
     return "".join(out)
 
 
@@ -104,8 +104,8 @@ def _ip(rule: str, value: str, draws: Iterator[int]) -> str:
 
 
 def _id(rule: str, value: str, draws: Iterator[int]) -> str:
-    plain = [c for c in value if c.isascii() and c.isalnum()]
-    return _dressed(value, draws, "".join("0" if c.isdigit() else "X" for c in plain[:len(plain) // 2]))
+    characters = [c for c in value if c.isascii() and c.isalnum()]
+    return _dressed(value, draws, "".join("0" if c.isdigit() else "X" for c in characters[:len(characters) // 2]))
 
 
 def _secret(rule: str, value: str, draws: Iterator[int]) -> str:

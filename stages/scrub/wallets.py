@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from hashlib import sha256
 
-from stages.scrub.checks import said_before
+from stages.scrub.checks import word_before
 from stages.scrub.clues import Clues, Span
 from stages.scrub.keccak import keccak256
 
@@ -42,18 +42,18 @@ def wallets(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """(start, end, currency) of addresses, in no order."""
     text, words = clues.text, [span for span in clues.words if span[1] - span[0] >= _SHORTEST]
     yield from _ethereum(text, words)
-    for first, last in words:
+    for begin, stop in words:
         for pattern in _LONG:
-            for match in pattern.finditer(text, first, last):
+            for match in pattern.finditer(text, begin, stop):
                 start, end = match.span()
-                if end - start <= 52 and not _more(text, start, end) and (name := _base58(match.group())):
+                if end - start <= 52 and not _part_of_word(text, start, end) and (name := _base58(match.group())):
                     yield start, end, name
-        for match in _BECH32.finditer(text, first, last):
-            if not _more(text, *match.span()) and _bech32(match.group().lower()):
+        for match in _BECH32.finditer(text, begin, stop):
+            if not _part_of_word(text, *match.span()) and _bech32(match.group().lower()):
                 yield *match.span(), match.group()[:match.group().index("1")].lower()
 
 
-def _more(text: str, start: int, end: int) -> bool:
+def _part_of_word(text: str, start: int, end: int) -> bool:
     """Whether text[start:end] is part of a longer word."""
     return (start > 0 and (text[start - 1].isalnum() or text[start - 1] in "_+")) or (
         end < len(text) and (text[end].isalnum() or text[end] in "_+="))
@@ -74,8 +74,8 @@ def _base58(word: str) -> str:
 def _decoded(word: str, values: dict[str, int], zero: str, size: int) -> bytes:
     """The `size` bytes of a Base58Check string; b"" if the length or the checksum is wrong."""
     number = 0
-    for c in word:
-        number = number * 58 + values[c]
+    for character in word:
+        number = number * 58 + values[character]
     zeros = len(word) - len(word.lstrip(zero))
     data = b"\0" * zeros + number.to_bytes((number.bit_length() + 7) // 8, "big")
     if len(data) != size or sha256(sha256(data[:-4]).digest()).digest()[:4] != data[-4:] or not any(data[1:-4]):
@@ -97,13 +97,13 @@ def _bech32(word: str) -> bool:
 
 def _ethereum(text: str, words: list[Span]) -> Iterator[tuple[int, int, str]]:
     checked = 0
-    for found in (found for span in words for found in _ETHEREUM.finditer(text, *span)):
-        start, end = found.span()
+    for match in (match for span in words for match in _ETHEREUM.finditer(text, *span)):
+        start, end = match.span()
         digits = text[start + 2:end]
         if digits.count("0") >= 20 or len(set(digits)) < 4 or (start and (text[start - 1].isalnum())):
             continue
         if digits.isdigit() or digits == digits.lower() or digits == digits.upper():
-            real = said_before(text, start, _ETHEREUM_WORDS)
+            real = word_before(text, start, _ETHEREUM_WORDS)
         else:
             checked += 1
             real = checked > CHECKED or _eip55(digits)

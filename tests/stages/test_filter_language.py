@@ -110,7 +110,7 @@ def test_datasets_of_different_names_for_one_language_are_not_apart():
     from stages.filter.where import Where
 
     def apart(one: str, other: str) -> bool:
-        return Where.apart(Where(language=one).config, Where(language=other).config)
+        return Where.disjoint_configs(Where(language=one).config, Where(language=other).config)
 
     assert [apart("fr", "fra_Latn"), apart("fr", "de"), apart("srp_Latn", "srp_Cyrl"), apart("sr", "srp_Cyrl")] == [
         False, True, True, False]
@@ -283,7 +283,7 @@ def test_words_are_hashed_anew_in_each_model(glot):
     """Nobody can write words that take the place of others, or that all meet in one place."""
     one, other = WordSums(glot), WordSums(glot)
     assert [model.predict(GERMAN) for model in (one, other)] == [one.predict(GERMAN)] * 2
-    for table in (lambda model: model._vocabulary[0], lambda model: model._kept[2]):
+    for table in (lambda model: model._vocabulary[0], lambda model: model._cache[2]):
         first, second = (set(table(model).tolist()) - {0} for model in (one, other))
         assert first and not first & second
 

@@ -65,7 +65,7 @@ def test_disjoint_conditions_share_no_value(one, other):
 
 def test_apart():
     def apart(one, other):
-        return Where.apart(Where.Config(**one), Where.Config(**other))
+        return Where.disjoint_configs(Where.Config(**one), Where.Config(**other))
 
     assert apart({"language": "de"}, {"language": ["en", "fr"]})
     assert not apart({"language": "de"}, {"language": ["de", "fr"]})

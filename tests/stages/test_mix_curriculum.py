@@ -10,7 +10,7 @@ import pytest
 
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, cut, edit
 from tokenizer.mixture.realised import plan, plan_text, realised
-from tokenizer.mixture.resolve import parse_count, place, resolve
+from tokenizer.mixture.resolve import parse_count, resolve, resolve_phases
 
 TOKENIZER = {"sha256": "ab" * 32, "vocab_size": 32000, "eos": 0, "path": "shards/tokenizer.json"}
 
@@ -257,9 +257,9 @@ def test_what_happens_once_is_not_inherited():
 def test_phases_of_an_edit_inherit_from_what_is_kept():
     old, _ = resolve(recipe(), SETS, TOKENIZER)
     at = old.phases[0].batch * 40
-    phases = place([{"name": "new", "until": "60%"}, {"name": "end", "until": "100%", "mix": {"wiki": 1, "web": 9},
-                                                     "max_epochs": {"wiki": 2}}],
-                   old.tokens, ["web", "wiki"], [], before=cut(old, at))
+    phases = resolve_phases([{"name": "new", "until": "60%"},
+                             {"name": "end", "until": "100%", "mix": {"wiki": 1, "web": 9},
+                              "max_epochs": {"wiki": 2}}], old.tokens, ["web", "wiki"], [], existing=cut(old, at))
     made = edit(old, at, phases)
     assert [p.name for p in made.phases] == ["stable", "new", "end"]
     assert made.phases[1].weights == old.phases[0].weights and made.phases[1].sequence == 1024

@@ -27,7 +27,7 @@ def test_a_batch_that_grows_changes_no_sample():
     # from 5,000 tokens = 312.5 samples on 20 a step, at the next multiple of 20; from 1,250 on 40
     assert (a.ramp, a.batch) == ([[320, 10], [1240, 20]], 40)
     assert a.stretches == [(0, 320, 10), (320, 1240, 20), (1240, 3200, 40)]
-    assert a.steps == 32 + 46 + 49 and a.whole
+    assert a.steps == 32 + 46 + 49 and a.has_whole_steps
     assert [a.batch_at(n) for n in (0, 319, 320, 1239, 1240, 3199)] == [10, 10, 20, 20, 40, 40]
     assert grown.samples == plain.samples and grown.order == plain.order
     assert grown.phases[1] == plain.phases[1]                      # it goes on with the last, and does not grow again
@@ -36,7 +36,7 @@ def test_a_batch_that_grows_changes_no_sample():
 
 def test_batches_that_do_not_divide_one_another_are_whole_steps_too():
     a = resolved({0: 48, 1_000: 112, 9_000: 640}).phases[0]
-    assert [batch for *_, batch in a.stretches] == [3, 7, 40] and a.whole
+    assert [batch for *_, batch in a.stretches] == [3, 7, 40] and a.has_whole_steps
     assert abs(a.stretches[1][0] * 16 - 1_000) <= 48 and abs(a.tokens - 51_200) <= 640
 
 
@@ -52,7 +52,7 @@ def test_an_edit_may_cut_a_phase_while_its_batch_grows():
     later = replace(grown.phases[1], samples=400, reserved=400)
     for sample in (150, 320, 340):
         made = edit(grown, sample, [later])
-        assert made.phases[0].stop == sample and made.phases[0].whole
+        assert made.phases[0].stop == sample and made.phases[0].has_whole_steps
         at, was = Order(made).locate(0, sample), Order(grown).locate(0, sample)
         assert (at.window == was.window).all() and (at.stream == was.stream).all()
     with pytest.raises(CurriculumError, match=r"sample 330 falls inside a step of phase 'a' \(20 samples a step\)"):

@@ -9,7 +9,7 @@ import pytest
 
 from stages.document import Document
 from stages.filter.quality import Quality
-from stages.models.classifier import beside
+from stages.models.classifier import companion_path
 from stages.models.train_quality import Settings, train
 from stages.scoring.calibration import CalibrationError, Table
 from stages.scoring.models import FastText
@@ -55,7 +55,7 @@ def test_the_score_is_that_of_fasttext(folder):
 
 def test_calibration_is_the_table_on_the_rounded_score(folder):
     path = folder / "quality.bin"
-    file = beside(path, "calibration.json")
+    file = companion_path(path, "calibration.json")
     raw, calibrated = loaded(path), loaded(path, calibration=str(file))
     table = Table(json.loads(file.read_text())["labels"]["hq"])
     pairs = sorted((raw.score(text), calibrated.score(text)) for text in (*GOOD, *POOR))
@@ -65,7 +65,7 @@ def test_calibration_is_the_table_on_the_rounded_score(folder):
 
 
 def test_calibration_of_another_model_is_refused(folder, tmp_path):
-    file = str(beside(folder / "quality.bin", "calibration.json"))
+    file = str(companion_path(folder / "quality.bin", "calibration.json"))
     with pytest.raises(CalibrationError, match="made for another model"):
         loaded(folder / "grades.bin", label="1", calibration=file)
     wrong = Quality(model=str(folder / "grades.bin"), label="1", calibration=file)
@@ -81,8 +81,8 @@ def test_key_counts_model_and_calibration_not_the_threshold(folder, tmp_path):
     path = folder / "quality.bin"
     copies = {name: tmp_path / name for name in ("m.bin", "c.json")}
     copies["m.bin"].write_bytes(path.read_bytes())
-    copies["c.json"].write_bytes(beside(path, "calibration.json").read_bytes())
-    one = Quality(model=str(path), calibration=str(beside(path, "calibration.json")))
+    copies["c.json"].write_bytes(companion_path(path, "calibration.json").read_bytes())
+    one = Quality(model=str(path), calibration=str(companion_path(path, "calibration.json")))
     other = Quality(model=str(copies["m.bin"]), calibration=str(copies["c.json"]))
     assert one.key() == other.key() != Quality(model=str(path)).key()
     assert set(one.resource_files()) == {"model", "calibration"}
@@ -98,7 +98,7 @@ def test_grades_are_expected(folder):
         assert stage.score(text) == pytest.approx(mean, abs=1e-6)
     best, worst = Document("a", GRADED[-1][1]), Document("b", GRADED[0][1])
     assert (stage.process(best), stage.process(worst)) == (None, "quality")
-    file = beside(folder / "grades.bin", "calibration.json")
+    file = companion_path(folder / "grades.bin", "calibration.json")
     calibrated = loaded(folder / "grades.bin", grade=True, calibration=str(file))
     assert 0 <= calibrated.score(GRADED[0][1]) < 1.5 < calibrated.score(GRADED[-1][1]) <= 3
 

@@ -12,7 +12,7 @@ import yaml
 
 from stages.filter.quality import Quality
 from stages.models import drift, model_card
-from stages.models.classifier import Classifier, Scores, beside, kind_of
+from stages.models.classifier import Classifier, Scores, companion_path, kind_of
 from stages.models.examples import Example, gather, near_duplicates, sample
 from stages.models.train_quality import Settings, train
 from stages.scoring.models import FastText
@@ -103,7 +103,8 @@ def test_files_are_equal_whatever_the_order(trained, tmp_path):
         assert (out.parent / name).read_bytes() == (tmp_path / name).read_bytes(), name
     train(LABELLED, tmp_path / "other.bin", seed=4, settings=SMALL, held_out=0)
     assert (tmp_path / "other.bin").read_bytes() != out.read_bytes()
-    assert not beside(tmp_path / "other.bin", "calibration.json").exists(), "nothing was held out to calibrate on"
+    calibration_file = companion_path(tmp_path / "other.bin", "calibration.json")
+    assert not calibration_file.exists(), "nothing was held out to calibrate on"
 
 
 def test_thresholds_of_the_curve_are_scores_of_the_step(trained):
@@ -115,9 +116,9 @@ def test_training_again_without_calibration_leaves_none_of_before(tmp_path, monk
     """It imports nothing from the current folder either."""
     (tmp_path / "json.py").write_text("raise SystemExit(9)\n")
     monkeypatch.chdir(tmp_path)
-    beside(tmp_path / "q.bin", "calibration.json").write_text("{}")
+    companion_path(tmp_path / "q.bin", "calibration.json").write_text("{}")
     train(LABELLED, tmp_path / "q.bin", settings=SMALL, held_out=0)
-    assert not beside(tmp_path / "q.bin", "calibration.json").exists()
+    assert not companion_path(tmp_path / "q.bin", "calibration.json").exists()
 
 
 def test_who_is_stopped_leaves_no_model_without_its_table(tmp_path, monkeypatch):
@@ -135,7 +136,7 @@ def test_who_is_stopped_leaves_no_model_without_its_table(tmp_path, monkeypatch)
 
 def test_the_card_tells_what_was_done(trained):
     out, card = trained
-    assert card == model_card.read(beside(out, "card.json"))
+    assert card == model_card.read(companion_path(out, "card.json"))
     assert (card["kind"], card["labels"], card["target"]) == ("binary", ["hq", "lq"], "hq")
     e = card["examples"]
     assert sum(sum(e[side].values()) for side in ("train", "calibrate", "test")) == len(LABELLED)
@@ -147,14 +148,14 @@ def test_the_card_tells_what_was_done(trained):
     scores = [stage_score(out, e.text) for e, side in zip(held_out.kept, held_out.sides) if side != "train"]
     assert (t["documents"], t["left_out"], t["trained_on"]) == (len(scores), sum(e["train"].values()), 0)
     assert t["kept"] == round(sum(s >= t["min"] for s in scores) / len(scores), 4) <= 0.1
-    page = beside(out, "card.md").read_text()
+    page = companion_path(out, "card.md").read_text()
     for said in ("ROC-AUC", "CC0-1.0", "To sort rivers", "a\\|b.parquet", f"min: {model_card.decimal(t['min'])}",
                  card["model"]["sha256"], "Calibration: platt"):
         assert said in page, said
 
 
 def stage_score(out, text):
-    stage = Quality(model=str(out), calibration=str(beside(out, "calibration.json")))
+    stage = Quality(model=str(out), calibration=str(companion_path(out, "calibration.json")))
     if not hasattr(stage_score, "of") or stage_score.of[0] != out:
         stage.setup()
         stage_score.of = (out, stage)
@@ -167,9 +168,11 @@ def test_the_card_shows_words_but_no_document(trained, tmp_path):
     card = train([*LABELLED, *private], tmp_path / "q.bin", settings=SMALL, held_out=0)
     assert "river" in [word for word, _, _ in card["features"]["hq"]]
     assert {"cheap", "BUY"} & {word for word, _, _ in card["features"]["lq"]}
-    whole = beside(tmp_path / "q.bin", "card.json").read_text() + beside(tmp_path / "q.bin", "card.md").read_text()
+    files = [companion_path(tmp_path / "q.bin", ending) for ending in ("card.json", "card.md")]
+    whole = "".join(file.read_text() for file in files)
     assert not re.search(r"ann\.smith|0171234567|Gundolf", whole)
-    assert all(n >= model_card.SEEN and word.isalpha() for words in card["features"].values() for word, _, n in words)
+    assert all(n >= model_card.FEWEST_OCCURRENCES and word.isalpha()
+               for words in card["features"].values() for word, _, n in words)
 
 
 @pytest.mark.parametrize(("labels", "kind"), [
@@ -189,7 +192,7 @@ def test_grades_and_labels(tmp_path):
     card = train(topics, tmp_path / "t.bin", settings=SMALL, held_out=0.4, reference=[t for _, t in topics])
     assert card["labels"] == ["a", "b", "c"] and len(card["measured"]["questions"]) == 3
     assert "threshold" not in card and sum(card["profiles"]["reference"]["labels"].values()) == len(topics)
-    assert "a choice of labels" in beside(tmp_path / "t.bin", "card.md").read_text()
+    assert "a choice of labels" in companion_path(tmp_path / "t.bin", "card.md").read_text()
 
 
 def test_words_that_look_like_labels_teach_nothing(tmp_path):
@@ -272,7 +275,7 @@ def test_drift_of_languages_and_of_labels(monkeypatch):
 
 def test_a_classifier_says_what_the_step_says(trained):
     out, card = trained
-    table = json.loads(beside(out, "calibration.json").read_text())
+    table = json.loads(companion_path(out, "calibration.json").read_text())
     classifier = Classifier(FastText(out), card["kind"], card["labels"], card["target"], table)
     texts = [text for _, text in LABELLED[::9]]
     assert classifier.scores(texts).values().tolist() == [stage_score(out, text) for text in texts]
@@ -284,7 +287,7 @@ def test_a_reference_is_judged_by_what_was_not_trained_on(tmp_path):
     few = train(LABELLED, tmp_path / "few.bin", settings=SMALL, held_out=0, reference=[*seen, "one more text", " "])
     assert {k: few["threshold"][k] for k in ("documents", "left_out", "trained_on")} == {
         "documents": 241, "left_out": 0, "trained_on": 240}
-    assert "240 of them were trained on" in beside(tmp_path / "few.bin", "card.md").read_text()
+    assert "240 of them were trained on" in companion_path(tmp_path / "few.bin", "card.md").read_text()
     new = [shaped(text, 7000 + i) for i, text in enumerate(GOOD)]
     card = train(LABELLED, tmp_path / "new.bin", settings=SMALL, held_out=0, reference=[*seen, *new], keep=0.5)
     assert card["threshold"]["documents"] == 120 and card["threshold"]["left_out"] == 240

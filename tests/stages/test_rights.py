@@ -10,7 +10,7 @@ import pytest
 from stages.document import Document
 from stages.extract.html.metadata import describe
 from stages.extract.html.step import Html
-from stages.filter.rights import SAID, Rights, licences
+from stages.filter.rights import CLAIMS, Rights, licences
 from stages.read.reader import Slice
 from stages.read.warc import Warc
 from stages.text.robots import directives
@@ -150,7 +150,7 @@ def test_respect_drops_what_it_names_and_is_replayed_from_signals():
     doc = Document("0" * 32, "© 2020 A. All rights reserved.", meta={"robots": "noai"})
     Rights().process(doc)
     for n in (0, 1, 2):
-        for respect in itertools.permutations(SAID, n):
+        for respect in itertools.permutations(CLAIMS, n):
             stage = Rights(respect=respect)
             again = Document("0" * 32, "© 2020 A. All rights reserved.", meta={"robots": "noai"})
             reason = stage.process(again)

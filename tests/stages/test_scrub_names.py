@@ -14,7 +14,7 @@ from pipeline.recipe import RecipeError, load_recipe
 from pipeline.run import make_backend, run_recipe
 from stages.document import Document
 from stages.scrub import names as names_module
-from stages.scrub.names import LABELS, Tagger, plain, problems
+from stages.scrub.names import LABELS, Tagger, normalised_label, problems
 from stages.scrub.pii import Pii
 
 TEXT = "Ada Lovelace wrote to ada@home.org from 12 St James's Square. Ada Lovelace, Ada Lovelace of London, Paris."
@@ -134,8 +134,8 @@ def test_what_is_no_model_is_said_before_anything_runs(pipeline, tmp_path):
     ("PERSON", "PERSON"), ("B-PER", "PER"), ("I-GIVENNAME", "GIVENNAME"), ("first_name", "FIRSTNAME"), ("O", "O"),
     ("S-LOC", "LOC"), ("E_NAME", "NAME"), ("B-", "B"), ("street-address", "STREETADDRESS")])
 def test_labels(label, known):
-    assert plain(label) == known
-    assert all(plain(label) == label for labels in LABELS.values() for label in labels)
+    assert normalised_label(label) == known
+    assert all(normalised_label(label) == label for labels in LABELS.values() for label in labels)
 
 
 def test_from_a_recipe(pipeline, tmp_path):

@@ -154,7 +154,7 @@ for soft, hard in ((140, hard), (50, hard), (50, 50)):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     shards = ShardSet({str(tmp_path / "s")!r})
     try:
-        shards.ahead(0, len(shards))
+        shards.prefetch(0, len(shards))
     except ShardError as error:
         sys.exit(f"{{soft, hard}}: {{error}}")
     tokens, ends = shards.read(0, len(shards)), shards.ends(0, len(shards) + 1)
@@ -193,7 +193,7 @@ def test_what_is_read_ahead_is_what_was_named_and_no_more(tmp_path, monkeypatch)
     rng = np.random.default_rng(0)
     write_set(tmp_path / "s", [[rng.integers(4, 99, 3999)], [rng.integers(4, 99, 5999)]], 100)
     shards, page = ShardSet(tmp_path / "s"), mmap.PAGESIZE
-    shards.ahead(3000, 4001)
+    shards.prefetch(3000, 4001)
     first = 6000 // page * page
     assert asked == [(mmap.MADV_WILLNEED, first, 8000 - first), (mmap.MADV_WILLNEED, 0, 2)]
 

@@ -223,7 +223,7 @@ def test_what_does_not_count_is_no_target():
     class Shards:
         offsets, vocab_size = [0, 1000], VOCAB
 
-        def ahead(self, start, stop):
+        def prefetch(self, start, stop):
             pass
 
         def window(self, w, length):

@@ -46,6 +46,8 @@ class TokenizerRef:
 
 @dataclass(frozen=True)
 class Curriculum:
+    """The streams, the phases and everything else that determines the order of samples."""
+
     seed: int
     tokenizer: TokenizerRef
     longest: int                  # tokens of a super-window; a multiple of every phase's sequence
@@ -77,9 +79,9 @@ class Curriculum:
     def to_json(self) -> dict[str, Any]:
         doc = asdict(self)
         for phase in doc["phases"]:                 # omit defaults: a new field must not change an old curriculum
-            for f in fields(Phase):
-                if f.default is not MISSING and phase[f.name] == f.default:
-                    del phase[f.name]
+            for spec in fields(Phase):
+                if spec.default is not MISSING and phase[spec.name] == spec.default:
+                    del phase[spec.name]
         return doc
 
     @classmethod
@@ -92,9 +94,10 @@ class Curriculum:
         curriculum = cls(**{
             **_exact(cls, doc, where),
             "tokenizer": TokenizerRef(**_exact(TokenizerRef, doc["tokenizer"], f"{where}: tokenizer")),
-            "streams": tuple(Stream(**_exact(Stream, s, f"{where}: streams[{i}]"))
-                             for i, s in enumerate(doc["streams"])),
-            "phases": tuple(Phase(**_exact(Phase, p, f"{where}: phases[{i}]")) for i, p in enumerate(doc["phases"]))})
+            "streams": tuple(Stream(**_exact(Stream, stream, f"{where}: streams[{i}]"))
+                             for i, stream in enumerate(doc["streams"])),
+            "phases": tuple(Phase(**_exact(Phase, phase, f"{where}: phases[{i}]"))
+                            for i, phase in enumerate(doc["phases"]))})
         curriculum.validate(where)
         return curriculum
 
@@ -145,9 +148,10 @@ class Curriculum:
             need(phase.start == start, f"{key} starts at sample {phase.start}, the one before it ends at {start}")
             need(0 < phase.samples <= phase.reserved, f"{key} needs samples >= 1 and reserved >= samples")
             steps = [[0, 0], *(phase.ramp or ()), [phase.reserved, phase.batch]]
-            need(all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(steps)),
+            need(all(earlier[0] < later[0] and earlier[1] < later[1] for earlier, later in pairwise(steps)),
                  f"{key}: ramp {phase.ramp} must rise to the batch of {phase.batch} within {phase.reserved} samples")
-            need(phase.whole, f"{key}: {phase.samples} samples are no whole number of batches of {phase.batch}")
+            need(phase.has_whole_steps,
+                 f"{key}: {phase.samples} samples are no whole number of batches of {phase.batch}")
             need(phase.sequence >= 1 and self.longest % phase.sequence == 0,
                  f"{key}: longest = {self.longest} is no multiple of sequence = {phase.sequence}: "
                  f"set shards.*.longest to a multiple of every sequence")
@@ -180,13 +184,13 @@ class Curriculum:
                 continue
             for s, stream in enumerate(self.streams):
                 allowed = phase.max_epochs.get(stream.name, 1)
-                limit, used = math.floor(allowed * order.supers[s]), order.used[p][s]
-                if phase.weights.get(stream.name) and used > limit:
+                limit, reserved = math.floor(allowed * order.supers[s]), order.used[p][s]
+                if phase.weights.get(stream.name) and reserved > limit:
                     raise CurriculumError(
                         f"{where}: phase '{phase.name}' exhausts stream '{stream.name}': it would be read "
-                        f"{used / order.supers[s]:.2f} epochs ({used * self.longest:,} of {stream.tokens:,} tokens), "
-                        f"allowed are {allowed:g}: lower its weight or the total, set max_epochs: {{{stream.name}: "
-                        f"{math.ceil(used / order.supers[s])}}}, or on_exhausted: repeat")
+                        f"{reserved / order.supers[s]:.2f} epochs ({reserved * self.longest:,} of {stream.tokens:,} "
+                        f"tokens), allowed are {allowed:g}: lower its weight or the total, set max_epochs: "
+                        f"{{{stream.name}: {math.ceil(reserved / order.supers[s])}}}, or on_exhausted: repeat")
 
 
 def _digest(doc: Mapping[str, Any]) -> str:
@@ -194,9 +198,11 @@ def _digest(doc: Mapping[str, Any]) -> str:
 
 
 def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:
-    known = {f.name for f in fields(cls)}
-    needed = {f.name for f in fields(cls) if f.default is MISSING}
-    missing, unknown = sorted((needed if cls is Phase else known) - set(doc)), sorted(set(doc) - known)
+    """The object `doc` as a dict. Raises CurriculumError if its keys are not the fields of the dataclass `cls`; fields
+    of Phase with a default may be missing."""
+    keys = {spec.name for spec in fields(cls)}
+    needed = {spec.name for spec in fields(cls) if spec.default is MISSING}
+    missing, unknown = sorted((needed if cls is Phase else keys) - set(doc)), sorted(set(doc) - keys)
     if missing or unknown:
         raise CurriculumError(f"{where}: missing keys {missing}, unknown keys {unknown}")
     return dict(doc)
@@ -233,12 +239,12 @@ def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequenc
     go to the next phase with the same sequence length. The `start` of each of `phases` is overwritten. `streams` are
     streams to add: new data always forms a new stream.
     """
-    kept = cut(old, sample)
-    start = kept[-1].stop
+    edited = cut(old, sample)
+    start = edited[-1].stop
     for phase in phases:
-        kept.append(replace(phase, start=start))
-        start = kept[-1].stop
-    curriculum = replace(old, phases=tuple(kept), streams=(*old.streams, *streams), order="")
+        edited.append(replace(phase, start=start))
+        start = edited[-1].stop
+    curriculum = replace(old, phases=tuple(edited), streams=(*old.streams, *streams), order="")
     curriculum.validate()
     return replace(curriculum, order=Order(curriculum).hash())
 
@@ -250,10 +256,10 @@ def cut(old: Curriculum, sample: int) -> list[Phase]:
         raise CurriculumError(f"an edit at sample {sample} is outside the run's {old.samples} samples")
     if sample == old.samples:
         return list(old.phases)
-    at = old.phase_at(sample)
-    kept = [*old.phases[:at], replace(old.phases[at], samples=sample - old.phases[at].start)]
-    kept = [p for p in kept if p.samples]
-    if not kept[-1].whole:
-        raise CurriculumError(f"an edit at sample {sample} falls inside a step of phase '{kept[-1].name}' "
-                              f"({kept[-1].batch_at(kept[-1].samples - 1)} samples a step)")
-    return kept
+    index = old.phase_at(sample)
+    phases = [*old.phases[:index], replace(old.phases[index], samples=sample - old.phases[index].start)]
+    phases = [phase for phase in phases if phase.samples]
+    if not phases[-1].has_whole_steps:
+        raise CurriculumError(f"an edit at sample {sample} falls inside a step of phase '{phases[-1].name}' "
+                              f"({phases[-1].batch_at(phases[-1].samples - 1)} samples a step)")
+    return phases

@@ -66,39 +66,41 @@ def _mix(x: np.ndarray, k: np.uint64) -> np.ndarray:
     return x
 
 
-def _walk(i: np.ndarray | int, n: int, key: str, forward: bool) -> np.ndarray:
+def _walk(numbers: np.ndarray | int, n: int, key: str, forward: bool) -> np.ndarray:
+    """Map numbers below n by the permutation of `key`, or by its inverse if not `forward`. A number is mapped until it
+    is below n again (cycle walking)."""
     if not 0 < n <= 1 << 62:
         raise ValueError(f"a permutation needs 1 <= n <= 2**62, not {n}")
-    out = np.array(i, dtype=np.uint64, ndmin=1)
-    if out.size and int(out.max()) >= n:
-        raise ValueError(f"index {int(out.max())} outside a permutation of {n}")
+    mapped = np.array(numbers, dtype=np.uint64, ndmin=1)
+    if mapped.size and int(mapped.max()) >= n:
+        raise ValueError(f"index {int(mapped.max())} outside a permutation of {n}")
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     keys = round_keys(key)
-    todo = np.arange(out.size)
-    while todo.size:  # the domain is at most 4n: an index needs at most 4 passes on average
-        x = out[todo]
-        left, right = x >> shift, x & mask
+    todo = np.arange(mapped.size)
+    while todo.size:  # the domain is at most 4n: a number needs at most 4 passes on average
+        values = mapped[todo]
+        left, right = values >> shift, values & mask
         if forward:
-            for k in keys:
-                left, right = right, left ^ (_mix(right, k) & mask)
+            for round_key in keys:
+                left, right = right, left ^ (_mix(right, round_key) & mask)
         else:
-            for k in keys[::-1]:
-                left, right = right ^ (_mix(left, k) & mask), left
-        x = (left << shift) | right
-        out[todo] = x
-        todo = todo[x >= np.uint64(n)]
-    return out.astype(np.int64)
+            for round_key in keys[::-1]:
+                left, right = right ^ (_mix(left, round_key) & mask), left
+        values = (left << shift) | right
+        mapped[todo] = values
+        todo = todo[values >= np.uint64(n)]
+    return mapped.astype(np.int64)
 
 
-def permute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
-    """Map the numbers `i` by a bijection of [0, n) that the text `key` determines. Returns a flat int64 array."""
-    return _walk(i, n, key, True)
+def permute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
+    """Map `numbers` by a bijection of [0, n) that the text `key` determines. Returns a flat int64 array."""
+    return _walk(numbers, n, key, True)
 
 
-def unpermute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
+def unpermute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
     """The inverse of `permute`."""
-    return _walk(i, n, key, False)
+    return _walk(numbers, n, key, False)
 
 
 def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
@@ -111,7 +113,7 @@ def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) 
 def check_weights(weights: Sequence[int], n: int) -> None:
     """Raise CurriculumError if the weights are not integers >= 0 with a positive sum, or are too large for int64
     arithmetic with `n` samples."""
-    if not weights or min(weights) < 0 or sum(weights) <= 0 or any(w != int(w) for w in weights):
+    if not weights or min(weights) < 0 or sum(weights) <= 0 or any(weight != int(weight) for weight in weights):
         raise CurriculumError(f"weights must be integers >= 0 with a positive sum, not {list(weights)}")
     if (2 * n + 1) * max(weights) >= 1 << 62:
         raise CurriculumError(f"weights up to {max(weights)} over {n} samples overflow 64 bits: use smaller weights")
@@ -123,20 +125,21 @@ def counts(n: int, weights: Sequence[int]) -> list[int]:
     check_weights(weights, n)
     total = sum(weights)
     # after `total` samples every stream has given exactly its weight, and the sequence repeats
-    rounds, rest = divmod(n, total)
-    live = [i for i, w in enumerate(weights) if w]
-    got = [0] * len(weights)
-    # by time t a stream of weight w has had floor((w·t + 1)/2) draws. At t = (2·rest − K)/total all streams together
-    # have had at most `rest` draws, and at least rest − K; the missing draws are added one by one
+    rounds, remainder = divmod(n, total)
+    live = [i for i, weight in enumerate(weights) if weight]
+    draws = [0] * len(weights)
+    # By time t a stream of weight w has had floor((w·t + 1)/2) draws. Let K be the number of streams with a weight. At
+    # t = (2·remainder − K)/total all streams together have had at most `remainder` draws, and at least remainder − K.
+    # The missing draws are added one by one.
     for i in live:
-        got[i] = max(0, (weights[i] * (2 * rest - len(live)) + total) // (2 * total))
-    due = [(Fraction(2 * got[i] + 1, weights[i]), i) for i in live]
+        draws[i] = max(0, (weights[i] * (2 * remainder - len(live)) + total) // (2 * total))
+    due = [(Fraction(2 * draws[i] + 1, weights[i]), i) for i in live]
     heapq.heapify(due)
-    for _ in range(rest - sum(got)):
+    for _ in range(remainder - sum(draws)):
         _, i = due[0]
-        got[i] += 1
-        heapq.heapreplace(due, (Fraction(2 * got[i] + 1, weights[i]), i))
-    return [g + rounds * w for g, w in zip(got, weights)]
+        draws[i] += 1
+        heapq.heapreplace(due, (Fraction(2 * draws[i] + 1, weights[i]), i))
+    return [drawn + rounds * weight for drawn, weight in zip(draws, weights)]
 
 
 def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.ndarray:
@@ -149,16 +152,16 @@ def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.nd
     """
     j = np.array(j, dtype=np.int64, ndmin=1)
     check_weights(weights, int(j.max(initial=0)))
-    w = int(weights[stream])
-    if w == 0:
+    weight = int(weights[stream])
+    if weight == 0:
         raise CurriculumError(f"stream {stream} has weight 0 and gives no samples")
-    out = j.copy()
-    for other, v in enumerate(weights):
-        if other == stream or v == 0:
+    numbers = j.copy()
+    for other_stream, other_weight in enumerate(weights):
+        if other_stream == stream or other_weight == 0:
             continue
-        x = (2 * j + 1) * v
-        out += (x // w + 1) // 2 if other < stream else -(-x // w) // 2
-    return out
+        scaled = (2 * j + 1) * other_weight
+        numbers += (scaled // weight + 1) // 2 if other_stream < stream else -(-scaled // weight) // 2
+    return numbers
 
 
 # -- reservations ------------------------------------------------------------------------------------------------
@@ -242,37 +245,37 @@ class Order:
         used = [0] * len(self.names)
         # windows that a phase has reserved and does not read go to the next phase with the same sequence length, if the
         # stream is still in the same epoch
-        left: dict[tuple[int, int], tuple[Piece, int]] = {}
+        unread: dict[tuple[int, int], tuple[Piece, int]] = {}
         for p, phase in enumerate(self.curriculum.phases):
             ratio = self.longest // phase.sequence
-            want, planned = counts(phase.samples, self.weights[p]), counts(phase.reserved, self.weights[p])
+            needed, planned = counts(phase.samples, self.weights[p]), counts(phase.reserved, self.weights[p])
             row: list[list[Extent]] = []
             for s, name in enumerate(self.names):
-                if want[s] and not self.supers[s]:
+                if needed[s] and not self.supers[s]:
                     raise CurriculumError(
                         f"stream '{name}' has fewer tokens ({self.curriculum.streams[s].tokens}) than one window of "
                         f"`longest` = {self.longest} needs: lower shards.*.longest, or leave '{name}' out of the mix")
                 extents: list[Extent] = []
                 draw = spare = 0
-                old = left.get((s, phase.sequence))
-                if old is not None and old[0].epoch == (used[s] - 1) // self.supers[s]:
-                    piece, offset = old
+                earlier = unread.get((s, phase.sequence))
+                if earlier is not None and earlier[0].epoch == (used[s] - 1) // self.supers[s]:
+                    piece, offset = earlier
                     spare = piece.windows - offset
-                    draw = min(spare, want[s])
+                    draw = min(spare, needed[s])
                     if draw:
                         extents.append(Extent(p, 0, draw, piece, offset))
-                        left[s, phase.sequence] = (piece, offset + draw)
+                        unread[s, phase.sequence] = (piece, offset + draw)
                 # a reservation keeps its planned size if the phase is cut short later: another size would permute its
                 # windows differently, and change samples that have already been read
-                missing = -(-max(0, planned[s] - spare) // ratio)
-                while draw < want[s]:
+                supers_needed = -(-max(0, planned[s] - spare) // ratio)
+                while draw < needed[s]:
                     epoch, first = divmod(used[s], self.supers[s])
-                    size = min(missing, self.supers[s] - first)
+                    size = min(supers_needed, self.supers[s] - first)
                     piece = Piece(s, epoch, p, first, size, phase.sequence, size * ratio)
-                    take = min(piece.windows, want[s] - draw)
-                    extents.append(Extent(p, draw, draw + take, piece, 0))
-                    left[s, phase.sequence] = (piece, take)
-                    draw, used[s], missing = draw + take, used[s] + size, missing - size
+                    draws = min(piece.windows, needed[s] - draw)
+                    extents.append(Extent(p, draw, draw + draws, piece, 0))
+                    unread[s, phase.sequence] = (piece, draws)
+                    draw, used[s], supers_needed = draw + draws, used[s] + size, supers_needed - size
                 row.append(extents)
             self.extents.append(row)
             self.used.append(list(used))
@@ -282,33 +285,35 @@ class Order:
         [w·L, w·L + L], where L is the piece's `length`."""
         seed, name = self.curriculum.seed, self.names[piece.stream]
         ratio = self.longest // piece.length
-        q = permute(index, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
-        row = permute(piece.first + q // ratio, self.supers[piece.stream],
+        place = permute(index, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
+        row = permute(piece.first + place // ratio, self.supers[piece.stream],
                       permutation_key(seed, name, piece.epoch, "super"))
-        windows: np.ndarray = row * ratio + q % ratio
+        windows: np.ndarray = row * ratio + place % ratio
         return windows
 
-    def locate(self, n0: int, n1: int) -> Located:
-        """Return which windows samples [n0, n1) read. This takes O(n1 - n0) time and memory, at the end of a run as at
-        its beginning."""
-        if not 0 <= n0 <= n1 <= self.samples:
-            raise CurriculumError(f"samples [{n0}, {n1}) are outside the curriculum's {self.samples} samples")
-        out = Located(*(np.empty(n1 - n0, np.int64) for _ in Located._fields))
+    def locate(self, first_sample: int, stop_sample: int) -> Located:
+        """Return which windows samples [first_sample, stop_sample) read. Time and memory are proportional to the number
+        of these samples, at the end of a run as at its beginning."""
+        if not 0 <= first_sample <= stop_sample <= self.samples:
+            raise CurriculumError(f"samples [{first_sample}, {stop_sample}) are outside the curriculum's "
+                                  f"{self.samples} samples")
+        out = Located(*(np.empty(stop_sample - first_sample, np.int64) for _ in Located._fields))
         for p, phase in enumerate(self.curriculum.phases):
-            a, b = max(n0 - phase.start, 0), min(n1 - phase.start, phase.samples)
-            if a >= b:
+            start, stop = max(first_sample - phase.start, 0), min(stop_sample - phase.start, phase.samples)
+            if start >= stop:
                 continue
-            lo, hi = phase.start + a - n0, phase.start + b - n0
-            out.phase[lo:hi], out.sequence[lo:hi] = p, phase.sequence
-            before, after = counts(a, self.weights[p]), counts(b, self.weights[p])
+            first, end = phase.start + start - first_sample, phase.start + stop - first_sample
+            out.phase[first:end], out.sequence[first:end] = p, phase.sequence
+            draws_before, draws_after = counts(start, self.weights[p]), counts(stop, self.weights[p])
             for s, row in enumerate(self.extents[p]):
                 for extent in row:
-                    js = np.arange(max(before[s], extent.start), min(after[s], extent.stop), dtype=np.int64)
-                    if not js.size:
+                    draws = np.arange(max(draws_before[s], extent.start), min(draws_after[s], extent.stop),
+                                      dtype=np.int64)
+                    if not draws.size:
                         continue
-                    at = lo + sample_of(s, js, self.weights[p]) - a
-                    out.stream[at], out.epoch[at] = s, extent.piece.epoch
-                    out.window[at] = self._windows(extent.piece, js - extent.start + extent.offset)
+                    positions = first + sample_of(s, draws, self.weights[p]) - start
+                    out.stream[positions], out.epoch[positions] = s, extent.piece.epoch
+                    out.window[positions] = self._windows(extent.piece, draws - extent.start + extent.offset)
         return out
 
     def samples_of(self, stream: int, first: int, stop: int,
@@ -335,30 +340,31 @@ class Order:
             place = places[piece.epoch] - piece.first
             inside = (place >= 0) & (place < piece.supers)
             ratio = self.longest // piece.length
-            sub = np.arange(ratio, dtype=np.int64)
-            q = (place[inside][:, None] * ratio + sub).ravel()
-            windows = (supers[inside][:, None] * ratio + sub).ravel()
-            index = unpermute(q, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
+            window_in_super = np.arange(ratio, dtype=np.int64)
+            window_places = (place[inside][:, None] * ratio + window_in_super).ravel()
+            windows = (supers[inside][:, None] * ratio + window_in_super).ravel()
+            index = unpermute(window_places, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
             for extent in extents:
                 drawn = (index >= extent.offset) & (index < extent.offset + extent.stop - extent.start)
-                js = index[drawn] - extent.offset + extent.start
-                if not js.size:
+                draws = index[drawn] - extent.offset + extent.start
+                if not draws.size:
                     continue
-                n = self.curriculum.phases[extent.phase].start + sample_of(stream, js, self.weights[extent.phase])
+                start = self.curriculum.phases[extent.phase].start
+                numbers = start + sample_of(stream, draws, self.weights[extent.phase])
                 rows_of_phase.setdefault(extent.phase, []).append(
-                    np.stack([n, windows[drawn], np.full(n.size, piece.epoch, np.int64)]))
+                    np.stack([numbers, windows[drawn], np.full(numbers.size, piece.epoch, np.int64)]))
         out = {}
         for p, rows in sorted(rows_of_phase.items()):
             table = np.concatenate(rows, axis=1)
-            n, window, epoch = table[:, np.lexsort((table[2], table[1]))]
-            out[p] = (n, window, epoch)
+            numbers, window, epoch = table[:, np.lexsort((table[2], table[1]))]
+            out[p] = (numbers, window, epoch)
         return out
 
     def hash(self) -> str:
         """Return a hash of the order, in hex: blake2b over (stream, epoch, window) of the first 10⁶ samples, as
         little-endian u64."""
-        h = hashlib.blake2b(digest_size=16)
-        for a in range(0, min(HASHED, self.samples), 1 << 16):
-            at = self.locate(a, min(a + (1 << 16), HASHED, self.samples))
-            h.update(np.stack([at.stream, at.epoch, at.window], axis=1).astype("<u8").tobytes())
-        return h.hexdigest()
+        digest = hashlib.blake2b(digest_size=16)
+        for start in range(0, min(HASHED, self.samples), 1 << 16):
+            located = self.locate(start, min(start + (1 << 16), HASHED, self.samples))
+            digest.update(np.stack([located.stream, located.epoch, located.window], axis=1).astype("<u8").tobytes())
+        return digest.hexdigest()

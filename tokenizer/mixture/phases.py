@@ -71,7 +71,7 @@ class Phase:
         return sum((stop - first) // batch for first, stop, batch in self.stretches)
 
     @property
-    def whole(self) -> bool:
+    def has_whole_steps(self) -> bool:
         """Whether the phase's samples make a whole number of steps."""
         return all((stop - first) % batch == 0 for first, stop, batch in self.stretches)
 

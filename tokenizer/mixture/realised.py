@@ -21,19 +21,20 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
     unread = _unread(order)
     rows = []
     for p, phase in enumerate(curriculum.phases):
-        got = counts(phase.samples, order.weights[p])
+        windows = counts(phase.samples, order.weights[p])
         for s, name in enumerate(order.names):
             weight = phase.weights.get(name, 0)
             if not weight:
                 continue
-            before = order.used[p - 1][s] if p else 0
-            again = [sample_of(s, e.start, order.weights[p])[0] for e in order.extents[p][s] if e.piece.epoch > 0]
+            reserved_before = order.used[p - 1][s] if p else 0
+            second_readings = [sample_of(s, extent.start, order.weights[p])[0]
+                               for extent in order.extents[p][s] if extent.piece.epoch > 0]
             rows.append({
                 "phase": phase.name, "stream": name, "weight": weight, "share": weight / sum(order.weights[p]),
-                "windows": got[s], "tokens": got[s] * phase.sequence,
+                "windows": windows[s], "tokens": windows[s] * phase.sequence,
                 "epochs": order.used[p][s] / order.supers[s] if order.supers[s] else 0.0,
-                "reserved": order.used[p][s] - before, "unread": unread.get((p, s), 0),
-                "repeats_from": phase.start + int(min(again)) if again else None})
+                "reserved": order.used[p][s] - reserved_before, "unread": unread.get((p, s), 0),
+                "repeats_from": phase.start + int(min(second_readings)) if second_readings else None})
     return rows
 
 
@@ -43,13 +44,13 @@ def _unread(order: Order) -> dict[tuple[int, int], int]:
     drawn: dict[Any, int] = {}
     for row in order.extents:
         for extents in row:
-            for e in extents:
-                drawn[e.piece] = drawn.get(e.piece, 0) + e.stop - e.start
-    out: dict[tuple[int, int], int] = {}
-    for piece, n in drawn.items():
+            for extent in extents:
+                drawn[extent.piece] = drawn.get(extent.piece, 0) + extent.stop - extent.start
+    unread: dict[tuple[int, int], int] = {}
+    for piece, count in drawn.items():
         key = (piece.reservation, piece.stream)
-        out[key] = out.get(key, 0) + piece.windows - n
-    return out
+        unread[key] = unread.get(key, 0) + piece.windows - count
+    return unread
 
 
 def plan_text(curriculum: Curriculum) -> str:
@@ -59,9 +60,9 @@ def plan_text(curriculum: Curriculum) -> str:
         note = "" if row["repeats_from"] is None else f"second reading from sample {row['repeats_from']:,}"
         rows.append((row["phase"], row["stream"], f"{row['share']:.2%}", f"{row['tokens']:,}", f"{row['windows']:,}",
                      f"{row['epochs']:.2f}", note))
-    width = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(c.ljust(w) if i in (0, 1, 6) else c.rjust(w)
-                       for i, (c, w) in enumerate(zip(r, width))).rstrip() for r in rows]
+    width = [max(len(cells[column]) for cells in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(size) if column in (0, 1, 6) else cell.rjust(size)
+                       for column, (cell, size) in enumerate(zip(cells, width))).rstrip() for cells in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -75,12 +76,12 @@ def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
     """
     rows = []
     for phase in curriculum.phases:
-        weights = [phase.weights.get(s.name, 0) for s in curriculum.streams]
-        done = max(0, min(samples, phase.stop) - phase.start)
-        got = counts(done, weights)
-        for s, stream in enumerate(curriculum.streams):
-            if weights[s]:
+        weights = [phase.weights.get(number.name, 0) for number in curriculum.streams]
+        samples_read = max(0, min(samples, phase.stop) - phase.start)
+        windows = counts(samples_read, weights)
+        for number, stream in enumerate(curriculum.streams):
+            if weights[number]:
                 rows.append({"phase": phase.name, "stream": stream.name,
-                             "planned": done * weights[s] / sum(weights), "realised": got[s],
-                             "tokens": got[s] * phase.sequence})
+                             "planned": samples_read * weights[number] / sum(weights), "realised": windows[number],
+                             "tokens": windows[number] * phase.sequence})
     return rows

@@ -40,33 +40,34 @@ def parse_count(value: Any, key: str) -> int:
 
 
 def _weights(mix: Mapping[str, Any], key: str, names: list[str], warnings: list[str]) -> dict[str, int]:
-    given: dict[str, Fraction] = {}
+    """Convert the recipe's `mix` of a phase into {stream: integer weight}; streams of weight 0 are left out."""
+    shares: dict[str, Fraction] = {}
     for name, value in mix.items():
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"shards: has {', '.join(names)}"
             raise CurriculumError(f"{key}: unknown stream '{name}': {hint}")
         try:
-            given[name] = Fraction(str(value).strip().removesuffix("%"))
+            shares[name] = Fraction(str(value).strip().removesuffix("%"))
         except (ValueError, ZeroDivisionError):
-            given[name] = Fraction(-1)
-        if isinstance(value, bool) or given[name] < 0:
+            shares[name] = Fraction(-1)
+        if isinstance(value, bool) or shares[name] < 0:
             raise CurriculumError(f"{key}.{name}: weight {value!r} is not a number >= 0")
-    total = sum(given.values())
+    total = sum(shares.values())
     if total <= 0:
         raise CurriculumError(f"{key}: at least one stream needs a weight above 0")
     if total not in (1, 100):
         warnings.append(f"{key}: weights sum to {float(total):g}, not to 100; they were normalised")
-    scale = math.lcm(*(w.denominator for w in given.values()))
-    whole = {name: int(w * scale) for name, w in given.items()}
-    divisor = math.gcd(*whole.values())
-    whole = {name: w // divisor for name, w in whole.items()}
-    if sum(whole.values()) > WEIGHT_SUM:
-        whole = dict(zip(whole, counts(WEIGHT_SUM, list(whole.values()))))
-        gone = [name for name, w in given.items() if w and not whole[name]]
-        if gone:
-            raise CurriculumError(f"{key}: weights of {gone} are below one in {WEIGHT_SUM:,}: raise or remove them")
-    return {name: whole[name] for name in names if whole.get(name)}
+    scale = math.lcm(*(share.denominator for share in shares.values()))
+    weights = {name: int(share * scale) for name, share in shares.items()}
+    divisor = math.gcd(*weights.values())
+    weights = {name: weight // divisor for name, weight in weights.items()}
+    if sum(weights.values()) > WEIGHT_SUM:
+        weights = dict(zip(weights, counts(WEIGHT_SUM, list(weights.values()))))
+        vanished = [name for name, share in shares.items() if share and not weights[name]]
+        if vanished:
+            raise CurriculumError(f"{key}: weights of {vanished} are below one in {WEIGHT_SUM:,}: raise or remove them")
+    return {name: weights[name] for name in names if weights.get(name)}
 
 
 def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any]],
@@ -85,12 +86,12 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
         raise CurriculumError("shards: at least one stream is needed")
     streams = tuple(_stream(name, shard_sets[name], tokenizer) for name in names)
     total = parse_count(spec.get("total"), "curriculum.total")
-    phases = place(spec.get("phases") or (), total, names, warnings)
+    phases = resolve_phases(spec.get("phases") or (), total, names, warnings)
     if not phases:
         raise CurriculumError("curriculum.phases: at least one phase is needed")
-    done = sum(p.tokens for p in phases if not p.extra)
-    if abs(done - total) > 0.01 * total:
-        warnings.append(f"curriculum.total: whole steps of the phases make {done:,} tokens, not {total:,}")
+    phase_tokens = sum(phase.tokens for phase in phases if not phase.extra)
+    if abs(phase_tokens - total) > 0.01 * total:
+        warnings.append(f"curriculum.total: whole steps of the phases make {phase_tokens:,} tokens, not {total:,}")
     longest = _longest(recipe.get("shards") or {}, names, max(p.sequence for p in phases))
     ref = TokenizerRef(**{f.name: tokenizer[f.name] for f in fields(TokenizerRef)})
     curriculum = Curriculum(int(spec.get("seed", 0)), ref, longest, streams, tuple(phases), "")
@@ -107,51 +108,52 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     return replace(curriculum, order=order.hash()), warnings
 
 
-def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warnings: list[str],
-          before: Sequence[Phase] = (), where: str = "curriculum.phases") -> list[Phase]:
-    """Return the phases for `given`, entries of a recipe's `curriculum.phases`. They follow the existing phases
-    `before`. `until` counts tokens from the start of the run; percentages are shares of `total` tokens. `names` are the
-    known streams. Warnings are appended to `warnings`.
+def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, names: list[str], warnings: list[str],
+                   existing: Sequence[Phase] = (), where: str = "curriculum.phases") -> list[Phase]:
+    """Return the phases for `entries` of a recipe's `curriculum.phases`. They follow the phases `existing`. `until`
+    counts tokens from the start of the run; percentages are shares of `total` tokens. `names` are the streams that the
+    recipe has. Warnings are appended to `warnings`.
 
     A key that an entry does not give is inherited from the entry before it, except for `name`, `until`, `extra` and
     `reset_optimizer`. After an entry whose `lr` is a curve of its own, `lr` must be given.
     """
     phases: list[Phase] = []
-    last = before[-1] if before else None
+    previous = existing[-1] if existing else None
     entry: dict[str, Any] = {"lr": "stable", "max_epochs": {}, "on_exhausted": "error"}
-    if last is not None:
-        entry = {"sequence": last.sequence, "batch": last.batch * last.sequence, "mix": last.weights, "lr": last.lr,
-                 "max_epochs": last.max_epochs, "on_exhausted": last.on_exhausted, "rope_theta": last.rope_theta,
-                 "rope_scaling": last.rope_scaling}
-    done, start = sum(p.tokens for p in before), last.stop if last else 0
-    for i, spoken in enumerate(given):
-        key = f"{where}[{i}]"
-        if spoken.get("lr") is None and isinstance(entry["lr"], Mapping):
+    if previous is not None:
+        entry = {"sequence": previous.sequence, "batch": previous.batch * previous.sequence, "mix": previous.weights,
+                 "lr": previous.lr, "max_epochs": previous.max_epochs, "on_exhausted": previous.on_exhausted,
+                 "rope_theta": previous.rope_theta, "rope_scaling": previous.rope_scaling}
+    end, start = sum(phase.tokens for phase in existing), previous.stop if previous else 0
+    for number, own_keys in enumerate(entries):
+        key = f"{where}[{number}]"
+        if own_keys.get("lr") is None and isinstance(entry["lr"], Mapping):
             raise CurriculumError(f"{key}.lr is missing: the phase before has a learning rate of its own, which is not "
                                   f"inherited; write lr: stable, or {{peak: …, warmup: …, shape: …}} again")
-        once = {"name": None, "until": None, "extra": None, "reset_optimizer": False}
-        entry = {**entry, **once, **{k: v for k, v in spoken.items() if v is not None}}
-        for wanted in ("name", "sequence", "batch", "mix"):
-            if entry.get(wanted) is None:
-                raise CurriculumError(f"{key}.{wanted} is missing")
-        if str(entry["name"]) in {p.name for p in (*before, *phases)}:
+        not_inherited = {"name": None, "until": None, "extra": None, "reset_optimizer": False}
+        entry = {**entry, **not_inherited, **{item: value for item, value in own_keys.items() if value is not None}}
+        for required in ("name", "sequence", "batch", "mix"):
+            if entry.get(required) is None:
+                raise CurriculumError(f"{key}.{required} is missing")
+        if str(entry["name"]) in {phase.name for phase in (*existing, *phases)}:
             raise CurriculumError(f"{key}.name: two phases would be called '{entry['name']}'; give it another name")
         extra = entry["extra"] is not None
         if extra == (entry["until"] is not None):
             raise CurriculumError(f"{key}: `until` says where in the total it ends, `extra` how many tokens it has "
                                   f"beyond it: give one of them" if extra else f"{key}.until is missing")
-        target = done + parse_count(entry["extra"], f"{key}.extra") if extra else \
+        target = end + parse_count(entry["extra"], f"{key}.extra") if extra else \
             _until(entry["until"], total, f"{key}.until")
         sequence = parse_count(entry["sequence"], f"{key}.sequence")
-        if target <= done:
+        if target <= end:
             raise CurriculumError(f"{key}.until: {entry['until']} is not after the phase before it")
-        ramp, batch = _batches(entry["batch"], sequence, target - done, f"{key}.batch", warnings)
+        ramp, batch = _batches(entry["batch"], sequence, target - end, f"{key}.batch", warnings)
         grown = ramp[-1][0] if ramp else 0
-        rest = grown % batch
-        samples = rest + max(grown // batch + 1, round((target - done - rest * sequence) / (batch * sequence))) * batch
-        if isinstance(entry["batch"], Mapping):     # the batch grows only once: the next phase inherits its last size
-            entry["batch"] = max(parse_count(b, f"{key}.batch") for b in entry["batch"].values())
-        weights = entry["mix"] if last is not None and entry["mix"] is last.weights else \
+        partial = grown % batch
+        full_batches = round((target - end - partial * sequence) / (batch * sequence))
+        samples = partial + max(grown // batch + 1, full_batches) * batch
+        if isinstance(entry["batch"], Mapping):     # a batch size grows only once: the next phase inherits the largest
+            entry["batch"] = max(parse_count(size, f"{key}.batch") for size in entry["batch"].values())
+        weights = entry["mix"] if previous is not None and entry["mix"] is previous.weights else \
             _weights(entry["mix"], f"{key}.mix", names, warnings)
         scaling = entry.get("rope_scaling")
         phases.append(Phase(
@@ -160,7 +162,7 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
             _epochs(entry["max_epochs"] or {}, f"{key}.max_epochs"), str(entry["on_exhausted"]), extra,
             entry["reset_optimizer"], _float(entry.get("rope_theta")),
             dict(scaling) if isinstance(scaling, Mapping) else scaling, ramp))
-        done, start = done + phases[-1].tokens, phases[-1].stop
+        end, start = end + phases[-1].tokens, phases[-1].stop
     return phases
 
 
@@ -174,36 +176,36 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
     samples as without growth, in the same order."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
-        rows = sorted((quantities.parse_count(at, least=0), at) for at in table)
+        rows = sorted((quantities.parse_count(begin, least=0), begin) for begin in table)
     except ValueError as e:
         raise CurriculumError(f"{key}: {e}") from None
     if not rows or rows[0][0]:
         raise CurriculumError(f"{key}: a batch that grows begins at 0, e.g. {{0: 64k, 100M: 128k, 1B: 0.5M}}")
     sizes = []
-    for _, at in rows:
-        wanted = parse_count(table[at], f"{key}.{at}" if isinstance(value, Mapping) else key)
-        sizes.append(max(1, round(wanted / sequence)))
-        if sizes[-1] * sequence != wanted:
-            warnings.append(f"{key}: {wanted:,} tokens are no multiple of sequence {sequence:,}; a step has "
+    for _, begin in rows:
+        tokens_of_step = parse_count(table[begin], f"{key}.{begin}" if isinstance(value, Mapping) else key)
+        sizes.append(max(1, round(tokens_of_step / sequence)))
+        if sizes[-1] * sequence != tokens_of_step:
+            warnings.append(f"{key}: {tokens_of_step:,} tokens are no multiple of sequence {sequence:,}; a step has "
                             f"{sizes[-1]} sequences = {sizes[-1] * sequence:,} tokens")
     ramp: list[list[int]] = []
-    first = 0
-    for (at, _), size, larger in zip(rows[1:], sizes, sizes[1:]):
-        if larger <= size or not 0 < at < tokens:
+    start = 0
+    for (begin, _), size, larger in zip(rows[1:], sizes, sizes[1:]):
+        if larger <= size or not 0 < begin < tokens:
             raise CurriculumError(f"{key}: batches grow, each from a later token of the phase on, before its end at "
                                   f"{tokens:,}; got {dict(value)}")
-        aligned = larger % size == 0 and first % size == 0
-        unit, base = (larger, first // larger * larger) if aligned else (size, first)
-        first = base + max(1, round((at / sequence - base) / unit)) * unit
-        ramp.append([first, size])
+        aligned = larger % size == 0 and start % size == 0
+        unit, base = (larger, start // larger * larger) if aligned else (size, start)
+        start = base + max(1, round((begin / sequence - base) / unit)) * unit
+        ramp.append([start, size])
     return ramp or None, sizes[-1]
 
 
 def _epochs(value: Any, key: str) -> dict[str, float]:
     """Parse `max_epochs` of a phase. Returns {stream: how many epochs of it may have been read by the end of the
     phase}."""
-    epochs = {k: _float(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
-    if not isinstance(value, Mapping) or not all(is_number(v) and v >= 0 for v in epochs.values()):
+    epochs = {stream: _float(limit) for stream, limit in value.items()} if isinstance(value, Mapping) else {}
+    if not isinstance(value, Mapping) or not all(is_number(limit) and limit >= 0 for limit in epochs.values()):
         raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")
     return epochs
 
@@ -233,6 +235,7 @@ def own_rate(value: Any, tokens: int, key: str) -> Any:
 
 
 def _stream(name: str, info: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> Stream:
+    """The stream of a published shard set. Raises CurriculumError if another tokenizer has encoded it."""
     train, val = info["train"], info.get("val")
     if info["tokenizer"] != tokenizer["sha256"]:
         raise CurriculumError(f"shards.{name} was encoded with another tokenizer ({info['tokenizer'][:12]}…, not "
@@ -242,6 +245,7 @@ def _stream(name: str, info: Mapping[str, Any], tokenizer: Mapping[str, Any]) ->
 
 
 def _until(value: Any, total: int, key: str) -> int:
+    """Convert a share of `total` such as '70%', or a count such as '14B', into a number of tokens."""
     text = str(value).strip()
     if not text.endswith("%"):
         return parse_count(value, key)
@@ -255,6 +259,8 @@ def _until(value: Any, total: int, key: str) -> int:
 
 
 def _longest(shards: Mapping[str, Any], names: list[str], default: int) -> int:
+    """The size of a super-window, `longest` of the recipe's `shards`. Raises CurriculumError if streams differ in
+    it."""
     lengths = {name: parse_count(shards[name]["longest"], f"shards.{name}.longest") for name in names
                if (shards.get(name) or {}).get("longest") is not None}
     if len(set(lengths.values())) > 1:

@@ -25,12 +25,12 @@ def places(shard_set: ShardSet, id: str) -> Iterator[dict[str, Any]]:
 
 def ranges(table: pq.ParquetFile, id: str) -> Iterator[tuple[str, int, int]]:
     """Yield (id, first token, exclusive end), in the shard, of the documents whose id begins with `id`."""
-    import pyarrow.compute as pc  # it loads what the trainer has no use for
+    import pyarrow.compute as pc  # loads modules that the trainer does not need
 
-    before = 0
+    previous_end = 0
     for batch in table.iter_batches(ROWS, columns=["id", "end"], use_threads=False):
         ends = batch.column("end").to_numpy()
         hits = np.flatnonzero(pc.starts_with(batch.column("id"), id).to_numpy(zero_copy_only=False))
-        for at, name in zip(hits.tolist(), batch.column("id").take(pa.array(hits)).to_pylist()):
-            yield name, int(ends[at - 1]) if at else before, int(ends[at])
-        before = int(ends[-1]) if len(ends) else before
+        for row, name in zip(hits.tolist(), batch.column("id").take(pa.array(hits)).to_pylist()):
+            yield name, int(ends[row - 1]) if row else previous_end, int(ends[row])
+        previous_end = int(ends[-1]) if len(ends) else previous_end

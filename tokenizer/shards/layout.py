@@ -144,7 +144,8 @@ class Manifest:
             _check_fields(cls, doc, where)
             for shard in doc["shards"]:
                 _check_fields(Shard, shard, where)
-            manifest = cls(**{**doc, "shards": tuple(Shard(**s) for s in doc["shards"]), "parts": tuple(doc["parts"])})
+            shards = tuple(Shard(**shard) for shard in doc["shards"])
+            manifest = cls(**{**doc, "shards": shards, "parts": tuple(doc["parts"])})
         except (TypeError, KeyError) as e:
             raise ShardError(f"{where}: damaged ({e}): {REMEDY}") from e
         if manifest.identity() != manifest.sha256:
@@ -152,22 +153,22 @@ class Manifest:
         if manifest.dtype != token_dtype(manifest.vocab_size).name:
             raise ShardError(f"{where}: dtype {manifest.dtype} does not fit a vocabulary of {manifest.vocab_size}")
         for count in ("tokens", "documents", "text_bytes"):
-            if getattr(manifest, count) != sum(getattr(s, count) for s in manifest.shards):
+            if getattr(manifest, count) != sum(getattr(info, count) for info in manifest.shards):
                 raise ShardError(f"{where}: shards do not add up to {getattr(manifest, count)} {count}")
-        for s in manifest.shards:  # names must follow from sums, so that a manifest cannot name another file (../x)
-            wrong = [k for k, sha in s.sums().items() if getattr(s, k) != file_name(s.index, k, sha)]
-            if wrong:
-                raise ShardError(f"{where}: {getattr(s, wrong[0])!r} is no name of shard {s.index}'s {wrong[0]}: "
-                                 f"{REMEDY}")
+        for info in manifest.shards:  # names must follow from sums, so that a manifest cannot name another file (../x)
+            for kind, sha in info.sums().items():
+                if getattr(info, kind) != file_name(info.index, kind, sha):
+                    raise ShardError(f"{where}: {getattr(info, kind)!r} is no name of shard {info.index}'s {kind}: "
+                                     f"{REMEDY}")
         return manifest
 
 
 def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: str) -> None:
     """Raise ShardError when the fields of a manifest, or of a shard in it, are not those of this version."""
-    known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}
-    wrong = [f"lacks {name!r}" for name, needed in known.items() if needed and name not in doc]
-    wrong += [f"has {name!r}" for name in doc if name not in known]
-    if wrong:
-        of = " of a shard" if kind is Shard else ""
-        raise ShardError(f"{where}: written by another version of Tokenmill ({', '.join(wrong)}{of}); run the recipe "
-                         f"again")
+    required = {spec.name: spec.default is MISSING and spec.default_factory is MISSING for spec in fields(kind)}
+    differences = [f"lacks {name!r}" for name, needed in required.items() if needed and name not in doc]
+    differences += [f"has {name!r}" for name in doc if name not in required]
+    if differences:
+        owner = " of a shard" if kind is Shard else ""
+        raise ShardError(f"{where}: written by another version of Tokenmill ({', '.join(differences)}{owner}); run the "
+                         f"recipe again")

@@ -61,10 +61,10 @@ class ShardSet:
         names = [path] if path.suffix == ".json" else \
             [path / f"shards-{(sha256 or '')[:16]}.json", path / MANIFEST]
         try:
-            there = self.filesystem.get_file_info([str(name) for name in names])
-            path = next((p for p, info in zip(names, there) if info.type == fs.FileType.File), names[-1])
-            with self.filesystem.open_input_stream(str(path)) as f:
-                text = f.read()
+            infos = self.filesystem.get_file_info([str(name) for name in names])
+            path = next((name for name, info in zip(names, infos) if info.type == fs.FileType.File), names[-1])
+            with self.filesystem.open_input_stream(str(path)) as file:
+                text = file.read()
         except FileNotFoundError as e:
             raise ShardError(f"{path}: no shard set there; run the recipe that writes it") from e
         except OSError as e:
@@ -88,7 +88,7 @@ class ShardSet:
         self._maps: dict[str, tuple[np.ndarray, mmap.mmap | None]] = {}
         #: whether the set has tokens that are not targets. Computed once, because it is needed for every sample, and a
         #: set may have ten thousand shards
-        self._masked = any(s.loss for s in self.manifest.shards)
+        self._masked = any(shard.loss for shard in self.manifest.shards)
 
     @property
     def sha256(self) -> str:
@@ -121,12 +121,12 @@ class ShardSet:
         """Read tokens [start, stop), counted over all shards of the set. Returns a copy."""
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
-        out = np.empty(stop - start, self.dtype)
-        for shard, a, b, at in self._pieces(start, stop):
+        tokens = np.empty(stop - start, self.dtype)
+        for shard, first, end, offset in self._pieces(start, stop):
             body = self.body(shard)
-            self._check(shard, "body", a * self.dtype.itemsize, b * self.dtype.itemsize)
-            out[at:at + b - a] = body[a:b]
-        return out
+            self._check(shard, "body", first * self.dtype.itemsize, end * self.dtype.itemsize)
+            tokens[offset:offset + end - first] = body[first:end]
+        return tokens
 
     def counts(self, start: int, stop: int) -> np.ndarray | None:
         """Return which of tokens [start, stop) are targets, according to the loss masks, as bool (stop - start,); None
@@ -138,19 +138,19 @@ class ShardSet:
         return self._mask(start, stop)
 
     def _mask(self, start: int, stop: int) -> np.ndarray:
-        out = np.ones(stop - start, bool)
-        for shard, a, b, at in self._pieces(start, stop):
+        flags = np.ones(stop - start, bool)
+        for shard, first, end, offset in self._pieces(start, stop):
             info = self.manifest.shards[shard]
             if info.loss:
                 mask, _ = self._map(info.loss, np.dtype("u1"), info.tokens)
-                self._check(shard, "loss", a, b)
-                out[at:at + b - a] = mask[a:b] != 0
-        return out
+                self._check(shard, "loss", first, end)
+                flags[offset:offset + end - first] = mask[first:end] != 0
+        return flags
 
     def targets(self) -> int:
         """Return the number of tokens of the set that are targets according to the loss masks. This reads all masks."""
-        return sum(int(np.count_nonzero(self._mask(a, b))) if info.loss else info.tokens
-                   for info, a, b in zip(self.manifest.shards, self.offsets, self.offsets[1:]))
+        return sum(int(np.count_nonzero(self._mask(first, end))) if info.loss else info.tokens
+                   for info, first, end in zip(self.manifest.shards, self.offsets, self.offsets[1:]))
 
     def ends(self, start: int, stop: int) -> np.ndarray:
         """Return where documents end: all e with start <= e < stop such that e - 1 is the last token of a document.
@@ -163,8 +163,8 @@ class ShardSet:
             if offset >= stop:
                 break
             ends = self._shard_ends(shard)
-            a, b = self._place(shard, max(0, start - offset), stop - offset)
-            blocks.append(ends[a:b].astype(np.int64) + offset)
+            low, high = self._ends_between(shard, max(0, start - offset), stop - offset)
+            blocks.append(ends[low:high].astype(np.int64) + offset)
         return np.concatenate(blocks) if blocks else np.empty(0, np.int64)
 
     def documents(self, start: int, stop: int) -> list[DocumentSpan]:
@@ -172,21 +172,22 @@ class ShardSet:
         if not 0 <= start < stop <= self.tokens:
             return []
         documents: list[DocumentSpan] = []
-        for shard, a, b, _ in self._pieces(start, stop):
+        for shard, first, end, _ in self._pieces(start, stop):
             offset, begin = self.offsets[shard], 0
             with self.table(shard) as table:
                 for group in range(table.num_row_groups):
                     last = table.metadata.row_group(group).column(0).statistics.max  # of `end`, which increases
-                    if last > a:
+                    if last > first:
                         rows = table.read_row_group(group)
                         ends = rows["end"].to_numpy()
-                        i, j = np.searchsorted(ends, np.array([a, b - 1], ENDS), side="right").tolist()
-                        begin = int(ends[i - 1]) if i else begin
-                        for row in rows.slice(i, j + 1 - i).to_pylist():
+                        limits = np.array([first, end - 1], ENDS)
+                        first_row, last_row = np.searchsorted(ends, limits, side="right").tolist()
+                        begin = int(ends[first_row - 1]) if first_row else begin
+                        for row in rows.slice(first_row, last_row + 1 - first_row).to_pylist():
                             documents.append(DocumentSpan(row["id"], begin + offset, row["end"] + offset, row["part"],
                                                           row["row"], row["n_bytes"]))
                             begin = row["end"]
-                    if last >= b:
+                    if last >= end:
                         break
                     begin = last
         return documents
@@ -196,9 +197,10 @@ class ShardSet:
         stop), each an int64 array. This is faster than `documents`, because it reads one column of the document table
         instead of all."""
         blocks = []
-        for shard, a, b, _ in self._pieces(max(0, start), min(stop, self.tokens)):
+        for shard, start_in_shard, stop_in_shard, _ in self._pieces(max(0, start), min(stop, self.tokens)):
             ends = self._shard_ends(shard)
-            first, last = self._place(shard, a + 1, b)          # indices of the documents that hold tokens a and b - 1
+            # numbers of the documents with the first and the last token of the range
+            first, last = self._ends_between(shard, start_in_shard + 1, stop_in_shard)
             begins = np.concatenate((ends[first - 1:first] if first else [0], ends[first:last]))
             sizes = [row["n_bytes"] for row in self._table_rows(shard, first, last + 1, ["n_bytes"])]
             blocks.append(np.stack([begins.astype(np.int64) + self.offsets[shard],
@@ -225,37 +227,37 @@ class ShardSet:
         info = self.manifest.shards[shard]
         return self._map(info.body, self.dtype, info.tokens)[0]
 
-    def ahead(self, start: int, stop: int) -> None:
+    def prefetch(self, start: int, stop: int) -> None:
         """Ask the system to read tokens [start, stop) from the disk, without waiting for them.
 
         A loader calls this for all samples of a batch before it reads the first one. The system then fetches exactly
         these samples, in parallel. Otherwise page faults would fetch them one after the other, each with megabytes of
         unneeded read-ahead.
         """
-        for shard, a, b, _ in self._pieces(start, stop):
+        for shard, begin, end, _ in self._pieces(start, stop):
             info = self.manifest.shards[shard]
             _, memory = self._map(info.body, self.dtype, info.tokens)
-            first = a * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
+            first = begin * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
             if memory is not None and hasattr(memory, "madvise"):
-                memory.madvise(mmap.MADV_WILLNEED, first, b * self.dtype.itemsize - first)
+                memory.madvise(mmap.MADV_WILLNEED, first, end * self.dtype.itemsize - first)
 
     def _shard_ends(self, shard: int) -> np.ndarray:
         info = self.manifest.shards[shard]
         return self._map(info.ends, ENDS, info.documents)[0]
 
-    def _place(self, shard: int, low: int, high: int) -> tuple[int, int]:
-        """Return the index range [a, b) of those document ends e of a shard for which low <= e < high.
+    def _ends_between(self, shard: int, low: int, high: int) -> tuple[int, int]:
+        """Return the index range [first, last) of those document ends e of a shard for which low <= e < high.
 
         A binary search finds the range. The checksums of the blocks with these ends and with the ends next to them are
         then checked. Ends increase, so these suffice to prove the range right, even if the search has read damaged ends
         elsewhere. Raises ShardError when they are damaged."""
         ends = self._shard_ends(shard)
-        a, b = np.searchsorted(ends, np.array([low, high], ENDS)).tolist()
-        self._check(shard, "ends", max(0, a - 1) * ENDS.itemsize, min(b + 1, len(ends)) * ENDS.itemsize)
-        if (a > 0 and ends[a - 1] >= low) or (a < len(ends) and ends[a] < low) or (
-                b > 0 and ends[b - 1] >= high) or (b < len(ends) and ends[b] < high):
+        first, last = np.searchsorted(ends, np.array([low, high], ENDS)).tolist()
+        self._check(shard, "ends", max(0, first - 1) * ENDS.itemsize, min(last + 1, len(ends)) * ENDS.itemsize)
+        if (first > 0 and ends[first - 1] >= low) or (first < len(ends) and ends[first] < low) or (
+                last > 0 and ends[last - 1] >= high) or (last < len(ends) and ends[last] < high):
             raise ShardError(f"{self.folder / self.manifest.shards[shard].ends}: ends do not increase: {REMEDY}")
-        return a, b
+        return first, last
 
     def _check(self, shard: int, kind: str, start: int, stop: int) -> None:
         """Verify the checksums of the blocks that hold bytes [start, stop) of a shard's file; `kind` is body, ends or
@@ -264,24 +266,24 @@ class ShardSet:
             return
         info = self.manifest.shards[shard]
         body, ends = blocks_of(info.tokens * self.dtype.itemsize), blocks_of(info.documents * ENDS.itemsize)
-        before = {"body": 0, "ends": body, "loss": body + ends}[kind]
+        preceding = {"body": 0, "ends": body, "loss": body + ends}[kind]
         first, last = start // BLOCK, blocks_of(stop)
-        sums = self._sums(shard)[before + first:before + last].tolist()
+        sums = self._sums(shard)[preceding + first:preceding + last].tolist()
         memory = self._maps[getattr(info, kind)][1]
         assert memory is not None
-        bad = damaged_block(memoryview(memory)[first * BLOCK:last * BLOCK], first, sums)
-        if bad is not None:
-            raise ShardError(f"{self.folder / getattr(info, kind)}: damaged at byte {bad * BLOCK:,}: {REMEDY}")
+        damaged = damaged_block(memoryview(memory)[first * BLOCK:last * BLOCK], first, sums)
+        if damaged is not None:
+            raise ShardError(f"{self.folder / getattr(info, kind)}: damaged at byte {damaged * BLOCK:,}: {REMEDY}")
 
     def _sums(self, shard: int) -> np.ndarray:
         """Return the checksums of all blocks of a shard's body, ends and loss, in this order. When a shard's checksums
         are first used, the file that has them is compared with the sha256 in the manifest."""
         info = self.manifest.shards[shard]
-        known = info.blocks in self._maps
+        is_checked = info.blocks in self._maps
         blocks = sum(map(blocks_of, (info.tokens * self.dtype.itemsize, info.documents * ENDS.itemsize,
                                      info.tokens if info.loss else 0)))
         sums, memory = self._map(info.blocks, SUMS, blocks)
-        if not known and hashlib.sha256(memory or b"").hexdigest() != info.blocks_sha256:
+        if not is_checked and hashlib.sha256(memory or b"").hexdigest() != info.blocks_sha256:
             del self._maps[info.blocks]
             raise ShardError(f"{self.folder / info.blocks}: damaged: {REMEDY}")
         return sums
@@ -311,20 +313,20 @@ class ShardSet:
         """Divide the range of tokens [start, stop) among shards. Yields (number of the shard, first token in the shard,
         exclusive end in the shard, offset of the piece from `start`)."""
         shard = bisect.bisect_right(self.offsets, start) - 1
-        at = start
-        while at < stop:
+        position = start
+        while position < stop:
             end = min(stop, self.offsets[shard + 1])
-            if end > at:
-                yield shard, at - self.offsets[shard], end - self.offsets[shard], at - start
-            at, shard = end, shard + 1
+            if end > position:
+                yield shard, position - self.offsets[shard], end - self.offsets[shard], position - start
+            position, shard = end, shard + 1
 
     def _table_rows(self, shard: int, first: int, stop: int, columns: list[str] | None = None) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         with self.table(shard) as table:
             for group in range(first // TABLE_ROWS, (stop - 1) // TABLE_ROWS + 1):
                 start = group * TABLE_ROWS
-                got = table.read_row_group(group, columns)
-                rows += got.slice(max(0, first - start), stop - max(first, start)).to_pylist()
+                table_rows = table.read_row_group(group, columns)
+                rows += table_rows.slice(max(0, first - start), stop - max(first, start)).to_pylist()
         return rows
 
 
@@ -334,11 +336,11 @@ def _mapped(path: Path) -> mmap.mmap:
     Python below 3.13 keeps a mapped file open, and a corpus may have more shards than the default limit of open files
     (1,024 on most systems). On such versions the soft limit is therefore raised to the hard limit, so that enough file
     descriptors remain for checkpoints and connections."""
-    with open(path, "rb") as f:
+    with open(path, "rb") as file:
         if sys.version_info >= (3, 13):
-            return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
             with suppress(OSError, ValueError):                  # macOS does not allow the hard limit that it reports
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

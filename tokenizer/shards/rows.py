@@ -43,7 +43,7 @@ class Row(NamedTuple):
     """One sample as the trainer reads it."""
 
     tokens: np.ndarray            # (L + 1,)
-    bounds: np.ndarray            # as from ShardSet.bounds, int64
+    bounds: np.ndarray            # in the form of ShardSet.bounds, int64
     stream: str
     epoch: int
     window: int
@@ -127,14 +127,14 @@ class RowSet:
     def __len__(self) -> int:
         return self.manifest.rows
 
-    def row(self, n: int) -> Row:
+    def row(self, number: int) -> Row:
         """Read row n of the set, which is sample n of the training."""
-        if not 0 <= n < len(self):
-            raise IndexError(f"row {n} of {len(self)}")
-        i = bisect.bisect_right(self._firsts, n) - 1
-        file = self.manifest.files[i]
-        read = self._row_of_bytes if self.manifest.format == "bytes" else self._row_of_parquet
-        return read(i, file, n - file.first)
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        file_number = bisect.bisect_right(self._firsts, number) - 1
+        file = self.manifest.files[file_number]
+        read_row = self._row_of_bytes if self.manifest.format == "bytes" else self._row_of_parquet
+        return read_row(file_number, file, number - file.first)
 
     def _check(self, file: RowFile) -> None:
         for kind, name in file.files.items():
@@ -142,34 +142,34 @@ class RowSet:
                 raise ShardError(f"{self.folder / name}: damaged: its bytes are not those {MANIFEST} names; "
                                  f"materialise the run again")
 
-    def _row_of_bytes(self, i: int, file: RowFile, at: int) -> Row:
-        if self._open[0] != i:
+    def _row_of_bytes(self, file_number: int, file: RowFile, place: int) -> Row:
+        if self._open[0] != file_number:
             self._check(file)
             shapes = {"tokens": (self.dtype, (file.rows, file.sequence + 1)),
                       "bounds": (np.dtype("u1"), (file.rows, -(-file.sequence // 8))), "origin": (ORIGIN, (file.rows,)),
                       "loss": (np.dtype("u1"), (file.rows, -(-file.sequence // 8)))}
-            self._open = (i, {kind: np.memmap(self.folder / name, shapes[kind][0], "r", shape=shapes[kind][1])
+            self._open = (file_number, {kind: np.memmap(self.folder / name, shapes[kind][0], "r", shape=shapes[kind][1])
                               for kind, name in file.files.items()})
         maps = self._open[1]
-        origin = maps["origin"][at]
-        counts = unpack_loss(maps["loss"][at], file.sequence) if "loss" in maps else None
-        return Row(np.array(maps["tokens"][at]), unpack_bounds(maps["bounds"][at], file.sequence),
+        origin = maps["origin"][place]
+        counts = unpack_loss(maps["loss"][place], file.sequence) if "loss" in maps else None
+        return Row(np.array(maps["tokens"][place]), unpack_bounds(maps["bounds"][place], file.sequence),
                    self.manifest.streams[int(origin["stream"])], int(origin["epoch"]), int(origin["window"]),
                    None if counts is None or counts.all() else counts)
 
-    def _row_of_parquet(self, i: int, file: RowFile, at: int) -> Row:
-        if self._open[0] != i:
+    def _row_of_parquet(self, file_number: int, file: RowFile, place: int) -> Row:
+        if self._open[0] != file_number:
             self._check(file)
             table = open_parquet(self.folder / file.files["parquet"])
-            sizes = [table.metadata.row_group(g).num_rows for g in range(table.num_row_groups)]
-            self._open = (i, (table, np.cumsum([0, *sizes]), {}))
+            sizes = [table.metadata.row_group(number).num_rows for number in range(table.num_row_groups)]
+            self._open = (file_number, (table, np.cumsum([0, *sizes]), {}))
         table, starts, cache = self._open[1]
-        group = int(np.searchsorted(starts, at, side="right")) - 1
+        group = int(np.searchsorted(starts, place, side="right")) - 1
         if group not in cache:
             cache.clear()
             cache[group] = table.read_row_group(group)
-        got = cache[group].slice(at - int(starts[group]), 1)
-        return Row(got["input_ids"][0].values.to_numpy().astype(self.dtype, copy=False),
-                   got["ends"][0].values.to_numpy().astype(np.int64), got["stream"][0].as_py(), got["epoch"][0].as_py(),
-                   got["window"][0].as_py(),
-                   np.array(got["loss"][0].as_py()) if "loss" in got.schema.names and got["loss"][0].is_valid else None)
+        row = cache[group].slice(place - int(starts[group]), 1)
+        return Row(row["input_ids"][0].values.to_numpy().astype(self.dtype, copy=False),
+                   row["ends"][0].values.to_numpy().astype(np.int64), row["stream"][0].as_py(), row["epoch"][0].as_py(),
+                   row["window"][0].as_py(),
+                   np.array(row["loss"][0].as_py()) if "loss" in row.schema.names and row["loss"][0].is_valid else None)

@@ -25,18 +25,19 @@ class BlockSummer:
 
     def __init__(self) -> None:
         self._sums = array("I")
-        self._rest = b""
+        self._unfinished = b""                    # the bytes after the last full block
 
     def update(self, data: bytes) -> None:
-        held = self._rest + data
-        view, stop = memoryview(held), len(held) // BLOCK * BLOCK
-        self._sums.extend(zlib.crc32(view[a:a + BLOCK]) for a in range(0, stop, BLOCK))
-        self._rest = held[stop:]
+        """Append `data` to the file's bytes."""
+        pending = self._unfinished + data
+        view, stop = memoryview(pending), len(pending) // BLOCK * BLOCK
+        self._sums.extend(zlib.crc32(view[begin:begin + BLOCK]) for begin in range(0, stop, BLOCK))
+        self._unfinished = pending[stop:]
 
     def finish(self) -> bytes:
         """Return the sums of all blocks, little-endian."""
-        rest = [zlib.crc32(self._rest)] if self._rest else []
-        return np.array([*self._sums, *rest], SUMS).tobytes()
+        partial = [zlib.crc32(self._unfinished)] if self._unfinished else []
+        return np.array([*self._sums, *partial], SUMS).tobytes()
 
 
 def blocks_of(size: int) -> int:
@@ -47,7 +48,7 @@ def blocks_of(size: int) -> int:
 def damaged_block(data: memoryview, first: int, sums: Sequence[int]) -> int | None:
     """Return the number of the first block in `data` that does not match its sum; None when all match. `data` holds
     consecutive blocks, of which the first has number `first`. `sums` are the sums of these blocks."""
-    for i, expected in enumerate(sums):
-        if zlib.crc32(data[i * BLOCK:(i + 1) * BLOCK]) != expected:
-            return first + i
+    for number, expected in enumerate(sums):
+        if zlib.crc32(data[number * BLOCK:(number + 1) * BLOCK]) != expected:
+            return first + number
     return None

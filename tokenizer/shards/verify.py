@@ -21,7 +21,7 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
     of a few MB. Raises ShardError when the manifest cannot be read, or does not have the given `sha256`."""
     shards = ShardSet(path, sha256)
     problems: list[str] = []
-    for i, info in enumerate(shards.manifest.shards):
+    for number, info in enumerate(shards.manifest.shards):
         for name, expected in ((getattr(info, kind), sha) for kind, sha in info.sums().items()):
             try:
                 if sha256_of(shards.folder / name) != expected:
@@ -31,13 +31,14 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
         try:
             if info.loss and (size := (shards.folder / info.loss).stat().st_size) != info.tokens:
                 problems.append(f"{info.loss}: {size} bytes, one a token would be {info.tokens}")
-            problems += _documents(shards, i)
+            problems += _documents(shards, number)
         except (ShardError, OSError, ValueError) as e:
             problems.append(f"{info.body}: {e}")
     return problems
 
 
 def _documents(shards: ShardSet, shard: int) -> list[str]:
+    """The faults of a shard's document ends, tokens and document table."""
     info = shards.manifest.shards[shard]
     body = shards.body(shard)
     ends = np.memmap(shards.folder / info.ends, ENDS, "r")
@@ -46,18 +47,18 @@ def _documents(shards: ShardSet, shard: int) -> list[str]:
         return [f"{info.ends}: {len(ends)} documents, the manifest says {info.documents}"]
     if len(ends) and int(ends[-1]) != info.tokens:
         return [f"{info.ends}: the last document ends at {int(ends[-1])}, the body at {info.tokens}"]
-    before = 0
-    for a in range(0, len(ends), TABLE_ROWS):
-        block = ends[a:a + TABLE_ROWS].astype(np.int64)
-        if (np.diff(block, prepend=before) < 1).any():
-            return [f"{info.ends}: ends do not increase near document {a}"]
+    previous_end = 0
+    for begin in range(0, len(ends), TABLE_ROWS):
+        block = ends[begin:begin + TABLE_ROWS].astype(np.int64)
+        if (np.diff(block, prepend=previous_end) < 1).any():
+            return [f"{info.ends}: ends do not increase near document {begin}"]
         if (body[block - 1] != shards.eos).any():
-            bad = a + int(np.flatnonzero(body[block - 1] != shards.eos)[0])
-            problems.append(f"{info.body}: document {bad} does not end in EOS ({shards.eos})")
+            document = begin + int(np.flatnonzero(body[block - 1] != shards.eos)[0])
+            problems.append(f"{info.body}: document {document} does not end in EOS ({shards.eos})")
             break
-        before = int(block[-1])
-    for a in range(0, info.tokens, _BLOCK):
-        block = body[a:a + _BLOCK]
+        previous_end = int(block[-1])
+    for begin in range(0, info.tokens, _BLOCK):
+        block = body[begin:begin + _BLOCK]
         if int(block.max()) >= shards.vocab_size:
             problems.append(f"{info.body}: token id {int(block.max())} is outside the vocabulary of "
                             f"{shards.vocab_size}")
@@ -66,21 +67,22 @@ def _documents(shards: ShardSet, shard: int) -> list[str]:
 
 
 def _table(shards: ShardSet, shard: int, ends: np.ndarray) -> list[str]:
+    """The faults of a shard's document table; `ends` are the document ends that it must repeat."""
     info = shards.manifest.shards[shard]
     ids = hashlib.sha256()
-    at = text_bytes = 0
+    row = text_bytes = 0
     with open_parquet(shards.folder / info.table) as table:
         if table.schema_arrow.names != TABLE.names:
             return [f"{info.table}: columns {table.schema_arrow.names}, expected {TABLE.names}"]
         for batch in table.iter_batches(TABLE_ROWS):
-            if not np.array_equal(batch.column("end").to_numpy(), ends[at:at + len(batch)]):
-                return [f"{info.table}: `end` differs from {info.ends} near document {at}"]
+            if not np.array_equal(batch.column("end").to_numpy(), ends[row:row + len(batch)]):
+                return [f"{info.table}: `end` differs from {info.ends} near document {row}"]
             n_bytes = batch.column("n_bytes").to_pylist()
-            ids.update("".join(f"{i} {n}\n" for i, n in zip(batch.column("id").to_pylist(), n_bytes)).encode())
-            at, text_bytes = at + len(batch), text_bytes + sum(n_bytes)
+            ids.update("".join(f"{id} {n}\n" for id, n in zip(batch.column("id").to_pylist(), n_bytes)).encode())
+            row, text_bytes = row + len(batch), text_bytes + sum(n_bytes)
     problems = []
-    if at != info.documents or text_bytes != info.text_bytes:
-        problems.append(f"{info.table}: {at} documents of {text_bytes} bytes, the manifest says {info.documents} of "
+    if row != info.documents or text_bytes != info.text_bytes:
+        problems.append(f"{info.table}: {row} documents of {text_bytes} bytes, the manifest says {info.documents} of "
                         f"{info.text_bytes}")
     if ids.hexdigest() != info.ids_sha256:
         problems.append(f"{info.table}: document ids differ from the manifest")

@@ -37,9 +37,9 @@ class MaskWriter:
                 self._write((counts != 0).tobytes())
         self.tokens += tokens
 
-    def _ones(self, n: int) -> None:
-        for a in range(0, n, 1 << 20):
-            self._write(b"\x01" * min(1 << 20, n - a))
+    def _ones(self, count: int) -> None:
+        for start in range(0, count, 1 << 20):
+            self._write(b"\x01" * min(1 << 20, count - start))
 
     def _write(self, data: bytes) -> None:
         assert self._file is not None
@@ -84,17 +84,17 @@ class ShardWriter:
         lengths = np.asarray(lengths, np.int64)
         if not len(lengths):
             return
-        last = np.cumsum(lengths)
-        if int(last[-1]) != len(tokens) or lengths.min() < 1:
-            raise ShardError(f"{len(tokens)} tokens do not make documents of {int(last[-1])} tokens")
-        if (tokens[last - 1] != self.eos).any():
+        ends_in_batch = np.cumsum(lengths)
+        if int(ends_in_batch[-1]) != len(tokens) or lengths.min() < 1:
+            raise ShardError(f"{len(tokens)} tokens do not make documents of {int(ends_in_batch[-1])} tokens")
+        if (tokens[ends_in_batch - 1] != self.eos).any():
             raise ShardError(f"a document does not end in EOS ({self.eos})")
         self._write("body", self._body, np.ascontiguousarray(tokens, self.dtype).tobytes())
         if self._mask is not None:
             self._mask.add(counts, len(tokens))
-        ends = last + self.tokens
+        ends = ends_in_batch + self.tokens
         self._write("ends", self._ends, ends.astype(ENDS).tobytes())
-        self._hash["ids"].update("".join(f"{i} {n}\n" for i, n in zip(ids, n_bytes)).encode())
+        self._hash["ids"].update("".join(f"{id} {size}\n" for id, size in zip(ids, n_bytes)).encode())
         self._rows.append(pa.table([pa.array(ends.astype(np.uint64)), pa.array(ids, pa.string()),
                                     pa.array(np.full(len(ids), part, np.uint32)),
                                     pa.array(np.asarray(rows, np.uint32)), pa.array(np.asarray(n_bytes, np.uint32))],
@@ -127,8 +127,8 @@ class ShardWriter:
         loss_sha256 = self._mask.close() if self._mask is not None else ""
         summers = [*self._summers.values(), *([self._mask.blocks] if self._mask is not None and loss_sha256 else [])]
         sums = b"".join(summer.finish() for summer in summers)
-        with open(self._blocks, "wb") as f:
-            f.write(sums)
+        with open(self._blocks, "wb") as file:
+            file.write(sums)
         return {"tokens": self.tokens, "documents": self.documents, "text_bytes": self.text_bytes,
                 "sha256": self._hash["body"].hexdigest(), "ends_sha256": self._hash["ends"].hexdigest(),
                 "ids_sha256": self._hash["ids"].hexdigest(),

@@ -140,7 +140,7 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
     window in that set). Raises ShardError for a truncated shard, or for impossible tokens or document ends."""
     places = list(places)
     for stream, window in places:
-        sets[stream].ahead(window * length, window * length + length + 1)
+        sets[stream].prefetch(window * length, window * length + length + 1)
     shards = {(stream, shard) for stream, window in places
               for shard in touched(sets[stream], window * length, length + 1)}
     for stream, shard in sorted(shards):

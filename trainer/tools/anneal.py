@@ -115,7 +115,7 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
     rate decays from `rate` to 0 within `tokens` tokens. The curriculum has the streams of all candidate mixtures, so
     that every arm is evaluated on the held-out data of all these streams."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
-    from tokenizer.mixture.resolve import place
+    from tokenizer.mixture.resolve import resolve_phases
     from trainer.tools.curriculum_edit import new_streams
 
     past = cut(base.curriculum, sample)
@@ -128,7 +128,7 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
              for i in range(seed)]
     new_phases.append({**mixes[name], "name": "anneal", "extra": tokens - seed * step, "lr": decay})
     names = [s.name for s in (*base.curriculum.streams, *streams)]
-    phases = place(new_phases, tokens, names, [], past, f"mixture {name}")
+    phases = resolve_phases(new_phases, tokens, names, [], past, f"mixture {name}")
     return edit(base.curriculum, sample, phases, streams)
 
 

@@ -97,7 +97,7 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
     """Return (new curriculum, new phases). The new curriculum is that of `old`, with the phases in the file `path` from
     step `step` on. Warnings are appended to `warnings`. Raises ConfigError when the phases cannot be used."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
-    from tokenizer.mixture.resolve import parse_count, place
+    from tokenizer.mixture.resolve import parse_count, resolve_phases
     from trainer.base.config import ConfigError
 
     document, before, sample = read_phases(path), old.curriculum, old.sample_at(step)
@@ -106,7 +106,7 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
             sum(p.tokens for p in before.phases if not p.extra)
         streams = new_streams(document["phases"], before, old.store)
         names = [s.name for s in (*before.streams, *streams)]
-        phases = place(document["phases"], total, names, warnings, cut(before, sample), f"{path}: phases")
+        phases = resolve_phases(document["phases"], total, names, warnings, cut(before, sample), f"{path}: phases")
         return edit(before, sample, phases, streams), phases
     except CurriculumError as error:
         raise ConfigError(str(error)) from None
