@@ -25,7 +25,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.job_submission import JobStatus, JobSubmissionClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.base.auth import CONNECT_S, ClusterError, loopback, not_taken, our_token, refuse_open
+from pipeline.base.auth import CONNECT_S, ClusterError, loopback, our_token, refuse_open, token_refused
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from stages.catalog import load
@@ -163,7 +163,7 @@ def check_gcs(address: str, insecure_local: bool = False) -> bool:
         refuse_open(address, address.rpartition(":")[0].strip("[]"), insecure_local)
         return False
     if not _admits(address, our_token(address)):
-        raise not_taken(address)
+        raise token_refused(address)
     return True
 
 

@@ -50,7 +50,7 @@ from pipeline.plan.overlap import check_overlaps
 from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.code import own_source
 from pipeline.recipe.model import Recipe, Step
-from pipeline.store.content_keys import OURS, SharedArgs, content_key, placeless, task_key
+from pipeline.store.content_keys import OWN_PACKAGES, SharedArgs, content_key, placeless, task_key
 from pipeline.store.lists import ListFiles
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
@@ -393,7 +393,7 @@ class Planner:
         return Node(plan.barrier, "barrier", deps,
                     lambda results: self._barrier_work(plan, barrier, prepare, ranks, names, results),
                     plan.dataset, (barrier.name,), inputs=partial(self._barrier_inputs, plan)
-                    if type(barrier).__module__.partition(".")[0] in OURS else None)
+                    if type(barrier).__module__.partition(".")[0] in OWN_PACKAGES else None)
 
     def _barrier_inputs(self, plan: _PassPlan) -> Any:
         """Everything that decides which tasks a barrier has, and what their keys are (`Node.inputs`). It is not used

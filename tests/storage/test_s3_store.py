@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def store(bucket, monkeypatch) -> Store:
     monkeypatch.setattr(S3, "clock", HurriedClock())
-    monkeypatch.setattr(retry._Told, "at", -retry.QUIET_S)
+    monkeypatch.setattr(retry._LastWarning, "time", -retry.QUIET_S)
     return Store(f"{bucket}/some/store")
 
 
@@ -105,7 +105,7 @@ def test_what_makes_no_sense_to_repeat_is_not_repeated(s3_server, s3, store):
 
 def test_patience_ends_and_says_so_once_a_minute(s3_server, s3, store, monkeypatch, caplog):
     clock = store.remote.clock = HurriedClock(still=True)
-    monkeypatch.setattr(retry._Told, "at", clock.now() - 61)
+    monkeypatch.setattr(retry._LastWarning, "time", clock.now() - 61)
     s3_server.trouble(lambda *_: "503")
     with caplog.at_level(logging.WARNING, "tokenmill"):
         for _ in range(3):
