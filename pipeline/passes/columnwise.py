@@ -98,15 +98,15 @@ class _Path:
     def __init__(self, rows: np.ndarray, places: np.ndarray, answers: list[Any],
                  waiting: list[tuple[np.ndarray, list[Any]]]) -> None:
         self._all, self.places, self._answers, self._waiting = rows, places, answers, waiting
-        self._given = 0
+        self._answered = 0
         self.rows = rows[places]
 
     def ask(self, question: Callable[[np.ndarray], np.ndarray]) -> Any:
         """The answer to a question on this path. `question` gives the answer for each row; documents that answer
         otherwise are left to another path."""
-        if self._given < len(self._answers):
-            self._given += 1
-            return self._answers[self._given - 1]
+        if self._answered < len(self._answers):
+            self._answered += 1
+            return self._answers[self._answered - 1]
         answers = question(self.rows)
         answer = answers[0]
         same = answers == answer
@@ -118,7 +118,7 @@ class _Path:
             self.places = self.places[same]
             self.rows = self._all[self.places]
         self._answers.append(answer.item())
-        self._given += 1
+        self._answered += 1
         return self._answers[-1]
 
 
@@ -139,10 +139,10 @@ class ManyDocuments:
         code: int = self._path.ask(lambda rows: self._columns.source[rows])
         return self._columns.sources[code]
 
-    def given(self, values: np.ndarray, compared: list[np.ndarray] | None = None) -> Given:
+    def caller_column(self, values: np.ndarray, compared: list[np.ndarray] | None = None) -> CallerColumn:
         """A number of its own for each document, by its row. The numbers that it is compared with are added to
         `compared`."""
-        return Given(self._path, lambda rows: values[rows], compared)
+        return CallerColumn(self._path, lambda rows: values[rows], compared)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotColumnwise
@@ -191,7 +191,7 @@ def _comparison(operation: Callable[[Any, Any], Any]) -> Callable[[Column, Any],
         if not isinstance(other, (int, float, Column)):
             return NotImplemented
         for number, counterpart in ((self, other), (other, self)):
-            if isinstance(number, Given) and isinstance(counterpart, Column) and number.compared is not None:
+            if isinstance(number, CallerColumn) and isinstance(counterpart, Column) and number.compared is not None:
                 number.compared.append(counterpart.values(counterpart.path.rows))
         return self.path.ask(lambda rows: np.asarray(operation(self.values(rows), _values(other, rows)), bool))
 
@@ -238,13 +238,13 @@ class Column:
         return bool(self.path.ask(lambda rows: self.values(rows) != 0))
 
     def __int__(self) -> int:
-        def whole(rows: np.ndarray) -> np.ndarray:
+        def truncated(rows: np.ndarray) -> np.ndarray:
             values = np.trunc(self.values(rows))
             if not (np.abs(values) < EXACT).all():          # NaN, too
                 raise NotColumnwise
             return values.astype(np.int64)
 
-        return int(self.path.ask(whole))
+        return int(self.path.ask(truncated))
 
     __hash__ = __float__ = __index__ = __round__ = __str__ = __repr__ = __format__ = _refuse
     __neg__ = __abs__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = _refuse
@@ -254,7 +254,7 @@ class Column:
         raise NotColumnwise
 
 
-class Given(Column):
+class CallerColumn(Column):
     """A number that the caller gives each document, such as a threshold of its own."""
 
     def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray],

@@ -50,6 +50,6 @@ def overwritten(steps: Sequence[Judge], place: int) -> int | None:
     may."""
     stage = steps[place].stage
     used = {*stage.signals, *stage.reads()}
-    return next((at for at, later in enumerate(steps[place + 1:], place + 1)
+    return next((number for number, later in enumerate(steps[place + 1:], place + 1)
                  if later.foreign or used & set(later.stage.signals) or later.name == steps[place].name
                  or ("language" in used and later.stage.sets_language)), None)
