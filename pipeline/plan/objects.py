@@ -212,9 +212,9 @@ def walk(remote: Remote, begin: str, parts: list[str], visible: Callable[[str], 
     deep = part == "**"
     start = begin if deep else begin + re.split(r"[*?[]", part)[0]
     fits = re.compile(glob_translate(part)).match
-    for found in remote.scan(start, deep=deep, after=after):
-        if not isinstance(found, str):
+    for entry_or_folder in remote.scan(start, deep=deep, after=after):
+        if not isinstance(entry_or_folder, str):
             if deep or not rest:
-                yield found
-        elif rest and fits(found[len(begin):-1]) and visible(found[:-1]):
-            yield from walk(remote, found, rest, visible, after)
+                yield entry_or_folder
+        elif rest and fits(entry_or_folder[len(begin):-1]) and visible(entry_or_folder[:-1]):
+            yield from walk(remote, entry_or_folder, rest, visible, after)

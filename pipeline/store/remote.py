@@ -65,7 +65,7 @@ def version_of(info: dict[str, Any]) -> str:
     lfs = info.get("lfs")
     hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
     for candidate in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
-                  info.get("mtime"), info.get("created"), info.get("LastModified"), info.get("last_modified")):
+                      info.get("mtime"), info.get("created"), info.get("LastModified"), info.get("last_modified")):
         if candidate:           # some storages give times as datetimes, others as numbers
             return str(candidate.timestamp() if isinstance(candidate, datetime) else candidate).strip('"')
     return ""

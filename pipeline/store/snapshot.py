@@ -287,7 +287,7 @@ def restore(store: Store, path: str) -> bool:
         if _sound(store, pack):
             return True
         readable = {n for other in listed(store) if other != pack and _sound(store, other)
-                for n in range(other.first, other.last + 1)}
+                    for n in range(other.first, other.last + 1)}
         if not readable.issuperset(range(pack.first, pack.last + 1)):
             return False
         store.remove(path)

@@ -106,7 +106,7 @@ class LogView:
         if not replay_key:
             return None
         row = self._db.execute("SELECT data FROM record WHERE replay_key = ? AND replay_key != '' "
-                                 "ORDER BY number DESC LIMIT 1", (replay_key,)).fetchone()
+                               "ORDER BY number DESC LIMIT 1", (replay_key,)).fetchone()
         if row is not None:
             return _record(row[0])
         number = self._packed.earlier(replay_key)
@@ -309,7 +309,7 @@ class LogView:
         if self._packed.find(fact.key) is not None:
             return False
         inserted = self._db.execute("INSERT OR IGNORE INTO record (key, replay_key, data) VALUES (?, ?, ?)",
-                                (fact.key, fact.replay_key, data))
+                                    (fact.key, fact.replay_key, data))
         if not inserted.rowcount:
             return False
         self._settle_quarantine(fact, data)
