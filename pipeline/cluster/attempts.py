@@ -177,7 +177,7 @@ def status_document(store: Store, current: Standing) -> dict[str, Any]:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 def run_names(store: Store) -> list[str]:
-    """The names of the store's runs, sorted. On a disk, what lies deep in the folders of runs is not walked."""
+    """The names of the store's runs, sorted. On a disk only the folders of the runs are listed, not their contents."""
     if store.local is not None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(store.local / "runs") as entries:
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -187,13 +187,13 @@ def run_names(store: Store) -> list[str]:
 
 
 def has_run(store: Store, run: str) -> bool:
-    """Whether the store has a run of this name, which must be a sound name of a folder."""
+    """Whether the store has a run of this name, which must be one that `bad_name` accepts."""
     return next(store.list(f"runs/{run}"), None) is not None
 
 
 def bad_name(name: str) -> str | None:
-    """Why `name` cannot be that of a run: it must do as the name of a folder, as a word on a command line, and on one
-    line. None when it can."""
+    """Why `name` cannot be the name of a run; None when it can. The name of a run is also the name of a folder and a
+    word on a command line, and is shown on one line."""
     if "/" in name or name in ("", ".", ".."):
         return "the name of a run is the name of a folder; leave out '/'"
     if not name.isprintable() or name[0] in "-." or len(name.encode("utf-8", "replace")) > LONGEST_NAME:

@@ -77,15 +77,15 @@ def start_driver(store: Store, options: DriverOptions, entry: Entry) -> subproce
 
 
 class Dispatcher:
-    """Starts what waits in the queue of a store, and sees that what was started ends. `tick` does one round; a server
-    calls it every few seconds."""
+    """Starts the runs that wait in the queue of a store, and starts a run again whose driver has died. A server calls
+    `tick` every few seconds."""
 
     def __init__(self, queue: Queue, start: Callable[[Entry], Child], clock: Clock = SYSTEM,
                  holder: Holder | None = None, is_alive: Callable[[Mapping[str, object]], bool | None] = alive) -> None:
         self.queue, self.store, self._clock = queue, queue.store, clock
         self._start, self._holder, self._alive = start, holder or identity(""), is_alive
         self._children: dict[tuple[int, int], Child] = {}    # by number and event of the claim
-        self._last_values: dict[str, tuple[Any, float]] = {}        # what was last seen of a thing, and since when
+        self._last_values: dict[str, tuple[Any, float]] = {}        # subject → its last value, and since when
 
     def tick(self) -> None:
         """Start the next entry if nothing runs; start again what has died."""
@@ -115,9 +115,11 @@ class Dispatcher:
             self._children[claimed.number, len(claimed.events)] = self._start(claimed)
 
     def _is_abandoned(self, entry: Entry) -> bool:
-        """Whether nobody works on an entry that has been started. If this cannot be seen, it is assumed after a while.
-        A mistake does no harm: a server that comes too late finds its claim taken over, and so does the driver that it
-        starts; a driver that lives holds the lease of the log."""
+        """Whether no process works on an entry that has been started. Besides a process that is dead, this is assumed
+        of a claim that no driver has followed for START_S seconds, and of a driver on another machine whose heartbeat
+        has not changed for UNSEEN_S seconds. A mistake does no harm: a server that was only slow finds its claim taken
+        over, and so does the driver that it starts. A driver that is alive holds the lease of the log, and no other
+        driver can commit."""
         event, claim = entry.last, (entry.number, len(entry.events))
         if event.kind == "start":
             if event.holder == self._holder:
@@ -157,8 +159,9 @@ class ClaimLost(QueueError):
 
 
 def begin(queue: Queue, number: int, event: int, holder: Holder) -> Entry:
-    """Note that a driver has begun an entry that was claimed by the event before `event`, and return the entry. Raises
-    ClaimLost. The number of the event lets one driver succeed: a later claim would have taken it."""
+    """Note, as event number `event`, that a driver has begun an entry, and return the entry. The event before is the
+    claim by which a server started this driver. Raises ClaimLost when that number is taken, because the entry was
+    cancelled or claimed again."""
     entry = queue.entry(number)
     attempt = facts_of(queue.store, entry.run).get("attempt", 0) + 1
     while asked_to_stop(queue.store, entry.run, attempt):     # run.json was lost, the request is for an earlier attempt

@@ -194,8 +194,8 @@ class Queue:
             return [self._entries[number] for number in sorted(self._entries)]
 
     def recent(self, seconds: float = 1.0) -> list[Entry]:
-        """All entries as they were at most `seconds` ago, for the many who only look. What this process itself has
-        changed is there."""
+        """All entries as they were at most `seconds` ago, for callers that only show the queue. Changes made by this
+        process are always included."""
         with self._lock:
             if self._next == 0 or self.clock.now() - self._read_at > seconds:
                 return self.entries()

@@ -172,18 +172,18 @@ def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...],
     here = (info.st_dev, info.st_ino)
     if here in above:
         return
-    part, rest = parts[0], parts[1:]
+    part, later = parts[0], parts[1:]
     if not glob.has_magic(part):
         path = os.path.join(folder, part)
         if os.path.islink(path) and not links.followed(path):
             return
-        if rest and os.path.isdir(path):
-            yield from _matching(path, rest, above, hidden, links)
-        elif not rest and os.path.lexists(path):
+        if later and os.path.isdir(path):
+            yield from _matching(path, later, above, hidden, links)
+        elif not later and os.path.lexists(path):
             yield path
         return
-    if part == "**" and rest:
-        yield from _matching(folder, rest, above, hidden, links)
+    if part == "**" and later:
+        yield from _matching(folder, later, above, hidden, links)
     fits = re.compile(fnmatch.translate(part)).match
     with os.scandir(folder) as entries:              # read as it is walked: a folder may hold millions of files
         for entry in entries:
@@ -195,12 +195,12 @@ def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...],
             if part == "**":
                 if _is_folder(entry):
                     yield from _matching(path, parts, (*above, here), hidden, links)
-                elif not rest:
+                elif not later:
                     yield path
-            elif not rest:
+            elif not later:
                 yield path
             elif _is_folder(entry):
-                yield from _matching(path, rest, (*above, here), hidden, links)
+                yield from _matching(path, later, (*above, here), hidden, links)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

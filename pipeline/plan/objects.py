@@ -202,10 +202,10 @@ def walk(remote: Remote, begin: str, parts: list[str], visible: Callable[[str], 
 
     if begin < after and not after.startswith(begin):        # all of it comes before
         return
-    part, rest = parts[0], parts[1:]
+    part, later = parts[0], parts[1:]
     if not glob.has_magic(part):
-        if rest:
-            yield from walk(remote, f"{begin}{part}/", rest, visible, after)
+        if later:
+            yield from walk(remote, f"{begin}{part}/", later, visible, after)
         elif (entry := remote.head(begin + part)) is not None:
             yield entry
         return
@@ -214,7 +214,7 @@ def walk(remote: Remote, begin: str, parts: list[str], visible: Callable[[str], 
     fits = re.compile(glob_translate(part)).match
     for entry_or_folder in remote.scan(start, deep=deep, after=after):
         if not isinstance(entry_or_folder, str):
-            if deep or not rest:
+            if deep or not later:
                 yield entry_or_folder
-        elif rest and fits(entry_or_folder[len(begin):-1]) and visible(entry_or_folder[:-1]):
-            yield from walk(remote, entry_or_folder, rest, visible, after)
+        elif later and fits(entry_or_folder[len(begin):-1]) and visible(entry_or_folder[:-1]):
+            yield from walk(remote, entry_or_folder, later, visible, after)

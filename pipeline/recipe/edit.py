@@ -1,8 +1,9 @@
 """Changes thresholds in the text of a recipe and leaves everything else as it stands: comments, order, spelling.
 
 Only the characters of a value are replaced, a missing key is added behind its step's name or last key, and the lines of
-a step that is left out become comments. The new text is parsed, and must say what the old one said but for the
-changes; where it does not (an alias that several steps share, say), the text is refused and never written wrongly.
+a step that is left out become comments. The new text is then parsed and compared with the old data plus the changes.
+If they differ (for example because several steps share an alias), RecipeError is raised, so that a wrong text is never
+written.
 """
 
 from __future__ import annotations
