@@ -147,7 +147,7 @@ def test_no_bucket_no_package_no_credentials(s3, monkeypatch, tmp_path):
 @pytest.mark.parametrize("own", ["abcdefgh12345678", "/slash/first+gh12345678"])       # AWS draws slashes, too
 def test_secrets_do_not_get_into_messages(text, own, monkeypatch):
     monkeypatch.setenv("SOME_SECRET_ACCESS_KEY", own)
-    said = retry.say(OSError(f"{text} {own}"))
+    said = retry.error_text(OSError(f"{text} {own}"))
     for secret in ("AKIA", "deadbeef", "hf_abc", "pass" "word", "ya29.a0", "gh12345678"):
         assert secret not in said
 
