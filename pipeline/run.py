@@ -170,16 +170,16 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     max_error_rate = float(recipe.run.max_error_rate)
     read_badly: dict[str, None] = {}
 
-    def finished(node: Node, results: Mapping[str, Any], of: NodeSums) -> None:
-        sums[node.name] = of
+    def finished(node: Node, results: Mapping[str, Any], node_sums: NodeSums) -> None:
+        sums[node.name] = node_sums
         if node.kind == "pass":
-            for source in _without_document(of):
+            for source in _without_document(node_sums):
                 bad_files.check_source(source, files.get(source, 0),
                                        _first_detail(store, results[node.name].records, source))
             picks = bool(recipe.datasets[node.dataset].where)
             try:
-                said = check_error_rate(node, of, max_error_rate, picks=picks)
-                read_badly.update(dict.fromkeys(said))
+                messages = check_error_rate(node, node_sums, max_error_rate, picks=picks)
+                read_badly.update(dict.fromkeys(messages))
             except TooManyErrors:
                 _publish_quarantine(store, log, planner, node, results)
                 raise
@@ -187,14 +187,14 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
             _publish(store, log, planner, node, results, sums)
         if node.kind == "shards":
             _publish_lost(store, log, node, results[node.name])
-            check_error_rate(node, of, max_error_rate)
+            check_error_rate(node, node_sums, max_error_rate)
 
     with watching(store, name, attempt, lambda: scheduler.stop(grace_s=GRACE_S)):
         try:
             results = drive(nodes, scheduler, finished, FreshNodes(log, ingredients, planner.warnings))
         except TaskFailed:
-            for said in read_badly:                       # a possible cause of the failure
-                logger.warning("%s", said)
+            for message in read_badly:                       # a possible cause of the failure
+                logger.warning("%s", message)
             raise
     log.flush()
     log.check_lease()
@@ -292,12 +292,12 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
     publish_tokenizer(store, tokenizer)
     sets = {}
     for stream in recipe.shards:
-        found: StreamResult = results[f"shards:{stream}"]
-        sets[stream] = publish_shards(store, stream, found.assembled, found.parts, tokenizer,
+        result: StreamResult = results[f"shards:{stream}"]
+        sets[stream] = publish_shards(store, stream, result.assembled, result.parts, tokenizer,
                                        check_lease=log.check_lease)
     if sets and recipe.curriculum is not None:
-        curriculum, about_it = resolve(recipe.plain(), sets, tokenizer)
-        warnings += about_it
+        curriculum, notes = resolve(recipe.plain(), sets, tokenizer)
+        warnings += notes
         log.check_lease()
         store.write(f"runs/{name}/curriculum.json", curriculum.dumps().encode())
     return {n: s["train"]["tokens"] for n, s in sets.items()}

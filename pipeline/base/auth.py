@@ -60,20 +60,20 @@ def _one_word(where: str, text: str) -> str | None:
     """Return the token in `text`, which comes from `where` (a variable or a file), or None when `text` is blank. Raises
     ClusterError when `text` is anything but one word of ASCII characters. The error message does not quote `text`,
     because the file may hold other secrets."""
-    found = text.strip()
-    if not all("!" <= c <= "~" for c in found):
+    word = text.strip()
+    if not all("!" <= c <= "~" for c in word):
         raise ClusterError(f"{where}: a token is one word of ASCII characters, and this is something else; make one "
                            f"with python -c 'import secrets; print(secrets.token_hex(32))'")
-    return found or None
+    return word or None
 
 
 def use_token() -> str | None:
     """Return the token, or None when there is none. If there is one, set RAY_AUTH_MODE so that Ray uses it. Call this
     before Ray is imported, because Ray reads the mode only once."""
-    found = token()
-    if found is not None:
+    bearer = token()
+    if bearer is not None:
         os.environ.setdefault(MODE, "token")
-    return found
+    return bearer
 
 
 def own_token() -> None:
@@ -139,7 +139,7 @@ def check_job_server(address: str, insecure_local: bool = False) -> None:
                            f"head node's dashboard, e.g. http://127.0.0.1:8265")
     status = _status(address, our_token(address))
     if status in (401, 403):
-        raise not_taken(address)
+        raise token_refused(address)
     if status != 200:
         raise ClusterError(f"{address} answers with status {status}; see the log of its dashboard")
 
@@ -147,14 +147,14 @@ def check_job_server(address: str, insecure_local: bool = False) -> None:
 def our_token(address: str) -> str:
     """The token to send to a cluster that demands a token. Raises ClusterError when this shell has none, or when
     RAY_AUTH_MODE keeps Ray from sending it."""
-    ours = token()
-    if ours is None or os.environ.get(MODE, "").lower() != "token":
+    bearer = token()
+    if bearer is None or os.environ.get(MODE, "").lower() != "token":
         raise ClusterError(f"{address} wants a token, and this shell has none; set RAY_AUTH_MODE=token and "
                            f"RAY_AUTH_TOKEN_PATH to a file that holds the cluster's token")
-    return ours
+    return bearer
 
 
-def not_taken(address: str) -> ClusterError:
+def token_refused(address: str) -> ClusterError:
     return ClusterError(f"{address} does not accept our token; see that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH is that "
                         f"of this cluster")
 

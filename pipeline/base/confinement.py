@@ -183,9 +183,9 @@ def _files_of(programs: Iterable[str]) -> list[str]:
     """The files the kernel executes for `programs`: the programs, the interpreters of scripts, and the dynamic
     loaders."""
     files: list[str] = []
-    wanted = list(programs)
-    while wanted:
-        path = shutil.which(wanted.pop())
+    pending = list(programs)
+    while pending:
+        path = shutil.which(pending.pop())
         path = path and os.path.realpath(path)
         if not path or path in files:
             continue
@@ -194,17 +194,17 @@ def _files_of(programs: Iterable[str]) -> list[str]:
             head = f.read(64)
             if head.startswith(b"#!"):
                 f.seek(2)
-                wanted += f.readline(1024).decode().split()[:2]
+                pending += f.readline(1024).decode().split()[:2]
             elif head.startswith(b"\x7fELF\x02\x01"):
-                wanted += _loader(f, *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54))
+                pending += _loader(f, *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54))
     return files
 
 
-def _loader(file: Any, at: int, size: int, count: int) -> list[str]:
+def _loader(file: Any, table_offset: int, size: int, count: int) -> list[str]:
     """A list with the path of the dynamic loader that a 64-bit ELF file names (PT_INTERP); [] when it names none. The
-    program headers of the file are at offset `at`; there are `count` of them, each of `size` bytes."""
+    program headers of the file are at `table_offset`; there are `count` of them, each of `size` bytes."""
     for number in range(count):
-        file.seek(at + number * size)
+        file.seek(table_offset + number * size)
         header = file.read(size)
         if struct.unpack_from("<I", header)[0] == 3:
             offset, _, _, length = struct.unpack_from("<4Q", header, 8)

@@ -25,11 +25,11 @@ def file_sha256(path: str | Path) -> str:
     """sha256 of a file, 64 hex characters. For a folder, it is the sha256 of the names and hashes of all files below
     the folder, except files and folders whose names begin with a dot."""
     if Path(path).is_dir():
-        h = hashlib.sha256()
+        digest = hashlib.sha256()
         inside = ((p.relative_to(path).as_posix(), p) for p in Path(path).rglob("*") if p.is_file())
         for name, file in sorted((name, p) for name, p in inside if not f"/{name}".count("/.")):
-            h.update(f"{name}\0{file_sha256(file)}\n".encode("utf-8", "surrogateescape"))
-        return h.hexdigest()
+            digest.update(f"{name}\0{file_sha256(file)}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
     return sha256(path)
 
 

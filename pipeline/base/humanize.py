@@ -26,13 +26,13 @@ def size(n: float) -> str:
     return f"{digits(n)} TB"
 
 
-def duration(s: float) -> str:
+def duration(seconds: float) -> str:
     """A duration: 0 s · 12 ms · 3.4 s · 56 s · 7.8 min · 9.1 h."""
-    if s < 1:
-        return "0 s" if s == 0 else f"{s * 1000:.0f} ms" if s >= 0.0005 else "<1 ms"
-    if s < 120:
-        return f"{s:.1f} s" if s < 9.95 else f"{s:.0f} s"
-    return f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:,.1f} h"
+    if seconds < 1:
+        return "0 s" if seconds == 0 else f"{seconds * 1000:.0f} ms" if seconds >= 0.0005 else "<1 ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
 def percent(share: float) -> str:

@@ -97,16 +97,16 @@ def not_dumpable() -> None:
     _prctl(_DUMPABLE, 0)
 
 
-def keep_capabilities(kept: Iterable[int]) -> None:
-    """Drop all capabilities except `kept`."""
-    mask = sum(1 << c for c in kept)
+def keep_capabilities(numbers: Iterable[int]) -> None:
+    """Drop all capabilities except those with these numbers."""
+    mask = sum(1 << c for c in numbers)
     header = struct.pack("<Ii", _CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
     _call("capget", ctypes.create_string_buffer(header), data)
     words = struct.unpack("<6I", data.raw)
     low, high = mask & 0xFFFFFFFF, mask >> 32
-    left = struct.pack("<6I", *(w & m for w, m in zip(words, (low, low, 0, high, high, 0))))
-    _call("capset", ctypes.create_string_buffer(header), ctypes.create_string_buffer(left))
+    remaining = struct.pack("<6I", *(w & m for w, m in zip(words, (low, low, 0, high, high, 0))))
+    _call("capset", ctypes.create_string_buffer(header), ctypes.create_string_buffer(remaining))
 
 
 # -- Landlock --------------------------------------------------------------------------------------------------------
@@ -126,9 +126,10 @@ def landlock(handled: int, allowed: Mapping[str, int]) -> None:
     version 6 or later of Landlock it cannot send signals to them either.
     """
     version = landlock_version()
-    known = (1 << 13) - 1 | (REFER if version >= _REFER_SINCE else 0) | (TRUNCATE if version >= _TRUNCATE_SINCE else 0)
+    supported = ((1 << 13) - 1 | (REFER if version >= _REFER_SINCE else 0)
+                 | (TRUNCATE if version >= _TRUNCATE_SINCE else 0))
     # a ruleset that does not handle REFER denies every rename between folders
-    handled = handled & known | known & REFER
+    handled = handled & supported | supported & REFER
     attributes = struct.pack("<QQQ", handled, 0, _SCOPE_SIGNAL)[:24 if version >= _SCOPE_SINCE else 8]
     ruleset = _call("landlock_create_ruleset", ctypes.create_string_buffer(attributes, len(attributes)),
                     len(attributes), 0)

@@ -26,8 +26,8 @@ def import_path() -> str:
     """PYTHONPATH for a process that is to import what this one imports: the folders of its import path beside those of
     Python itself."""
     standard = {sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")}
-    ours = [os.path.abspath(p) for p in sys.path]
-    return os.pathsep.join(p for p in ours if p not in standard and not p.endswith((".zip", "lib-dynload"))
+    folders = [os.path.abspath(p) for p in sys.path]
+    return os.pathsep.join(p for p in folders if p not in standard and not p.endswith((".zip", "lib-dynload"))
                            and os.path.isdir(p))
 
 

@@ -36,10 +36,10 @@ def parse_number(value: Any) -> tuple[Fraction, str] | None:
 def parse_whole(value: Any, units: Mapping[str, int], what: str, example: str, least: int = 1) -> int:
     """The whole number that `value` denotes, with a unit of `units`, from `least` to 2**63 - 1. Raises ValueError,
     whose message shows how to write it."""
-    found = parse_number(value)
-    if found is None or found[1] not in units:
+    number = parse_number(value)
+    if number is None or number[1] not in units:
         raise ValueError(f"{value!r} is not {what}; write e.g. {example}")
-    exact = found[0] * units[found[1]]
+    exact = number[0] * units[number[1]]
     if exact.denominator != 1 or not least <= exact < 2**63:
         raise ValueError(f"{value!r} is not a whole number between {least} and 2**63; write e.g. {example}")
     return int(exact)
@@ -71,10 +71,10 @@ def parse_share(value: Any) -> float:
 
 def parse_weight(value: Any) -> int | float:
     """A weight in a mixture: any non-negative number, with or without a percent sign ('85%' is 85)."""
-    found = parse_number(value.strip().removesuffix("%") if isinstance(value, str) else value)
-    if found is None or found[1]:
+    number = parse_number(value.strip().removesuffix("%") if isinstance(value, str) else value)
+    if number is None or number[1]:
         raise ValueError(f"{value!r} is not a weight; write a number, e.g. 85")
-    return int(found[0]) if found[0].denominator == 1 else float(found[0])
+    return int(number[0]) if number[0].denominator == 1 else float(number[0])
 
 
 def percent(share: float) -> str:

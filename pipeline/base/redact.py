@@ -52,9 +52,9 @@ _QUERY_NAME = re.compile(rf"(?i)(?:{_QUERY})$")
 
 def redact(text: str) -> str:
     """`text` with every secret masked. Harmless text comes back as it was."""
-    known = _known(tuple(sorted(_values(os.environ))))
-    if known is not None:
-        text = known.sub(MASK, text)
+    secrets = _any_of(tuple(sorted(_values(os.environ))))
+    if secrets is not None:
+        text = secrets.sub(MASK, text)
     for pattern, mask in _RULES:
         text = pattern.sub(mask, text)
     return text
@@ -81,7 +81,7 @@ def secret_in(value: str) -> str | None:
     '@'". Returns None when it contains none."""
     if any(pattern.search(value) for pattern in _SHAPES):
         return "a key or token"
-    if any(known in value for known in _values(os.environ) if len(known) >= 2 * SHORTEST):
+    if any(secret in value for secret in _values(os.environ) if len(secret) >= 2 * SHORTEST):
         return "what a secret variable of this shell holds"
     if "://" not in value:
         return None
@@ -116,6 +116,6 @@ def _token_file(path: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _known(values: tuple[str, ...]) -> re.Pattern[str] | None:
+def _any_of(values: tuple[str, ...]) -> re.Pattern[str] | None:
     longest_first = sorted(values, key=lambda v: (-len(v), v))
     return re.compile("|".join(map(re.escape, longest_first))) if values else None

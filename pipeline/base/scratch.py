@@ -27,8 +27,8 @@ def user_folder(base: str | None = None) -> Path:
     """
     folder = Path(base or tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o022:
         raise PermissionError(f"{folder} is not private to this user; remove it or set TMPDIR to another place")
     return folder
 

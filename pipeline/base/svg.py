@@ -20,9 +20,10 @@ class Element(str):
 def tag(name: str, *content: str, **attributes: str | float) -> Element:
     """Return an element. `content`: elements, and plain text, which is escaped. In attribute names an underscore
     becomes a hyphen, and a trailing one is dropped (`class_`). Floats are written with one decimal."""
-    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"' for key, value in attributes.items())
+    attribute_text = "".join(f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
+                             for key, value in attributes.items())
     inner = "".join(part if isinstance(part, Element) else escape(part, quote=False) for part in content)
-    return Element(f"<{name}{given}>{inner}</{name}>" if content else f"<{name}{given}/>")
+    return Element(f"<{name}{attribute_text}>{inner}</{name}>" if content else f"<{name}{attribute_text}/>")
 
 
 def polyline(points: list[tuple[float, float]], **attributes: str | float) -> Element:

@@ -61,14 +61,14 @@ def _matcher(a: Sequence[str], b: Sequence[str]) -> difflib.SequenceMatcher[str]
 def _related(left: list[str], right: list[str]) -> Iterator[tuple[str, str]]:
     """Yield (left, right) for a stretch of both texts that has no equal paragraphs. Corresponding paragraphs are
     yielded as a pair, each other paragraph with an empty other side."""
-    at = [0, 0]
+    position = [0, 0]
     for a0, a1, b0, b1 in _links(left, right):
-        yield from ((line, "") for line in left[at[0]:a0])
-        yield from (("", line) for line in right[at[1]:b0])
+        yield from ((line, "") for line in left[position[0]:a0])
+        yield from (("", line) for line in right[position[1]:b0])
         yield "\n".join(left[a0:a1]), "\n".join(right[b0:b1])
-        at = [a1, b1]
-    yield from ((line, "") for line in left[at[0]:])
-    yield from (("", line) for line in right[at[1]:])
+        position = [a1, b1]
+    yield from ((line, "") for line in left[position[0]:])
+    yield from (("", line) for line in right[position[1]:])
 
 
 def _links(left: list[str], right: list[str]) -> list[list[int]]:
@@ -78,11 +78,11 @@ def _links(left: list[str], right: list[str]) -> list[list[int]]:
     counts = [Counter(word for word, _ in side) for side in words]
     if sum(n * counts[1][word] for word, n in counts[0].items()) > PAIRS:
         return []
-    of, to = ([i for _, i in side] for side in words)
+    left_lines, right_lines = ([i for _, i in side] for side in words)
     shared: Counter[tuple[int, int]] = Counter()
     for a, b, size in _matcher(*([word for word, _ in side] for side in words)).get_matching_blocks():
-        shared.update((of[a + k], to[b + k]) for k in range(size))
-    lengths = Counter(of), Counter(to)
+        shared.update((left_lines[a + k], right_lines[b + k]) for k in range(size))
+    lengths = Counter(left_lines), Counter(right_lines)
     links: list[list[int]] = []
     for i, j in sorted(pair for pair, n in shared.items() if 2 * n >= min(lengths[0][pair[0]], lengths[1][pair[1]])):
         if links and (i < links[-1][1] or j < links[-1][3]):
@@ -125,19 +125,19 @@ def words(text: str) -> int:
 def shortened(pairs: list[Row]) -> Iterator[Row | int]:
     """Yield the rows. In a long stretch of equal rows, only the AROUND rows next to different ones are yielded, and the
     number of rows left out between them."""
-    k = 0
-    while k < len(pairs):
-        end = k
+    start = 0
+    while start < len(pairs):
+        end = start
         while end < len(pairs) and pairs[end].same:
             end += 1
-        before, after = AROUND if k else 0, AROUND if end < len(pairs) else 0
-        left_out = end - k - before - after
+        before, after = AROUND if start else 0, AROUND if end < len(pairs) else 0
+        left_out = end - start - before - after
         if left_out > 1:
-            yield from pairs[k:k + before]
+            yield from pairs[start:start + before]
             yield left_out
             yield from pairs[end - after:end]
         else:
-            yield from pairs[k:end]
+            yield from pairs[start:end]
         if end < len(pairs):
             yield pairs[end]
-        k = end + 1
+        start = end + 1

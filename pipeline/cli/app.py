@@ -108,6 +108,6 @@ def take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     end = next((i for i, a in enumerate(arguments) if a == "--"), len(arguments))
     if list(arguments[:1]) == ["train"]:
         end = 0
-    rest = [a for a in arguments[:end] if a != "--debug"]
-    debug = len(rest) < end
-    return [*(["--debug"] if debug else []), *rest, *arguments[end:]], debug
+    others = [a for a in arguments[:end] if a != "--debug"]
+    debug = len(others) < end
+    return [*(["--debug"] if debug else []), *others, *arguments[end:]], debug

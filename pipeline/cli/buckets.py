@@ -113,7 +113,7 @@ def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,
     from stages.filter.buckets import group_name
 
     column = by if by in ("language", "source") else None
-    wanted = [*scores, *([by] if by and not column else []), *([weight] if weight != "documents" else [])]
+    names = [*scores, *([by] if by and not column else []), *([weight] if weight != "documents" else [])]
     for path in paths:
         with reading(path):
             try:
@@ -122,14 +122,14 @@ def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,
                 raise BadUsage(f"{path} is no Parquet file ({e})") from None
             with file:
                 schema = file.schema_arrow
-                known = [f.name for f in schema.field("signals").type] if "signals" in schema.names else []
-                for name in wanted:
-                    if name not in known:
-                        raise BadUsage(f"{path} has no signal '{name}': {nearest(name, known)}")
+                available = [f.name for f in schema.field("signals").type] if "signals" in schema.names else []
+                for name in names:
+                    if name not in available:
+                        raise BadUsage(f"{path} has no signal '{name}': {nearest(name, available)}")
                 for batch in file.iter_batches(65536, columns=[*([column] if column else []),
-                                                               *(f"signals.{n}" for n in dict.fromkeys(wanted))]):
+                                                               *(f"signals.{n}" for n in dict.fromkeys(names))]):
                     signals = {n: pc.struct_field(batch.column("signals"), n).cast(pa.float64()).to_numpy(False)
-                               for n in dict.fromkeys(wanted)}
+                               for n in dict.fromkeys(names)}
                     groups = None
                     if column:
                         groups = [g or "" for g in batch.column(column).to_pylist()]
@@ -137,9 +137,9 @@ def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,
                         groups = [group_name(None if np.isnan(v) else float(v)) for v in signals[by]]
                     weights = np.ones(len(batch), np.int64)
                     if weight != "documents":
-                        held = np.nan_to_num(signals[weight], nan=0.0)
-                        if (held != np.floor(held)).any() or (held < 0).any() or (held > 2**53).any():
+                        values = np.nan_to_num(signals[weight], nan=0.0)
+                        if (values != np.floor(values)).any() or (values < 0).any() or (values > 2**53).any():
                             raise BadUsage(f"--weight {weight}: {path} has values that are no whole numbers; weights "
                                            f"are counts, say 'bytes'")
-                        weights = held.astype(np.int64)
+                        weights = values.astype(np.int64)
                     yield groups, {s: signals[s].astype(np.float64) for s in scores}, weights

@@ -89,8 +89,8 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
     if not rate > 0 or rate > 10:
         raise BadUsage(f"--rate {rate:g}: a learning rate is above 0 and at most 10")
     data: list[dict[str, Any]] = []
-    given = [(GOOD, path) for path in positive or ()] + [(REST, path) for path in negative or ()]
-    pairs = (pair for label, path in [*given, *((None, path) for path in labelled or ())]
+    labelled_paths = [(GOOD, path) for path in positive or ()] + [(REST, path) for path in negative or ()]
+    pairs = (pair for label, path in [*labelled_paths, *((None, path) for path in labelled or ())]
              for pair in _labelled(path, label, text_column, label_column, data))
     settings = Settings(dim, epochs, rate, word_ngrams, buckets, min_count)
     with writing(out):
@@ -103,7 +103,7 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
     if json_lines:
         typer.echo(json.dumps({"model": str(out), "card": card}))
         return
-    _say_trained(out, card)
+    _print_trained(out, card)
 
 
 def _labelled(path: Path, label: str | None, text_column: str, label_column: str,
@@ -113,10 +113,11 @@ def _labelled(path: Path, label: str | None, text_column: str, label_column: str
     (label, name, number of documents, bytes, hash) is added to `data`."""
     from stages.stage import file_sha256
 
-    whole, documents_read, size = hashlib.sha256(), 0, 0
+    digest, documents_read, size = hashlib.sha256(), 0, 0
     for file in files([path]):
         with reading(file):
-            whole.update(f"{file.relative_to(path).as_posix() if path.is_dir() else ''} {file_sha256(file)}\n".encode())
+            name = file.relative_to(path).as_posix() if path.is_dir() else ""
+            digest.update(f"{name} {file_sha256(file)}\n".encode())
         unlabelled = True
         for doc in documents(file, text_column, () if label else (label_column,)):
             own = label or _label_of(doc.meta.get(label_column))
@@ -126,7 +127,7 @@ def _labelled(path: Path, label: str | None, text_column: str, label_column: str
         if unlabelled and label is None:
             raise BadUsage(f"{file}: no row of it has a label at '{label_column}'; name it with --label-column")
     data.append({"label": label or f"({label_column})", "file": path.resolve().name, "documents": documents_read,
-                 "bytes": size, "sha256": whole.hexdigest()})
+                 "bytes": size, "sha256": digest.hexdigest()})
 
 
 def _label_of(value: Any) -> str | None:
@@ -139,33 +140,35 @@ def _label_of(value: Any) -> str | None:
     return str(value) if isinstance(value, (int, str)) and value != "" else None
 
 
-def _say_trained(out: Path, card: dict[str, Any]) -> None:
+def _print_trained(out: Path, card: dict[str, Any]) -> None:
     from stages.models.classifier import companion_path
     from stages.models.model_card import decimal
 
-    e, measured, line = card["examples"], card["measured"], [f"model: {out.name}"]
-    typer.echo(visible(f"{out}: trained on " + ", ".join(f"{n:,} {label}" for label, n in e["train"].items())))
-    for name, n in (("repeated", e["repeated"]), ("under two labels", e["contradicted"]),
-                    ("beyond --most", sum(e["surplus"].values()))):
+    examples, measured, line = card["examples"], card["measured"], [f"model: {out.name}"]
+    typer.echo(visible(f"{out}: trained on " + ", ".join(f"{n:,} {label}" for label, n in examples["train"].items())))
+    for name, n in (("repeated", examples["repeated"]), ("under two labels", examples["contradicted"]),
+                    ("beyond --most", sum(examples["surplus"].values()))):
         if n:
             typer.echo(f"  left out: {n:,} texts {name}")
     if measured["documents"]:
         typer.echo(f"  {measured['accuracy']:.1%} of {measured['documents']:,} held-out texts judged right")
-    for q in measured["questions"][:10]:
-        pair = q["roc_auc_95"]
-        typer.echo(visible(f"  {q['question']}: ROC-AUC {q['roc_auc']:.3f} [{pair[0]:.3f}, {pair[1]:.3f}], average "
-                         f"precision {q['average_precision']:.3f}"
-                         + (f", calibration error {q['calibration_error']:.3f}" if "calibration_error" in q else "")))
+    for question in measured["questions"][:10]:
+        pair = question["roc_auc_95"]
+        typer.echo(visible(f"  {question['question']}: ROC-AUC {question['roc_auc']:.3f} "
+                           f"[{pair[0]:.3f}, {pair[1]:.3f}], average precision {question['average_precision']:.3f}"
+                           + (f", calibration error {question['calibration_error']:.3f}"
+                              if "calibration_error" in question else "")))
     if card["calibration"]:
         line.append(f"calibration: {companion_path(out, 'calibration.json').name}")
     if card["kind"] == "grades":
         line.append("grade: true")
     elif card["target"] != "hq":
         line.append(f"label: '{card['target'] or card['labels'][0]}'")
-    if t := card.get("threshold"):
-        few = f"; {t['trained_on']:,} of them were trained on: give more" if t["trained_on"] else ""
-        typer.echo(f"  min {decimal(t['min'])} keeps {t['kept']:.1%} of {t['documents']:,} reference documents{few}")
-        line.append(f"min: {decimal(t['min'])}")
+    if threshold := card.get("threshold"):
+        few = f"; {threshold['trained_on']:,} of them were trained on: give more" if threshold["trained_on"] else ""
+        typer.echo(f"  min {decimal(threshold['min'])} keeps {threshold['kept']:.1%} of {threshold['documents']:,} "
+                   f"reference documents{few}")
+        line.append(f"min: {decimal(threshold['min'])}")
     typer.echo(f"  card: {companion_path(out, 'card.md')}")
     typer.echo(visible(f"  step: quality: {{{', '.join(line)}}}"))
 
@@ -195,19 +198,19 @@ def check(model: ModelArg, data: DataArg,
     from stages.models.train_quality import judge
 
     card, loaded = _opened(model)
-    known = card["profiles"]
-    against = against or next((name for name in ("reference", "held_out") if name in known), "")
-    if against not in known:
-        raise BadUsage(f"the card of {model} has no profile '{against}'; it has: {', '.join(known) or 'none'}")
+    profiles = card["profiles"]
+    against = against or next((name for name in ("reference", "held_out") if name in profiles), "")
+    if against not in profiles:
+        raise BadUsage(f"the card of {model} has no profile '{against}'; it has: {', '.join(profiles) or 'none'}")
     pairs = list(islice(_rows(data, text_column, label_column), limit or None))
     if not pairs:
         raise BadUsage(f"no document in {', '.join(map(str, data))}")
-    found_texts = [text for _, text in pairs]
-    scores = loaded.scores(found_texts)
-    result = {"model": str(model), "against": against, **drift.compare(known[against], found_texts, scores)}
-    if t := card.get("threshold"):
-        kept = float((scores.values() >= t["min"]).mean())
-        result["kept"] = {"min": t["min"], "was": t["kept"], "is": round(kept, 4)}
+    checked_texts = [text for _, text in pairs]
+    scores = loaded.scores(checked_texts)
+    result = {"model": str(model), "against": against, **drift.compare(profiles[against], checked_texts, scores)}
+    if threshold := card.get("threshold"):
+        kept_share = float((scores.values() >= threshold["min"]).mean())
+        result["kept"] = {"min": threshold["min"], "was": threshold["kept"], "is": round(kept_share, 4)}
     if label_column:
         same = _same_labels(card)
         part = [Example(content_key(text), same[label], text) for label, text in pairs if label in same]
@@ -218,7 +221,7 @@ def check(model: ModelArg, data: DataArg,
     if json_lines:
         typer.echo(json.dumps(result))
     else:
-        _say_checked(result, card)
+        _print_checked(result, card)
     if result["verdict"] == "drift":
         raise typer.Exit(1)
 
@@ -226,11 +229,11 @@ def check(model: ModelArg, data: DataArg,
 def _same_labels(card: dict[str, Any]) -> dict[str, str]:
     """Returns {label in the data: label of the model}. For a model with two labels, the data may have 1 for the label
     that the model scores (its target) and 0 for the other."""
-    known = {label: label for label in card["labels"]}
+    labels = {label: label for label in card["labels"]}
     if card["kind"] == "binary":
-        [rest] = set(card["labels"]) - {card["target"]}
-        return {"1": card["target"], "0": rest} | known
-    return known
+        [other] = set(card["labels"]) - {card["target"]}
+        return {"1": card["target"], "0": other} | labels
+    return labels
 
 
 def _rows(paths: list[Path], text_column: str, label_column: str | None) -> Iterator[tuple[str, str]]:
@@ -239,7 +242,7 @@ def _rows(paths: list[Path], text_column: str, label_column: str | None) -> Iter
             yield (_label_of(doc.meta.get(label_column)) or "") if label_column else "", doc.text
 
 
-def _say_checked(result: dict[str, Any], card: dict[str, Any]) -> None:
+def _print_checked(result: dict[str, Any], card: dict[str, Any]) -> None:
     from stages.models.model_card import decimal
 
     typer.echo(f"{result['documents']:,} documents against the card's profile '{result['against']}' of "
@@ -254,13 +257,14 @@ def _say_checked(result: dict[str, Any], card: dict[str, Any]) -> None:
         if "moved" in part and part["verdict"] != "same":
             line += "; " + ", ".join(f"{n or 'none'} {a:.1%} -> {b:.1%}" for n, a, b in part["moved"][:3])
         typer.echo(visible(line))
-    if k := result.get("kept"):
-        typer.echo(f"  min {decimal(k['min'])} keeps {k['is']:.1%}; it kept {k['was']:.1%} of the reference corpus")
-    old = {q["question"]: q for q in card["measured"]["questions"]}
-    for q in result.get("measured", {}).get("questions", ()):
-        low, high = q["roc_auc_95"]
-        was = f"; on the card {old[q['question']]['roc_auc']:.3f}" if q["question"] in old else ""
-        typer.echo(visible(f"  {q['question']}: ROC-AUC {q['roc_auc']:.3f} [{low:.3f}, {high:.3f}]{was}"))
+    if kept_share := result.get("kept"):
+        typer.echo(f"  min {decimal(kept_share['min'])} keeps {kept_share['is']:.1%}; it kept "
+                   f"{kept_share['was']:.1%} of the reference corpus")
+    old = {question["question"]: question for question in card["measured"]["questions"]}
+    for question in result.get("measured", {}).get("questions", ()):
+        low, high = question["roc_auc_95"]
+        was = f"; on the card {old[question['question']]['roc_auc']:.3f}" if question["question"] in old else ""
+        typer.echo(visible(f"  {question['question']}: ROC-AUC {question['roc_auc']:.3f} [{low:.3f}, {high:.3f}]{was}"))
     advice = {"same": "no drift", "watch": "something has moved: watch it",
               "drift": "drift: choose the threshold again on this data (--reference), or train again",
               "too_few": "too few documents to say anything"}

@@ -134,13 +134,13 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
         _sent(run, attempt, facts.get("job"), facts.get("address"), store, json_lines, now.state)
         return
     job = jobs.job_id(store.root, run, attempt)
-    known = jobs.state(address, job) if now.state == "submitted" else None
-    if known is not None and not known.ended:
+    job_state = jobs.state(address, job) if now.state == "submitted" else None
+    if job_state is not None and not job_state.ended:
         _sent(run, attempt, job, address, store, json_lines, "submitted")
         return
     # If the latest attempt's job was never sent, or its cluster is gone, it is sent now with the attempt's job id, so
     # that two senders cannot start it twice. Otherwise a new attempt begins.
-    if attempt == 0 or known is not None or now.state != "submitted":
+    if attempt == 0 or job_state is not None or now.state != "submitted":
         attempt += 1
     store.write(f"runs/{run}/recipe.yaml", recipe.canonical_yaml().encode())
     keep_code(store, run, recipe.code)
@@ -151,11 +151,11 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
         arguments = ["resume", "--job", str(attempt), "--store", store.root, *options, "--", run]
         try:
             new = jobs.submit(address, job, arguments, python=python, packages=packages)
-            known = None if new else jobs.state(address, job)
+            job_state = None if new else jobs.state(address, job)
         except auth.ClusterError as e:
             note_refusal(store, run, attempt, str(e))
             raise
-        if known is None or not known.ended:
+        if job_state is None or not job_state.ended:
             break
         attempt += 1              # the cluster knows an ended job of this id, from an earlier store at the same path
     for note in notes(store, address, auth.in_clear(address)):

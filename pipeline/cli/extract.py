@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stages.document import BadRecord, Document
 
 #: most documents without text that are named for each reason and file; the others are only counted
-SAID = 5
+MOST_NAMED = 5
 #: what to do about a file without text, by reason
 REMEDIES = {
     "not_pdf": "it does not begin like a PDF",
@@ -115,30 +115,30 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
         raise UserError(f"{failed} of {len(paths)} files could not be extracted")
 
 
-def engines(given: str) -> list[str]:
+def engines(option: str) -> list[str]:
     """The names of the one or two engines that --engine lists. Raises BadUsage for unknown names, more than two, or the
     same one twice."""
     from pipeline.recipe.errors import nearest
     from stages.extract.html.step import ENGINES
 
-    names = [name.strip() for name in given.split(",")]
+    names = [name.strip() for name in option.split(",")]
     for name in names:
         if name not in ENGINES:
-            raise BadUsage(f"--engine {given}: there is no engine '{name}'; {nearest(name, ENGINES)}")
+            raise BadUsage(f"--engine {option}: there is no engine '{name}'; {nearest(name, ENGINES)}")
     if len(names) > 2 or len(set(names)) < len(names):
-        raise BadUsage(f"--engine {given}: give one engine, or two different ones to compare")
+        raise BadUsage(f"--engine {option}: give one engine, or two different ones to compare")
     return names
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-def listed(given: Sequence[str]) -> list[str]:
+def listed(arguments: Sequence[str]) -> list[str]:
     """The paths of the files that the arguments stand for. The files of a folder or glob come in the order of their
     names; hidden files in folders are left out. Raises BadUsage for a URL, and for an argument that matches no
     file."""
-    if given.count("-") > 1:
+    if arguments.count("-") > 1:
         raise BadUsage("- stands for stdin, which can be read only once")
     out: list[str] = []
-    for name in given:
+    for name in arguments:
         if name == "-" or (os.path.exists(name) and not os.path.isdir(name)):
             out.append(name)
         elif "://" in name:
@@ -201,10 +201,11 @@ def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, ext
     for versions in documents:
         first = versions[0]
         failed = failed or any((v.reason or "").startswith("error: ") for v in versions)
-        lost = first.reason if all(v.reason for v in versions) else None
-        if lost:
-            without[lost] += 1
-            if collection and (isinstance(first.record, Skipped) or (without[lost] > SAID and not as_json)):
+        drop_reason = first.reason if all(v.reason for v in versions) else None
+        if drop_reason:
+            without[drop_reason] += 1
+            named = as_json or without[drop_reason] <= MOST_NAMED
+            if collection and (isinstance(first.record, Skipped) or not named):
                 continue
         place = place_of(file, first.record, collection)
         if as_json:
@@ -217,13 +218,13 @@ def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, ext
                     typer.echo(visible(f"{place}: {name}{no_text(version, ocr)}").replace("\n", " "), err=True)
                 else:
                     note(place, version, ocr)
-            if len(versions) == 2 and not lost:
+            if len(versions) == 2 and not drop_reason:
                 compare(place, extractor.engines, (first.text, versions[1].text), marks=extractor.format == "markdown")
-            elif not lost:
+            elif not drop_reason:
                 if many:
                     typer.echo(f"==> {visible(place).replace(chr(10), ' ')} ({first.file_type}) <==")
                 typer.echo(text_of(first), nl=not first.text.endswith("\n"))
-        with_text += not lost
+        with_text += not drop_reason
         if limit and with_text == limit:
             return failed
     if collection and (without or not with_text):
@@ -249,10 +250,10 @@ def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
 def row(file: str, version: Extracted) -> dict[str, Any]:
     """A document as a dict, for one line of JSON output."""
     record, reason = version.record, version.reason
-    at = record.locator
-    out = {"file": file, "member": at.get("sub") or "", "record": at.get("record", 0), "kind": version.file_type,
-           "engine": version.engine, "reason": reason, "detail": getattr(record, "detail", ""),
-           "text": None if reason else version.text}
+    locator = record.locator
+    out = {"file": file, "member": locator.get("sub") or "", "record": locator.get("record", 0),
+           "kind": version.file_type, "engine": version.engine, "reason": reason,
+           "detail": getattr(record, "detail", ""), "text": None if reason else version.text}
     for name, default in (("url", ""), ("date", None), ("language", ""), ("meta", {}), ("signals", {}),
                           ("loss_spans", None)):
         out[name] = getattr(record, name, default)
@@ -265,11 +266,11 @@ def text_of(version: Extracted) -> str:
     spans = getattr(version.record, "loss_spans", None)
     if not spans or not sys.stdout.isatty():
         return visible(version.text)
-    data, at, out = version.text.encode("utf-8", "surrogatepass"), 0, []
+    data, position, out = version.text.encode("utf-8", "surrogatepass"), 0, []
     for span in [*spans, {"start": len(data), "end": len(data)}]:
-        for part, dim in ((data[at:span["start"]], True), (data[span["start"]:span["end"]], False)):
+        for part, dim in ((data[position:span["start"]], True), (data[span["start"]:span["end"]], False)):
             out.append(typer.style(visible(part.decode("utf-8", "surrogatepass")), dim=dim) if part else "")
-        at = span["end"]
+        position = span["end"]
     return "".join(out)
 
 

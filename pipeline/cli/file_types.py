@@ -126,7 +126,7 @@ class Extractor:
             papers = any(member.name.lower().endswith(_LATEX) for member in members(path, file, (), 0))
         except Damaged:
             papers = False                                     # the readers report the damage
-        seen: set[tuple[str, int]] = set()
+        yielded: set[tuple[str, int]] = set()
         left_out: dict[tuple[str, int], list[Extracted]] = {}
         for reader in (["latex"] if papers else []) + archive_readers():
             for versions in self._read(reader, path, file):
@@ -136,10 +136,10 @@ class Extractor:
                     continue                                   # LaTeX members are joined into a paper
                 if first.reason == "other_type":
                     left_out.setdefault(member, versions)
-                elif member not in seen:
-                    seen.add(member)
+                elif member not in yielded:
+                    yielded.add(member)
                     yield versions
-        yield from (versions for member, versions in left_out.items() if member not in seen)
+        yield from (versions for member, versions in left_out.items() if member not in yielded)
 
     def _read(self, file_type: str, path: str, file: str) -> Iterator[list[Extracted]]:
         from stages.document import BadRecord
@@ -170,10 +170,10 @@ class Extractor:
             return [None]
         if step not in self.stages:
             cls = stage_class(step)
-            given = {k: v for k, v in self.settings.get(step, {}).items() if k in cls.Config.model_fields}
+            settings = {k: v for k, v in self.settings.get(step, {}).items() if k in cls.Config.model_fields}
             try:
                 with patience(f"preparing the step '{step}'; what it compiles is kept for the next time …"):
-                    self.stages[step] = [cls(config) for config in (self.html if step == "html" else [given])]
+                    self.stages[step] = [cls(config) for config in (self.html if step == "html" else [settings])]
                     for stage in self.stages[step]:
                         stage.setup()
             except OSError as e:                              # a program or a model is missing
@@ -199,7 +199,7 @@ def _processed(stage: Any, doc: Document) -> str | None:
         return f"error: {type(e).__name__}: {e}"
 
 
-def settings_of(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+def settings_of(options: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Parse the values of --set, such as `pdf.ocr=tesseract`, into {name of a reader or step: {key: value}}. Raises
     BadUsage for another form or an unknown name, and RecipeError for a value that is not YAML."""
     from pipeline.recipe.errors import nearest
@@ -207,17 +207,17 @@ def settings_of(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     from stages.catalog import STAGES, readers, stage_class, steps
 
     out: dict[str, dict[str, Any]] = {}
-    for one in given:
-        key, equals, text = one.partition("=")
+    for option in options:
+        key, equals, text = option.partition("=")
         name, dot, field = (part.strip() for part in key.partition("."))
         if not (equals and dot and name and field):
-            raise BadUsage(f"--set {one}: write --set NAME.KEY=VALUE, e.g. --set pdf.ocr=tesseract")
+            raise BadUsage(f"--set {option}: write --set NAME.KEY=VALUE, e.g. --set pdf.ocr=tesseract")
         if name not in readers() and not (name in steps() and _makes_text(stage_class(name))):
-            raise BadUsage(f"--set {one}: there is no reader or step '{name}': "
+            raise BadUsage(f"--set {option}: there is no reader or step '{name}': "
                            f"{nearest(name, [*_file_types(), *(n for n in STAGES if _makes_text(stage_class(n)))])}")
         if (name, field) in (("html", "engine"), ("html", "format")):
-            raise BadUsage(f"--set {one}: give it by --{field}")
-        out.setdefault(name, {})[field] = parse_yaml(text, f"--set {one}")[0]
+            raise BadUsage(f"--set {option}: give it by --{field}")
+        out.setdefault(name, {})[field] = parse_yaml(text, f"--set {option}")[0]
     return out
 
 
@@ -226,7 +226,7 @@ def _makes_text(step: Any) -> bool:
     return step.extracts or bool(step.read_by)
 
 
-def _check(name: str, given: dict[str, Any]) -> None:
+def _check(name: str, settings: dict[str, Any]) -> None:
     """Raise RecipeError for settings that neither the reader nor the step of this name has, and for values that do not
     fit."""
     from pipeline.recipe.marks import Marks
@@ -236,12 +236,12 @@ def _check(name: str, given: dict[str, Any]) -> None:
     checker = Checker(Marks("--set"), ".", False)
     both = ((stage_class, steps()), (reader_class, readers()))
     configs = [find(name).Config for find, names in both if name in names]
-    known = {field for config in configs for field in config.model_fields}
-    for field in given:
-        checker.known(field, known, (name, field), "key")
+    allowed = {field for config in configs for field in config.model_fields}
+    for field in settings:
+        checker.check_name(field, allowed, (name, field), "key")
     checker.stop_if_failed()
     for config in configs:
-        checker.validate(config, {k: v for k, v in given.items() if k in config.model_fields}, (name,))
+        checker.validate(config, {k: v for k, v in settings.items() if k in config.model_fields}, (name,))
     checker.stop_if_failed()
 
 

@@ -60,16 +60,16 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
     if quarantined and language:
         raise BadUsage("--language: nothing is known of the language of a quarantined record; leave it out")
     _check_published(at, kind, dataset)
-    wanted = {"reason": reason, "stage": stage, "source": source, "language": language}
+    filters = {"reason": reason, "stage": stage, "source": source, "language": language}
     count = 0
-    for row in rows(at, kind, dataset, {k: v for k, v in wanted.items() if v is not None}, id):
+    for row in rows(at, kind, dataset, {k: v for k, v in filters.items() if v is not None}, id):
         mask(row, chars)
         typer.echo(json_text(row) if json_texts else card(row))
         count += 1
         if count == limit:
             break
     if not count:
-        typer.echo(f"no {KINDS[kind]} document of '{dataset}' matches" if id or any(wanted.values())
+        typer.echo(f"no {KINDS[kind]} document of '{dataset}' matches" if id or any(filters.values())
                    else f"'{dataset}' has no {KINDS[kind]} documents", err=True)
 
 
@@ -109,18 +109,18 @@ def card(row: dict[str, Any]) -> str:
     if row.get("record") is not None:
         place += f" record {row['record']}"
     head = [row["id"] or "(no id)", row.get("source") or "", row.get("language") or "", row.get("url") or place]
-    lines = ["── " + "  ".join(h for h in head if h)]
+    lines = ["── " + "  ".join(word for word in head if word)]
     if row.get("reason"):
-        lost = f"{row['bytes']:,} bytes of the file were not read  " if row.get("bytes") else ""
-        lines.append(f"   {row['stage'] or 'reader'}: {row['reason']}  {lost}{row.get('detail') or ''}".rstrip())
+        unread = f"{row['bytes']:,} bytes of the file were not read  " if row.get("bytes") else ""
+        lines.append(f"   {row['stage'] or 'reader'}: {row['reason']}  {unread}{row.get('detail') or ''}".rstrip())
     signals = {k: v for k, v in (row.get("signals") or {}).items() if v is not None}
     if signals:
         lines.append("   " + "  ".join(f"{k}={v:.4g}" for k, v in signals.items()))
     if row.get("meta") not in (None, "", "{}"):
         lines.append(f"   {row['meta']}")
     if row.get("text"):
-        left = row["chars"] - len(row["text"])
-        lines.append(row["text"] + (f" … ({left:,} more characters)" if left > 0 else ""))
+        remaining = row["chars"] - len(row["text"])
+        lines.append(row["text"] + (f" … ({remaining:,} more characters)" if remaining > 0 else ""))
     return visible("\n".join(lines))
 
 

@@ -62,15 +62,15 @@ def train(data: Annotated[list[Path], typer.Argument(
     from stages.text.ccnet import TextModel, train_model, train_pieces
     from stages.text.kneser_ney import save, save_arpa
 
-    _known(normalize)
+    _check_dialect(normalize)
 
-    def texts(held: bool = False) -> Iterator[str]:
+    def texts(held_out: bool = False) -> Iterator[str]:
         number = 0
         for file in files(data):
             for doc in documents(file, text_column, ("language",) if language else ()):
                 if language is None or doc.meta.get("language") == language:
                     number += 1
-                    if (number % 50 == 0) == held:
+                    if (number % 50 == 0) == held_out:
                         yield doc.text
 
     try:
@@ -85,11 +85,12 @@ def train(data: Annotated[list[Path], typer.Argument(
     if arpa is not None:
         _write(arpa, lambda path: save_arpa(estimate, path))
     model = TextModel(out)
-    held = sorted(model.perplexity(text) for _, text in zip(range(1000), texts(held=True)) if text)
+    perplexities = sorted(model.perplexity(text) for _, text in zip(range(1000), texts(held_out=True)) if text)
     summary: dict[str, Any] = {
         "model": str(out), "bytes": out.stat().st_size, "tokens": estimate.tokens,
         "ngrams": [len(grams.word) for grams in estimate.orders], "fallback_orders": estimate.fallback,
-        "held_out": {"texts": len(held), "perplexity_p30": _at(held, 0.3), "perplexity_p60": _at(held, 0.6)}}
+        "held_out": {"texts": len(perplexities), "perplexity_p30": _quantile(perplexities, 0.3),
+                     "perplexity_p60": _quantile(perplexities, 0.6)}}
     if json_lines:
         typer.echo(json.dumps(summary))
         return
@@ -97,8 +98,8 @@ def train(data: Annotated[list[Path], typer.Argument(
                f"{', '.join(f'{n:,}' for n in summary['ngrams'])}; {summary['bytes'] / 1e6:.1f} MB")
     if estimate.fallback:
         typer.echo(f"orders {', '.join(map(str, estimate.fallback))} were smoothed by fixed discounts: too little text")
-    if held:
-        typer.echo(f"held-out texts: {len(held):,}; 30 % have a perplexity below "
+    if perplexities:
+        typer.echo(f"held-out texts: {len(perplexities):,}; 30 % have a perplexity below "
                    f"{summary['held_out']['perplexity_p30']}, 60 % below {summary['held_out']['perplexity_p60']}")
 
 
@@ -119,7 +120,7 @@ def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARP
     from stages.text.ccnet import processor
     from stages.text.ngram_lm import BadModel
 
-    _known(normalize)
+    _check_dialect(normalize)
     if not arpa.is_file():
         raise BadUsage(f"no such file: {arpa}")
     pieces_model = _bytes(pieces) if pieces is not None else b""
@@ -142,7 +143,7 @@ def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARP
         typer.echo("without --sentencepiece the step `perplexity` cannot use it: nothing cuts texts into its words")
 
 
-def _known(normalize: str) -> None:
+def _check_dialect(normalize: str) -> None:
     from pipeline.recipe.errors import nearest
     from stages.text.ccnet import NORMALIZE
 
@@ -161,5 +162,5 @@ def _write(out: Path, write: Any) -> None:
         write(part)
 
 
-def _at(values: list[float], share: float) -> float | None:
+def _quantile(values: list[float], share: float) -> float | None:
     return values[int(share * len(values))] if values else None

@@ -97,10 +97,10 @@ def resolve_run(run: str, root: str) -> tuple[Store, str]:
         store, name = open_store(os.path.dirname(top) or "."), name
     else:
         store, name = open_store(root), run
-    known = run_names(store)
-    if name not in known:
+    names = run_names(store)
+    if name not in names:
         raise BadUsage(f"there is no run '{name}' in the store {store.root}; "
-                       + (f"it has: {', '.join(known)}" if known else "nothing was run there yet"))
+                       + (f"it has: {', '.join(names)}" if names else "nothing was run there yet"))
     return store, name
 
 

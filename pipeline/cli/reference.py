@@ -33,19 +33,19 @@ def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
 def parameters(command: Any) -> list[tuple[str, str]]:
     """Returns (how it is written on the command line, help text) for each visible parameter of a command."""
     out = []
-    for p in command.params:
-        if getattr(p, "hidden", False) or p.name == "help":
+    for parameter in command.params:
+        if getattr(parameter, "hidden", False) or parameter.name == "help":
             continue
-        if p.param_type_name == "argument":
-            out.append((p.metavar or p.name.upper(), p.help))
+        if parameter.param_type_name == "argument":
+            out.append((parameter.metavar or parameter.name.upper(), parameter.help))
             continue
-        choices = "|".join(type(p.default)) if isinstance(p.default, StrEnum) else ""
-        flag = getattr(p, "is_flag", False)
-        value = "" if flag else " " + (p.metavar or choices or p.name.upper())
-        default = None if flag or p.required or p.default is None else str(p.default)
+        choices = "|".join(type(parameter.default)) if isinstance(parameter.default, StrEnum) else ""
+        flag = getattr(parameter, "is_flag", False)
+        value = "" if flag else " " + (parameter.metavar or choices or parameter.name.upper())
+        default = None if flag or parameter.required or parameter.default is None else str(parameter.default)
         notes = [f"Default: `{default}`"] if default is not None else []
-        notes += [f"Also `{p.envvar}`"] if p.envvar else []
-        out.append((", ".join(p.opts) + value, " ".join([p.help, *(f"{n}." for n in notes)])))
+        notes += [f"Also `{parameter.envvar}`"] if parameter.envvar else []
+        out.append((", ".join(parameter.opts) + value, " ".join([parameter.help, *(f"{n}." for n in notes)])))
     return out
 
 
@@ -61,14 +61,14 @@ def rewrite(page: str) -> str:
     Raises ValueError when the page has no section for a command, has a section without a command, or has not exactly
     one table in a section.
     """
-    head, *rest = SECTION.split(page)
-    known, names = commands(), rest[::2]
-    if names != list(known):
-        raise ValueError(f"sections and commands differ: {set(names) ^ set(known) or 'their order'}")
+    head, *sections = SECTION.split(page)
+    by_name, names = commands(), sections[::2]
+    if names != list(by_name):
+        raise ValueError(f"sections and commands differ: {set(names) ^ set(by_name) or 'their order'}")
     out = [head]
-    for name, text in zip(names, rest[1::2]):
+    for name, text in zip(names, sections[1::2]):
         if name not in FOREIGN:
-            text, count = TABLE.subn(lambda _, name=name: table(known[name]), text)
+            text, count = TABLE.subn(lambda _, name=name: table(by_name[name]), text)
             if count != 1:
                 raise ValueError(f"the section of `{name}` has {count} tables of options, not one")
         mark = "##" if f"\n## `{name}`\n" in f"\n{page}" else "###"

@@ -67,10 +67,10 @@ def serve(store: StoresOpt = None,
     run_server(settings, lambda url: typer.echo(f"serving {', '.join(settings.stores)} at {url} (Ctrl-C ends it)"))
 
 
-def named_stores(given: list[str]) -> dict[str, str]:
+def named_stores(options: list[str]) -> dict[str, str]:
     """Returns name → root. Raises BadUsage for a store that is not there, and for two of one name."""
     stores: dict[str, str] = {}
-    for each in given:
+    for each in options:
         name, equals, root = each.partition("=")
         if not equals or "/" in name:                             # no name, or an `=` in the path
             root = each

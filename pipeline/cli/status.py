@@ -26,10 +26,10 @@ HINTS = {
 
 def text(store: Store, current: Standing, debug: bool = False) -> str:
     """The state of a run as lines of text. With `debug`, they end with the traceback of its error."""
-    p, facts = current.progress, current.facts
+    progress, facts = current.progress, current.facts
     head = [current.run, current.state]
-    if p.get("seconds"):
-        head.append(clock(p["seconds"] + (0.0 if current.ended else current.age_s or 0.0)))
+    if progress.get("seconds"):
+        head.append(clock(progress["seconds"] + (0.0 if current.ended else current.age_s or 0.0)))
     if facts.get("job"):
         head.append(f"job {facts.get('job')} at {facts.get('address')}")
     if current.attempt > 1:
@@ -39,27 +39,28 @@ def text(store: Store, current: Standing, debug: bool = False) -> str:
         lines.append(f"  {HINTS[current.state]}")
     if current.silent_s is not None:
         lines += _signs(store, current, current.silent_s)
-    if p:
-        lines += _progress(p, current.ended)
-    if p.get("failures"):
+    if progress:
+        lines += _progress(progress, current.ended)
+    if progress.get("failures"):
         lines.append("failed attempts")
-        for f in p["failures"][-SHOWN:]:
-            times = f" × {f['times']}" if f["times"] > 1 else ""
-            lines.append(f"  {f['node']}  {f['label']}{times}  {f['kind']}: {_first(f['message'])}")
-    if p.get("running"):
+        for failure in progress["failures"][-SHOWN:]:
+            times = f" × {failure['times']}" if failure["times"] > 1 else ""
+            lines.append(f"  {failure['node']}  {failure['label']}{times}  {failure['kind']}: "
+                         f"{_first(failure['message'])}")
+    if progress.get("running"):
         later = current.age_s or 0.0                             # time since the driver's last report
-        hung = [t for t in p["running"] if t.get("hangs")]
+        hung = [task for task in progress["running"] if task.get("hangs")]
         if hung:
-            lines += ["without progress", *(f"  {t['node']}  {t['label']}  {t['hangs']}" for t in hung)]
+            lines += ["without progress", *(f"  {task['node']}  {task['label']}  {task['hangs']}" for task in hung)]
         lines.append("running longest")
-        for t in sorted(p["running"], key=lambda t: -t["seconds"])[:SHOWN]:
-            row = f"  row {t['row']:,}" if t["row"] >= 0 else ""
-            where = f"  process {t['pid']} on {t['host']}" if t.get("pid") else ""
-            lines.append(f"  {t['node']}  {t['label']}  {clock(t['seconds'] + later)}{row}{where}")
+        for task in sorted(progress["running"], key=lambda task: -task["seconds"])[:SHOWN]:
+            row = f"  row {task['row']:,}" if task["row"] >= 0 else ""
+            where = f"  process {task['pid']} on {task['host']}" if task.get("pid") else ""
+            lines.append(f"  {task['node']}  {task['label']}  {clock(task['seconds'] + later)}{row}{where}")
     if current.error:
         lines += ["error", *(f"  {line}" for line in current.error.splitlines()[:12])]
-    if debug and p.get("traceback"):
-        lines += ["traceback", *(f"  {line}" for line in p["traceback"].splitlines())]
+    if debug and progress.get("traceback"):
+        lines += ["traceback", *(f"  {line}" for line in progress["traceback"].splitlines())]
     report = f"runs/{current.run}/report.html"
     if current.state == "done" and store.exists(report):
         lines.append(f"report: {store.root}/{report}")
@@ -83,24 +84,24 @@ def _signs(store: Store, current: Standing, silent_s: float) -> list[str]:
     return lines
 
 
-def _progress(p: dict[str, Any], ended: bool) -> list[str]:
-    nodes: dict[str, dict[str, Any]] = p.get("nodes", {})
+def _progress(progress: dict[str, Any], ended: bool) -> list[str]:
+    nodes: dict[str, dict[str, Any]] = progress.get("nodes", {})
     running = sum(n.get("running", 0) for n in nodes.values())
     failed = sum(n.get("failed_attempts", 0) for n in nodes.values())
-    words = [f"{p['done']:,}/{p['parts']:,} partitions done", f"{running:,} running", f"{failed:,} attempts failed",
-             f"{p.get('docs', 0):,} documents"]
+    words = [f"{progress['done']:,}/{progress['parts']:,} partitions done", f"{running:,} running",
+             f"{failed:,} attempts failed", f"{progress.get('docs', 0):,} documents"]
     if not ended:
-        words.append(f"{p.get('docs_per_s', 0):,.0f} docs/s")
-        words.append(f"{clock(p['eta_s'])} left of what is planned" if p.get("eta_s") is not None
+        words.append(f"{progress.get('docs_per_s', 0):,.0f} docs/s")
+        words.append(f"{clock(progress['eta_s'])} left of what is planned" if progress.get("eta_s") is not None
                      else "time left unknown")
     lines = ["  " + "  ".join(words)]
     rows = [("pass", "done", "running", "failed", "documents", "docs/s", "read", "quarantined", "left")]
     for name, n in nodes.items():
-        left = "-" if ended else "?" if n.get("eta_s") is None else clock(n["eta_s"])
+        remaining = "-" if ended else "?" if n.get("eta_s") is None else clock(n["eta_s"])
         rows.append((name, f"{n['done']:,}/{n['parts']:,}", f"{n.get('running', 0):,}",
                      f"{n.get('failed_attempts', 0):,}", f"{n.get('docs', 0):,}", f"{n.get('docs_per_s', 0):,.0f}",
                      size(n.get("bytes_done", 0)), f"{n.get('quarantined', 0):,}",
-                     f"({clock(n['seconds'])})" if n["done"] == n["parts"] else left))
+                     f"({clock(n['seconds'])})" if n["done"] == n["parts"] else remaining))
     if len(rows) > 1:
         width = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines += ["  " + "  ".join([row[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(row[1:], width[1:]))]).rstrip()

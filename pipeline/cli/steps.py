@@ -127,12 +127,12 @@ def _plain(value: Any) -> Any:
         return str(value)
 
 
-def _show(name: str | None, known: Mapping[str, str], find: Any, base: type, facts: Any, json_lines: bool) -> None:
+def _show(name: str | None, targets: Mapping[str, str], find: Any, base: type, facts: Any, json_lines: bool) -> None:
     from pipeline.recipe.errors import nearest
 
-    if name is not None and name not in known and ":" not in name:
-        raise BadUsage(f"unknown {'step' if facts is step_facts else 'reader'} '{name}': {nearest(name, known)}")
-    for each in [name] if name is not None else sorted(known):
+    if name is not None and name not in targets and ":" not in name:
+        raise BadUsage(f"unknown {'step' if facts is step_facts else 'reader'} '{name}': {nearest(name, targets)}")
+    for each in [name] if name is not None else sorted(targets):
         try:
             cls = find(each)
             if not (isinstance(cls, type) and issubclass(cls, base)):
@@ -144,7 +144,7 @@ def _show(name: str | None, known: Mapping[str, str], find: Any, base: type, fac
             line = {"name": each, "problem": problem}
             typer.echo(json.dumps(line) if json_lines else visible(f"{each:<20} {problem}"))
             continue
-        document = {"name": each, "from": known.get(each, each), "about": _about(cls), **facts(cls)}
+        document = {"name": each, "from": targets.get(each, each), "about": _about(cls), **facts(cls)}
         if json_lines:
             typer.echo(json.dumps({**document, "settings": settings(cls)}))
         elif name is None:
@@ -168,6 +168,6 @@ def _show_one(cls: Any, document: dict[str, Any]) -> None:
             typer.echo(f"{key:<12} {', '.join(map(str, value)) if isinstance(value, list) else value}")
     typer.echo("\nsettings" if cls.Config.model_fields else "\nno settings")
     for field, fact in settings(cls).items():
-        given = "required" if fact.get("required") else json.dumps(fact["default"], ensure_ascii=False)
+        default = "required" if fact.get("required") else json.dumps(fact["default"], ensure_ascii=False)
         role = "" if fact["role"] == "signal" else f" ({fact['role']})"
-        typer.echo(visible(f"  {field:<26} {given:<12} {fact['help']}{role}"))
+        typer.echo(visible(f"  {field:<26} {default:<12} {fact['help']}{role}"))

@@ -16,7 +16,7 @@ from pipeline.cli.options import JsonOpt, QuietOpt, StoreOpt, TakeoverOpt, check
 from pipeline.store.fs import Store
 
 #: seconds between two lines of progress
-SAY_S = 10.0
+PROGRESS_S = 10.0
 
 
 def register(app: typer.Typer) -> None:
@@ -50,20 +50,20 @@ def verify(store: StoreOpt,
     at = Store(store)
     began = reported = time.monotonic()
 
-    def seen(done: Verified, total: int) -> None:
+    def show_progress(done: Verified, total: int) -> None:
         nonlocal reported
         now = time.monotonic()
-        if quiet or json_lines or now - reported < SAY_S:
+        if quiet or json_lines or now - reported < PROGRESS_S:
             return
         reported = now
         rate = done.bytes / max(now - began, 1e-3)
-        left = f", about {max(0, total - done.bytes) / max(rate, 1):.0f} s left" if done.bytes < total else ""
+        remaining = f", about {max(0, total - done.bytes) / max(rate, 1):.0f} s left" if done.bytes < total else ""
         typer.echo(f"{done.files:,} files, {done.bytes / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s, "
-                   f"{len(done.damaged)} damaged{left}", err=True)
+                   f"{len(done.damaged)} damaged{remaining}", err=True)
 
     log = Log.open(at, run="store verify", takeover=takeover) if repair else Log.read(at)
     try:
-        done = verify_store(at, log, seen)
+        done = verify_store(at, log, show_progress)
         mended = mend(at, log, done.damaged) if isinstance(log, Log) else Repaired(0, 0, 0, [])
     finally:
         if isinstance(log, Log):

@@ -164,12 +164,13 @@ def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
       tokenmill shards stats store/shards/web/split=train
     """
     shard_set = opened(shards)
-    m = shard_set.manifest
-    row = {"stream": m.stream, "split": m.split, "shards": len(m.shards), "documents": m.documents, "tokens": m.tokens,
-           "targets": shard_set.targets(), "text_bytes": m.text_bytes, "dtype": m.dtype, "vocab_size": m.vocab_size,
-           "eos": m.eos, "tokenizer": m.tokenizer, "sha256": m.sha256,
-           "tokens_per_document": round(m.tokens / max(m.documents, 1), 1),
-           "bytes_per_token": round(m.text_bytes / max(m.tokens - m.documents, 1), 3)}
+    manifest = shard_set.manifest
+    row = {"stream": manifest.stream, "split": manifest.split, "shards": len(manifest.shards),
+           "documents": manifest.documents, "tokens": manifest.tokens, "targets": shard_set.targets(),
+           "text_bytes": manifest.text_bytes, "dtype": manifest.dtype, "vocab_size": manifest.vocab_size,
+           "eos": manifest.eos, "tokenizer": manifest.tokenizer, "sha256": manifest.sha256,
+           "tokens_per_document": round(manifest.tokens / max(manifest.documents, 1), 1),
+           "bytes_per_token": round(manifest.text_bytes / max(manifest.tokens - manifest.documents, 1), 3)}
     typer.echo(json.dumps(row) if json_lines else
                "\n".join(f"{k:20} {v:,}" if isinstance(v, int) else visible(f"{k:20} {v}") for k, v in row.items()))
 

@@ -49,7 +49,7 @@ def look(store: Store, run: str) -> Standing:
 
     if job.status == "STOPPED":
         return replace(now, state="cancelled")
-    lines = jobs.said(now.facts["address"], now.facts["job"]).strip().splitlines()
+    lines = jobs.job_output(now.facts["address"], now.facts["job"]).strip().splitlines()
     return replace(now, state="failed", error="\n".join(["its job ended before its driver reached the store:",
                                                          *(lines[-8:] or [job.message])]))
 

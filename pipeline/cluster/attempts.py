@@ -76,12 +76,12 @@ def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
     its heartbeat is old."""
     facts = facts_of(store, run)
     attempt = facts.get("attempt", 0)
-    found = _json(store, f"runs/{run}/progress.json", _PROGRESS)
-    if found == {} or (found and not {"state", "parts", "done"} <= found.keys()):
+    progress = _json(store, f"runs/{run}/progress.json", _PROGRESS)
+    if progress == {} or (progress and not {"state", "parts", "done"} <= progress.keys()):
         return Standing(run, "unknown", attempt, facts, {})
-    if not found and not facts and store.exists(facts_name(run)):
+    if not progress and not facts and store.exists(facts_name(run)):
         return Standing(run, "unknown", attempt, facts, {})
-    if not found or found.get("attempt", attempt) < attempt:                # none, or of an earlier attempt
+    if not progress or progress.get("attempt", attempt) < attempt:                # none, or of an earlier attempt
         state = "submitted" if facts.get("how") == "job" else "started"
         if facts and asked_to_stop(store, run, attempt):
             state = "cancelled"
@@ -90,15 +90,16 @@ def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
         elif facts.get("how") == "local" and silence(store, run, clock) is None:
             state = "died"
         return Standing(run, state, attempt, facts, {}, facts.get("error"))
-    state, silent_s = str(found["state"]), None
+    state, silent_s = str(progress["state"]), None
     if state in ("running", "stopping"):
         silent_s = silence(store, run, clock)
         if silent_s is None:
             state = "died"
         elif asked_to_stop(store, run, attempt):
             state = "stopping"
-    age_s = max(0.0, clock.wall() - found["at"]) if isinstance(found.get("at"), float) else None
-    return Standing(run, state, found.get("attempt", attempt), facts, found, found.get("error"), silent_s, age_s)
+    age_s = max(0.0, clock.wall() - progress["at"]) if isinstance(progress.get("at"), float) else None
+    return Standing(run, state, progress.get("attempt", attempt), facts, progress, progress.get("error"), silent_s,
+                    age_s)
 
 
 def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
@@ -113,12 +114,12 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     holder = beat.get("holder")
     if not isinstance(holder, dict) or beat.get("closed") or holder.get("run") != run:
         return None
-    at = beat.get("at", 0)
-    if not isinstance(at, (int, float)):                          # a damaged heartbeat is nobody's
+    beat_at = beat.get("at", 0)
+    if not isinstance(beat_at, (int, float)):                          # a damaged heartbeat is nobody's
         return None
-    known, since = alive(holder), clock.wall() - at
-    if known is not None:
-        return max(0.0, since) if known else None
+    living, since = alive(holder), clock.wall() - beat_at
+    if living is not None:
+        return max(0.0, since) if living else None
     if -AHEAD_S <= since <= FRESH_S:
         return max(0.0, since)
     deadline = clock.now() + WATCH_S
@@ -152,15 +153,15 @@ def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> d
     """Read a JSON object from the store. Returns None when there is no such file, and {} when the file cannot be read
     or a field does not have the type that `kinds` gives for it."""
     try:
-        found = json.loads(store.read(path))
+        document = json.loads(store.read(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict) or not all(isinstance(found[k], kind) for k, kind in (kinds or {}).items()
-                                              if k in found and (found[k] is not None or kind is int)):
+    if not isinstance(document, dict) or not all(isinstance(document[k], kind) for k, kind in (kinds or {}).items()
+                                                 if k in document and (document[k] is not None or kind is int)):
         return {}
-    return found
+    return document
 
 
 def status_document(store: Store, current: Standing) -> dict[str, Any]:
@@ -176,23 +177,23 @@ def status_document(store: Store, current: Standing) -> dict[str, Any]:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 def run_names(store: Store) -> list[str]:
-    """The names of the store's runs, sorted. On a disk, what lies deep in the folders of runs is not walked."""
+    """The names of the store's runs, sorted. On a disk only the folders of the runs are listed, not their contents."""
     if store.local is not None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(store.local / "runs") as found:
-            folders = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(store.local / "runs") as entries:
+            folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
             return sorted(name for name in folders if has_run(store, name))
         return []
     return sorted({p.split("/")[1] for p in store.list("runs") if p.count("/") >= 2})
 
 
 def has_run(store: Store, run: str) -> bool:
-    """Whether the store has a run of this name, which must be a sound name of a folder."""
+    """Whether the store has a run of this name, which must be one that `bad_name` accepts."""
     return next(store.list(f"runs/{run}"), None) is not None
 
 
 def bad_name(name: str) -> str | None:
-    """Why `name` cannot be that of a run: it must do as the name of a folder, as a word on a command line, and on one
-    line. None when it can."""
+    """Why `name` cannot be the name of a run; None when it can. The name of a run is also the name of a folder and a
+    word on a command line, and is shown on one line."""
     if "/" in name or name in ("", ".", ".."):
         return "the name of a run is the name of a folder; leave out '/'"
     if not name.isprintable() or name[0] in "-." or len(name.encode("utf-8", "replace")) > LONGEST_NAME:

@@ -15,11 +15,11 @@ def check_cluster(address: str, insecure_local: bool = False) -> str:
     """Return 'host:port' of the Ray cluster at `address` (see `gcs_of`), if the cluster demands a token and accepts
     ours. With `insecure_local`, a cluster without authentication is also accepted if it is on loopback. Raises
     BadAddress for an address of another kind, and ClusterError when a check fails."""
-    found = gcs_of(address)
+    gcs = gcs_of(address)
     from pipeline.cluster import jobs
 
-    jobs.check_gcs(found, insecure_local)
-    return found
+    jobs.check_gcs(gcs, insecure_local)
+    return gcs
 
 
 def gcs_of(address: str) -> str:

@@ -42,8 +42,8 @@ SHM_BYTES = 256 << 20                     # Ray's object store takes 200 MB of i
 CLOCK_S = (5.0, 300.0)
 
 
-def check(name: str, level: str, said: str, remedy: str = "") -> Check:
-    return {"name": name, "level": level, "said": said, "remedy": "" if level == "green" else remedy}
+def check(name: str, level: str, finding: str, remedy: str = "") -> Check:
+    return {"name": name, "level": level, "said": finding, "remedy": "" if level == "green" else remedy}
 
 
 def inspect_node(store_root: str | None = None, witness: str | None = None) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def inspect_node(store_root: str | None = None, witness: str | None = None) -> d
     """
     began = SYSTEM.wall()
     parts = (_open_files, _shm, _scratch, _memory, _children, _confinement, _models, _ocr, _gpus)
-    checks = [found for part in parts for found in part()]
+    checks = [result for part in parts for result in part()]
     if store_root is not None:
         checks += list(check_store(Store(store_root), witness))
     return {"fingerprint": asdict(fingerprint(declared_libraries())), "time": began, "checks": checks}
@@ -154,8 +154,8 @@ def _confinement() -> Iterator[Check]:
 
 
 def _models() -> Iterator[Check]:
-    found = default_lid176()
-    yield check("language model", "green" if found else "yellow", "lid.176.ftz is " + ("there" if found else "missing"),
+    model = default_lid176()
+    yield check("language model", "green" if model else "yellow", "lid.176.ftz is " + ("there" if model else "missing"),
                 "the step `language` needs it: tokenmill fetch lid176 on every node, or one TOKENMILL_MODELS that all "
                 "share")
 
@@ -165,13 +165,13 @@ def _ocr() -> Iterator[Check]:
     green."""
     from stages.extract.pdf.ocr import MissingEngine, engine, languages_of_tesseract
 
-    found = []
+    engines = []
     with contextlib.suppress(MissingEngine):
-        found.append(f"tesseract ({', '.join(sorted(languages_of_tesseract()[2]))})")
+        engines.append(f"tesseract ({', '.join(sorted(languages_of_tesseract()[2]))})")
     with contextlib.suppress(MissingEngine):
         engine("rapidocr", "eng")
-        found.append("rapidocr")
-    yield check("OCR", "green", "; ".join(found) or "none (what the step `pdf` with `ocr` would need)")
+        engines.append("rapidocr")
+    yield check("OCR", "green", "; ".join(engines) or "none (what the step `pdf` with `ocr` would need)")
 
 
 def _gpus() -> Iterator[Check]:
@@ -191,18 +191,18 @@ def check_store(store: Store, witness: str | None = None) -> Iterator[Check]:
     """Check that this machine can commit to a store: that it sees the store, that it can write to it, and that the
     store refuses to create a file that exists already."""
     try:
-        seen = witness is None or store.exists(witness)
+        sees_store = witness is None or store.exists(witness)
     except (StoreError, OSError) as e:                           # no credentials or no connection, not another store
         yield _refusal("store", e)
         return
-    if not seen:
+    if not sees_store:
         yield check("store", "red", f"{store.root} is not the one the driver sees",
                     "put the store on a file system that all nodes share under one path, or on object storage")
         return
     if store.local is not None:
         yield from _space("store", store.local, "free some space, or choose another --store")
     probe = f"runs/.doctor-{SYSTEM.new_id()}"
-    there = store.local is None or store.local.is_dir()
+    existed = store.local is None or store.local.is_dir()
     try:
         store.check_conditional_put()
         began = SYSTEM.wall()
@@ -218,15 +218,15 @@ def check_store(store: Store, witness: str | None = None) -> Iterator[Check]:
     finally:
         with contextlib.suppress(Exception):
             store.remove(probe)
-        if store.local is not None and not there:                # leave no store behind: it was only inspected
+        if store.local is not None and not existed:                # leave no store behind: it was only inspected
             for folder in (store.local / "runs", store.local):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
 
 def _refusal(name: str, error: Exception) -> Check:
-    said, _, remedy = str(error).partition("; ")
-    return check(name, "red", said, remedy or "see that it can be reached and written by this user")
+    message, _, remedy = str(error).partition("; ")
+    return check(name, "red", message, remedy or "see that it can be reached and written by this user")
 
 
 def _clock_of_store(store: Store, probe: str, began: float) -> Iterator[Check]:

@@ -77,15 +77,15 @@ def start_driver(store: Store, options: DriverOptions, entry: Entry) -> subproce
 
 
 class Dispatcher:
-    """Starts what waits in the queue of a store, and sees that what was started ends. `tick` does one round; a server
-    calls it every few seconds."""
+    """Starts the runs that wait in the queue of a store, and starts a run again whose driver has died. A server calls
+    `tick` every few seconds."""
 
     def __init__(self, queue: Queue, start: Callable[[Entry], Child], clock: Clock = SYSTEM,
-                 me: Holder | None = None, is_alive: Callable[[Mapping[str, object]], bool | None] = alive) -> None:
+                 holder: Holder | None = None, is_alive: Callable[[Mapping[str, object]], bool | None] = alive) -> None:
         self.queue, self.store, self._clock = queue, queue.store, clock
-        self._start, self._me, self._alive = start, me or identity(""), is_alive
+        self._start, self._holder, self._alive = start, holder or identity(""), is_alive
         self._children: dict[tuple[int, int], Child] = {}    # by number and event of the claim
-        self._seen: dict[str, tuple[Any, float]] = {}        # what was last seen of a thing, and since when
+        self._last_values: dict[str, tuple[Any, float]] = {}        # subject → its last value, and since when
 
     def tick(self) -> None:
         """Start the next entry if nothing runs; start again what has died."""
@@ -96,7 +96,7 @@ class Dispatcher:
         if head.state == "waiting":
             if not self._store_is_held():
                 self._claim(head)
-        elif self._lost(head):
+        elif self._is_abandoned(head):
             if head.stopping:
                 self.queue.append(head, "cancelled", by=head.last.by)
             elif head.deaths() >= MOST_DEATHS:
@@ -109,18 +109,20 @@ class Dispatcher:
             ask_to_stop(self.store, head.run, head.attempt)    # who cancelled it was killed in between
 
     def _claim(self, entry: Entry) -> None:
-        claimed = self.queue.append(entry, "start", holder=self._me,
+        claimed = self.queue.append(entry, "start", holder=self._holder,
                                     tasks=int(progress_of(self.store, entry.run).get("done") or 0))
-        if claimed is not None and claimed.last.kind == "start" and claimed.last.holder == self._me:
+        if claimed is not None and claimed.last.kind == "start" and claimed.last.holder == self._holder:
             self._children[claimed.number, len(claimed.events)] = self._start(claimed)
 
-    def _lost(self, entry: Entry) -> bool:
-        """Whether nobody works on an entry that has been started. If this cannot be seen, it is assumed after a while.
-        A mistake does no harm: a server that comes too late finds its claim taken over, and so does the driver that it
-        starts; a driver that lives holds the lease of the log."""
+    def _is_abandoned(self, entry: Entry) -> bool:
+        """Whether no process works on an entry that has been started. Besides a process that is dead, this is assumed
+        of a claim that no driver has followed for START_S seconds, and of a driver on another machine whose heartbeat
+        has not changed for UNSEEN_S seconds. A mistake does no harm: a server that was only slow finds its claim taken
+        over, and so does the driver that it starts. A driver that is alive holds the lease of the log, and no other
+        driver can commit."""
         event, claim = entry.last, (entry.number, len(entry.events))
         if event.kind == "start":
-            if event.holder == self._me:
+            if event.holder == self._holder:
                 return claim not in self._children
             return self._alive(event.holder) is False or self._unchanged("start", claim) > START_S
         holder = next(e.holder for e in reversed(entry.events) if e.kind == "running")
@@ -144,9 +146,9 @@ class Dispatcher:
 
     def _unchanged(self, what: str, value: Any) -> float:
         """Seconds for which this process has seen the same value, on its own clock."""
-        before, since = self._seen.get(what, (None, 0.0))
+        before, since = self._last_values.get(what, (None, 0.0))
         if before != value:
-            self._seen[what] = (value, self._clock.now())
+            self._last_values[what] = (value, self._clock.now())
             return 0.0
         return self._clock.now() - since
 
@@ -156,16 +158,17 @@ class ClaimLost(QueueError):
     """Another server has claimed the entry meanwhile, or it was cancelled: the driver must not run it."""
 
 
-def begin(queue: Queue, number: int, event: int, me: Holder) -> Entry:
-    """Note that a driver has begun an entry that was claimed by the event before `event`, and return the entry. Raises
-    ClaimLost. The number of the event lets one driver succeed: a later claim would have taken it."""
+def begin(queue: Queue, number: int, event: int, holder: Holder) -> Entry:
+    """Note, as event number `event`, that a driver has begun an entry, and return the entry. The event before is the
+    claim by which a server started this driver. Raises ClaimLost when that number is taken, because the entry was
+    cancelled or claimed again."""
     entry = queue.entry(number)
     attempt = facts_of(queue.store, entry.run).get("attempt", 0) + 1
     while asked_to_stop(queue.store, entry.run, attempt):     # run.json was lost, the request is for an earlier attempt
         attempt += 1
     begun = None
     if len(entry.events) == event and entry.last.kind == "start":
-        begun = queue.append(entry, "running", holder=me, attempt=attempt)
+        begun = queue.append(entry, "running", holder=holder, attempt=attempt)
     if begun is None:
         raise ClaimLost(f"entry {number} of the queue, run '{entry.run}', was cancelled or started by another server "
                         f"before this driver began; nothing was run")
@@ -188,5 +191,5 @@ def end(queue: Queue, number: int, event: int, kind: str, error: str = "") -> No
 
 def confined_to() -> Sequence[str] | None:
     """The roots that the recipe of this driver is confined to; None: any."""
-    given = os.environ.get(ROOTS)
-    return None if given is None else tuple(json.loads(given))
+    roots = os.environ.get(ROOTS)
+    return None if roots is None else tuple(json.loads(roots))

@@ -25,8 +25,8 @@ def diagnose(store_root: str | None = None, address: str | None = None, insecure
     inspected if the cluster is on loopback. Files that the checks write are removed again.
     """
     store = Store(store_root) if store_root is not None else None
-    mine = inspect_node(store.root if store else None)
-    checks = [{"where": HERE, **c} for c in mine["checks"]]
+    local = inspect_node(store.root if store else None)
+    checks = [{"where": HERE, **c} for c in local["checks"]]
     if address is not None:
         checks += list(_cluster(address, store, insecure_local))
     worst = max((LEVELS.index(c["level"]) for c in checks), default=0)
@@ -38,25 +38,25 @@ def _cluster(address: str, store: Store | None, insecure_local: bool) -> Iterato
 
     name = "token authentication"
     try:
-        wanted = jobs.check_gcs(address, insecure_local)
+        demands_token = jobs.check_gcs(address, insecure_local)
     except ClusterError as e:
-        said, _, remedy = str(e).partition("; ")
-        yield {"where": "cluster", **check(name, "red", said, remedy)}
+        message, _, remedy = str(e).partition("; ")
+        yield {"where": "cluster", **check(name, "red", message, remedy)}
         return
-    yield {"where": "cluster", **(check(name, "green", "on") if wanted else
+    yield {"where": "cluster", **(check(name, "green", "on") if demands_token else
                                   check(name, "yellow", "off, on loopback", "set RAY_AUTH_MODE=token on every node"))}
     with _witness(store) as witness:
-        found = jobs.on_every_node(address, "pipeline.cluster.diagnostics:inspect_node",
-                                   {"store_root": store.root if store else None, "witness": witness})
-    url = found["dashboard"]
+        cluster = jobs.on_every_node(address, "pipeline.cluster.diagnostics:inspect_node",
+                                     {"store_root": store.root if store else None, "witness": witness})
+    url = cluster["dashboard"]
     if url:
         inside = loopback_url(f"http://{url}")
         yield {"where": "cluster", **check("dashboard", "green" if inside else "yellow", f"listens on {url}",
                                            "bind it to loopback (ray start --dashboard-host=127.0.0.1) and reach it "
                                            "through ssh -L 8265:127.0.0.1:8265")}
-    ours = fingerprint(declared_libraries())
-    for node in found["nodes"]:
-        yield from _node(node, ours)
+    own = fingerprint(declared_libraries())
+    for node in cluster["nodes"]:
+        yield from _node(node, own)
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def _witness(store: Store | None) -> Iterator[str | None]:
     if store is None:
         yield None
         return
-    there = store.local is None or store.local.is_dir()
+    existed = store.local is None or store.local.is_dir()
     path = f"runs/.doctor-{SYSTEM.new_id()}"
     try:
         store.write(path, b"")
@@ -75,24 +75,24 @@ def _witness(store: Store | None) -> Iterator[str | None]:
     finally:
         with contextlib.suppress(Exception):
             store.remove(path)
-        for folder in (store.local / "runs", store.local) if store.local is not None and not there else ():
+        for folder in (store.local / "runs", store.local) if store.local is not None and not existed else ():
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
-def _node(node: dict[str, Any], ours: Fingerprint) -> Iterator[Check]:
+def _node(node: dict[str, Any], own: Fingerprint) -> Iterator[Check]:
     where = node["name"]
     if node.get("error"):
         yield {"where": where, **check("answers", "red", node["error"], "see that Tokenmill is installed on it, in the "
                                                                          "environment Ray was started from (or use "
                                                                          "--ship-code), and that it is not overloaded")}
         return
-    theirs = node["result"]
-    wrong = differences(ours, Fingerprint.from_json(theirs["fingerprint"]))
+    result = node["result"]
+    wrong = differences(own, Fingerprint.from_json(result["fingerprint"]))
     yield {"where": where, **check("code and versions", "red" if wrong else "green",
                                    "; ".join(wrong) or "the same as here",
                                    "install the same version on every node, or run with --ship-code")}
     # the node answered between `began` and `ended`, so its clock is certainly wrong only if its time is outside them
-    off = max(0.0, node["began"] - theirs["time"], theirs["time"] - node["ended"])
+    off = max(0.0, node["began"] - result["time"], result["time"] - node["ended"])
     yield {"where": where, **clock("clock", off, "the clock here")}
-    yield from ({"where": where, **c} for c in theirs["checks"])
+    yield from ({"where": where, **c} for c in result["checks"])

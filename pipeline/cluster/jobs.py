@@ -25,7 +25,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.job_submission import JobStatus, JobSubmissionClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.base.auth import CONNECT_S, ClusterError, loopback, not_taken, our_token, refuse_open
+from pipeline.base.auth import CONNECT_S, ClusterError, loopback, our_token, refuse_open, token_refused
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from stages.catalog import load
@@ -105,7 +105,7 @@ def stop(address: str, id: str) -> bool:
             raise ClusterError(f"{address} did not stop the job: {_line(e)}") from None
 
 
-def said(address: str, id: str) -> str:
+def job_output(address: str, id: str) -> str:
     """The output of a job, as far as Ray has kept it, with secrets masked; "" when there is none."""
     with _client(address) as client:
         try:
@@ -163,7 +163,7 @@ def check_gcs(address: str, insecure_local: bool = False) -> bool:
         refuse_open(address, address.rpartition(":")[0].strip("[]"), insecure_local)
         return False
     if not _admits(address, our_token(address)):
-        raise not_taken(address)
+        raise token_refused(address)
     return True
 
 
@@ -211,26 +211,27 @@ def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout:
     try:
         nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeManagerHostname"], n["NodeID"]))
         began, deadline = clock.wall(), clock.now() + timeout
-        asked = {_call.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(n["NodeID"], soft=False))
-                 .remote(target, arguments): n for n in nodes}
-        found, waiting = [], list(asked)
+        nodes_by_call = {_call.options(
+            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(n["NodeID"], soft=False),
+        ).remote(target, arguments): n for n in nodes}
+        answers, waiting = [], list(nodes_by_call)
         while waiting:
             done, waiting = ray.wait(waiting, timeout=max(0.0, deadline - clock.now()))
             for ref in done or waiting:
-                node = asked[ref]
-                said = {"name": f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})", "id": node["NodeID"],
-                        "began": began, "ended": clock.wall()}
+                node = nodes_by_call[ref]
+                answer = {"name": f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})", "id": node["NodeID"],
+                          "began": began, "ended": clock.wall()}
                 try:
                     if not done:
                         raise TimeoutError(f"no answer within {timeout:.0f} s")
-                    found.append({**said, "result": ray.get(ref)})
+                    answers.append({**answer, "result": ray.get(ref)})
                 except Exception as e:      # an error of the function, or the loss of its node
                     cause = getattr(e, "cause", None) or e
-                    found.append({**said, "error": f"{type(cause).__name__}: {_line(cause)}"})
+                    answers.append({**answer, "error": f"{type(cause).__name__}: {_line(cause)}"})
             waiting = waiting if done else []
         here = ray._private.worker.global_worker.node
         return {"dashboard": (here.webui_url if here is not None else "") or "",
-                "nodes": sorted(found, key=lambda n: (n["name"], n["id"]))}
+                "nodes": sorted(answers, key=lambda n: (n["name"], n["id"]))}
     finally:
         if own:
             ray.shutdown()

@@ -174,7 +174,7 @@ class Queue:
         self.store, self.clock = store, clock
         self._entries: dict[int, Entry] = {}
         self._next = 0                                        # the first free number; 0 until the store was listed
-        self._looked = 0.0                                    # when all entries were last read
+        self._read_at = 0.0                                    # when all entries were last read
         self._lock = threading.RLock()
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -194,26 +194,26 @@ class Queue:
             while (new := self._load(self._next)) is not None:
                 self._entries[new.number] = new
                 self._next += 1
-            self._looked = self.clock.now()
+            self._read_at = self.clock.now()
             return [self._entries[number] for number in sorted(self._entries)]
 
     def recent(self, seconds: float = 1.0) -> list[Entry]:
-        """All entries as they were at most `seconds` ago, for the many who only look. What this process itself has
-        changed is there."""
+        """All entries as they were at most `seconds` ago, for callers that only show the queue. Changes made by this
+        process are always included."""
         with self._lock:
-            if self._next == 0 or self.clock.now() - self._looked > seconds:
+            if self._next == 0 or self.clock.now() - self._read_at > seconds:
                 return self.entries()
             return [self._entries[number] for number in sorted(self._entries)]
 
     def entry(self, number: int) -> Entry:
         """An entry as it is now. Raises UnknownEntry."""
         with self._lock:
-            known = self._entries.get(number)
-            entry = self._load(number) if known is None else known if known.ended else self._follow(known)
+            cached = self._entries.get(number)
+            entry = self._load(number) if cached is None else cached if cached.ended else self._follow(cached)
             if entry is None:
                 raise UnknownEntry(f"the queue of {self.store.root} has no entry {number}; list the queue to see which "
                                    f"it has")
-            if known is not None:
+            if cached is not None:
                 self._entries[number] = entry
             return entry
 
@@ -222,17 +222,17 @@ class Queue:
         body = self._read(event_name(number, 0))
         if body is None:
             raise UnknownEntry(f"the queue of {self.store.root} has no entry {number}")
-        given = dict(body["submission"])
-        return Submission(**{**given, "overrides": tuple(given["overrides"]), "inputs": tuple(given["inputs"])})
+        fields = dict(body["submission"])
+        return Submission(**{**fields, "overrides": tuple(fields["overrides"]), "inputs": tuple(fields["inputs"])})
 
     def _load(self, number: int) -> Entry | None:
         body = self._read(event_name(number, 0))
         if body is None:
             return None
         try:
-            given, event = body["submission"], Event(**body["event"])
-            entry = Entry(number, given["run"], given["name"], given["by"], given["request"], body["digest"],
-                          given["resumes"], (event,))
+            fields, event = body["submission"], Event(**body["event"])
+            entry = Entry(number, fields["run"], fields["name"], fields["by"], fields["request"], body["digest"],
+                          fields["resumes"], (event,))
         except (KeyError, TypeError) as e:
             raise _newer(event_name(number, 0)) from e
         if bad_name(entry.run) is not None:                   # it becomes a path of the store

@@ -212,8 +212,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 def _checked(value: M) -> M:
     """Return the dataclass `value`. Raises TypeError when a field does not have its declared type."""
     for f in fields(value):                                                     # type: ignore[arg-type]
-        expected, given = _TYPES.get(str(f.type)), getattr(value, f.name)
-        if (expected and not isinstance(given, expected)) or (f.type == "FailureKind" and given not in _KINDS):
+        expected, actual = _TYPES.get(str(f.type)), getattr(value, f.name)
+        if (expected and not isinstance(actual, expected)) or (f.type == "FailureKind" and actual not in _KINDS):
             raise TypeError(f"{f.name} is not {f.type}")
     return value
 

@@ -286,17 +286,17 @@ class Out:
     @contextlib.contextmanager
     def segments(self, name: str, dtype: Any, buckets: int, *,
                  key: Sequence[str] | None = (), memory: int = 64 << 20) -> Iterator[SegmentWriter]:
-        """Write the exchange file `name`, whose records other tasks read bucket by bucket: `with out.segments(…) as to:
-        to.write(bucket of each record, records)`.
+        """Write the exchange file `name`, whose records other tasks read bucket by bucket: `with out.segments(…) as
+        writer: writer.write(bucket of each record, records)`.
 
         Inside a bucket, records are sorted by the fields `key` (None: by all fields). With `key` () they stay in the
         order of writing. `memory`: bytes of records held before they are spilled to scratch.
         """
         from pipeline.engine.shuffle.exchange import SegmentWriter
 
-        with SegmentWriter(self.path(name), dtype, buckets, key=key, covers=self.covers, memory=memory) as to:
-            yield to
-        self.note(name, rows=to.rows, content=to.content, meta={"buckets": buckets, "largest": to.largest})
+        with SegmentWriter(self.path(name), dtype, buckets, key=key, covers=self.covers, memory=memory) as writer:
+            yield writer
+        self.note(name, rows=writer.rows, content=writer.content, meta={"buckets": buckets, "largest": writer.largest})
 
     def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str,
                    file: Mapping[str, Any] | None = None) -> None:

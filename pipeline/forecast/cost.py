@@ -207,7 +207,7 @@ class Extrapolation:
             self._deduplicated(name, records)
         # tasks that assemble shards cost in proportion to the tasks that encode parts
         of_parts = [r for r in records if not r.node.endswith("/assemble")]
-        more = {of: _ratio(sum(map(of, records)), sum(map(of, of_parts))) for of in (_cpu, _disk)}
+        more = {measure: _ratio(sum(map(measure, records)), sum(map(measure, of_parts))) for measure in (_cpu, _disk)}
         cpu = self.over_tasks(of_parts, _cpu, first_loads=True) * more[_cpu]
         disk = self.over_tasks(of_parts, _disk) * more[_disk] * before
         published = PUBLISHED | {"kept.parquet"} if node["publishes"] else PUBLISHED
@@ -233,8 +233,9 @@ class Extrapolation:
         that on the sample, most of which may be start-up, and at most that time multiplied by the growth in
         documents."""
         parts = [r for d in node["deps"] for r in self.run.records.get(d, ())]
-        docs = sum(_kept(r, s) for r in parts for s in self.scale)
-        grown = max(1.0, sum(_kept(r, s) * scale for r in parts for s, scale in self.scale.items()) / max(docs, 1))
+        docs = sum(_kept_amount(r, s) for r in parts for s in self.scale)
+        scaled = sum(_kept_amount(r, s) * scale for r in parts for s, scale in self.scale.items())
+        grown = max(1.0, scaled / max(docs, 1))
         cpu = sum(r.cpu_s for r in records)
         # a task works on a group of parts with limited bytes and rows, so the number of tasks grows with that of groups
         size, rows = (sum(_text(r)[i] * self._weight(r) for r in parts) for i in (0, 1))
@@ -247,31 +248,31 @@ class Extrapolation:
     def _training(self, records: Sequence[PartRecord]) -> Range:
         """CPU seconds to train the tokenizer. They grow at most in proportion to the text that it is trained on."""
         trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
-        cpu, seen = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
-        more = min(trained.sample / seen, self.largest) if trained and seen else 1.0
+        cpu, trained_bytes = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
+        more = min(trained.sample / trained_bytes, self.largest) if trained and trained_bytes else 1.0
         return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
         """Estimate, by source, how many of all documents are removed by the deduplication that this pass applies. Adds
         the estimates to `duplicates`, and lowers the entry of the pass in `through`."""
         docs: Counter[str] = Counter()
-        gone: Counter[str] = Counter()
+        dropped: Counter[str] = Counter()
         for record in records:
             docs.update({source: n["docs"] for source, n in record.counters["in"].items()})
             for label, stats in record.counters["stages"].items():
                 if label.startswith("barrier:"):
                     for by_source in stats["dropped"].values():
-                        gone.update(by_source)
+                        dropped.update(by_source)
         rarest = max((self.scale.get(s, 1.0) for s in docs), default=1.0)
         for source, n in docs.items():
-            scale, removed = self.scale.get(source, 1.0), gone[source]
-            of, low = n * scale, removed * scale
+            scale, removed = self.scale.get(source, 1.0), dropped[source]
+            compared, low = n * scale, removed * scale
             # both documents of a pair must be in the sample: the other may be from the source with the smallest share
-            high = min((removed + 2 + 2 * math.sqrt(removed + 1)) * scale * rarest, of) if rarest > 1 else low
-            value = math.sqrt(low * max(min(low * rarest, of), low))
-            stays = max(of - low, 1.0)                           # documents kept, scaled up from the sample
-            self.through[name][source] *= Range((of - value) / stays, (of - high) / stays, 1.0)
-            self.duplicates.append(Duplicates(name, source, of, removed / max(n, 1), Range(value, low, high)))
+            high = min((removed + 2 + 2 * math.sqrt(removed + 1)) * scale * rarest, compared) if rarest > 1 else low
+            value = math.sqrt(low * max(min(low * rarest, compared), low))
+            stays = max(compared - low, 1.0)                           # documents kept, scaled up from the sample
+            self.through[name][source] *= Range((compared - value) / stays, (compared - high) / stays, 1.0)
+            self.duplicates.append(Duplicates(name, source, compared, removed / max(n, 1), Range(value, low, high)))
         if self.largest > 1:
             self.notes.append(f"{name}: duplicates do not grow evenly with the input. A sample shows few of them, for "
                               f"both copies of a pair must be in it: what it found is the least, pairs divided by the "
@@ -283,7 +284,7 @@ class Extrapolation:
         out = []
         for node in (n for n in self.run.nodes if n["publishes"]):
             records, through = self.run.records[node["name"]], self.through[node["name"]]
-            sources = {s: Amount(*(self._total(records, partial(_kept, source=s, what=what), s) * through[s]
+            sources = {s: Amount(*(self._total(records, partial(_kept_amount, source=s, what=what), s) * through[s]
                                    for what in ("docs", "bytes")))
                        for s in self.scale if any(s in r.counters["in"] for r in records)}
             sources = {s: amount for s, amount in sources.items() if amount.documents.high}
@@ -294,9 +295,9 @@ class Extrapolation:
     def streams(self) -> list[StreamForecast]:
         out = []
         trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
-        seen = sum(r.counters.get("bytes", 0) for n in self.run.nodes if n["kind"] == "tokenizer"
-                   for r in self.run.records[n["name"]])
-        little = trained is not None and seen < ENOUGH_TEXT * trained.vocab and self.largest > 1
+        trained_bytes = sum(r.counters.get("bytes", 0) for n in self.run.nodes if n["kind"] == "tokenizer"
+                            for r in self.run.records[n["name"]])
+        little = trained is not None and trained_bytes < ENOUGH_TEXT * trained.vocab and self.largest > 1
         more = Range(math.sqrt(MEMORISED), 1.0, MEMORISED) if little else ALL
         for node in (n for n in self.run.nodes if n["kind"] == "shards"):
             records = [r for r in self.run.records[node["name"]] if r.node.endswith("/encode")]
@@ -305,8 +306,8 @@ class Extrapolation:
                                 for split in ("train", "val"))
             out.append(StreamForecast(node["name"].removeprefix("shards:"), tokens, held_out))
         if little and out:
-            self.notes.append(f"tokens: the tokenizer of the sample was trained on {seen:,} bytes only and spells them "
-                              f"in fewer tokens than one trained on more will")
+            self.notes.append(f"tokens: the tokenizer of the sample was trained on {trained_bytes:,} bytes only and "
+                              f"spells them in fewer tokens than one trained on more will")
         return out
 
     # -- numbers -------------------------------------------------------------------------------------------------
@@ -320,25 +321,25 @@ class Extrapolation:
         payloads = [s.payload_read * s.grown for name, s in self.run.sources.items() if name in sources]
         return max(1, sum(max(1, math.ceil(payload / self.run.recipe.run.partition)) for payload in payloads))
 
-    def over_tasks(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
+    def over_tasks(self, records: Sequence[PartRecord], measure: Callable[[PartRecord], float],
                first_loads: bool = False) -> Range:
         """The sum of a cost over the tasks of a node that each read a part, extrapolated to the whole input as a fixed
-        cost per task plus a cost per byte. `of` gives the cost of a task.
+        cost per task plus a cost per byte. `measure` gives the cost of a task.
 
         `first_loads` says that the first task of a worker also loads models. The value of the sum leaves out this
         loading; the upper bound `high` contains it once per core.
         """
         if not records:
             return NOTHING
-        weights, size, cost = self._arrays(records, of)
+        weights, size, cost = self._arrays(records, measure)
         later = self._later(records) if first_loads else np.ones(len(records), bool)
         fixed, slope = line(size[later], cost[later])
         tasks = self.partitions({source for r in records for source in _read(r)})
-        whole = float((weights * size).sum())
-        value = fixed * min(tasks, float(weights.sum())) + slope * whole
+        total_bytes = float((weights * size).sum())
+        value = fixed * min(tasks, float(weights.sum())) + slope * total_bytes
         load = 0.0 if later.all() else max(0.0, float((cost - fixed - slope * size)[~later].mean()))
         margin = self._margin(weights, size, np.where(later, cost, fixed + slope * size))
-        even = float((weights * cost)[later].sum()) / max(float((weights * size)[later].sum()), 1.0) * whole
+        even = float((weights * cost)[later].sum()) / max(float((weights * size)[later].sum()), 1.0) * total_bytes
         return Range(value, max(0.0, value - margin),
                      max(value + margin, even + load * min(self.cores, tasks)))
 
@@ -350,13 +351,13 @@ class Extrapolation:
         later = np.array([r.attempt not in firsts for r in records])
         return later if later.any() else np.ones(len(records), bool)
 
-    def _total(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
+    def _total(self, records: Sequence[PartRecord], measure: Callable[[PartRecord], float],
                source: str | None = None) -> Range:
-        """The sum of `of` over the tasks, extrapolated to the whole input. `source`: `of` counts documents or bytes of
-        this source alone."""
+        """The sum of `measure` over the tasks, extrapolated to the whole input. `source`: `measure` counts documents or
+        bytes of this source alone."""
         if not records:
             return NOTHING
-        weights, size, values = self._arrays(records, of)
+        weights, size, values = self._arrays(records, measure)
         if source is not None:
             weights = np.full(len(records), self.scale[source])
         value, margin = float((weights * values).sum()), self._margin(weights, size, values)
@@ -365,11 +366,11 @@ class Extrapolation:
         return Range(value, max(0.0, value - margin), value + margin)
 
     def _arrays(self, records: Sequence[PartRecord],
-                of: Callable[[PartRecord], float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns three arrays with one number for each task: its weight, the bytes it read, and the value of `of`."""
+                measure: Callable[[PartRecord], float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns three arrays with one number for each task: its weight, the bytes it read, and its `measure`."""
         sizes = [sum(c.get("bytes", 0) for c in _read(r).values()) for r in records]
         return (np.array([self._weight(r) for r in records]), np.array(sizes, dtype=float),
-                np.array([float(of(r)) for r in records]))
+                np.array([float(measure(r)) for r in records]))
 
     @staticmethod
     def _margin(weights: np.ndarray, size: np.ndarray, values: np.ndarray) -> float:
@@ -393,7 +394,7 @@ def _read(record: PartRecord) -> dict[str, dict[str, Any]]:
     return record.counters.get("in") or record.counters.get("sources") or {}
 
 
-def _kept(record: PartRecord, source: str, what: str = "docs") -> int:
+def _kept_amount(record: PartRecord, source: str, what: str = "docs") -> int:
     return record.counters.get("kept", {}).get(source, {}).get(what, 0)
 
 
@@ -401,8 +402,8 @@ def _text(record: PartRecord) -> tuple[int, int]:
     """Returns (bytes of the text file, number of documents left in it) for a task of a pass."""
     if (text := record.files.get("kept.parquet")) is not None:
         return text.bytes, text.rows
-    left = record.files["gone.parquet"].meta
-    return left["bytes"], left["kept"]
+    row_set = record.files["gone.parquet"].meta
+    return row_set["bytes"], row_set["kept"]
 
 
 def _tokens(record: PartRecord, split: str) -> int:
@@ -417,5 +418,5 @@ def _disk(record: PartRecord) -> float:
     return float(sum(i.bytes for i in record.files.values()))
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 1.0
+def _ratio(part: float, base: float) -> float:
+    return part / base if base else 1.0

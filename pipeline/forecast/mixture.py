@@ -53,13 +53,13 @@ def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse
                              f"tokens: {needed[stream]:,.0f} are wanted, {has.low:,.0f} … {has.high:,.0f} expected, "
                              f"{often} allowed; lower its weight or the total, or raise max_epochs")
     uses = []
-    for stream, wanted in needed.items():
+    for stream, amount in needed.items():
         has = tokens.get(stream)
-        if not wanted or has is None:
+        if not amount or has is None:
             continue
-        epochs = Range(*(wanted / max(n, 1.0) for n in (has.value, has.high, has.low)))
+        epochs = Range(*(amount / max(n, 1.0) for n in (has.value, has.high, has.low)))
         if epochs.value > WORTHWHILE_EPOCHS:
             notes.setdefault(stream, f"curriculum: stream '{stream}' would be read about {epochs.value:.1f} times; "
                              f"beyond {WORTHWHILE_EPOCHS} epochs a repeated token is worth little (arXiv 2305.16264)")
-        uses.append(StreamUse(stream, has, wanted, epochs))
+        uses.append(StreamUse(stream, has, amount, epochs))
     return uses, list(notes.values())

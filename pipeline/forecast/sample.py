@@ -244,8 +244,8 @@ def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: FileL
     out = SourceSample(files=len(files), files_read=len(chosen), bytes=files.bytes,
                        bytes_read=sum(c["covered"] for c in counters), records_read=sum(c["records"] for c in counters),
                        payload_read=sum(c["bytes"] for c in counters), read_cpu_s=sum(r.cpu_s for r in records))
-    wanted = max(share * out.grown, limits.least / max(out.records_read, 1))
-    below = min([int(min(wanted, 1.0) * 2**64), *(c["complete"]["below"] for c in counters)])
+    needed_share = max(share * out.grown, limits.least / max(out.records_read, 1))
+    below = min([int(min(needed_share, 1.0) * 2**64), *(c["complete"]["below"] for c in counters)])
     if below < int(min(1.0, share) * 2**64):
         out.notes.append(f"source '{name}': the sample is smaller than asked for, because it would hold more than "
                          f"{limits.drawn_bytes >> 30} GB")

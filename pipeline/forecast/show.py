@@ -13,10 +13,10 @@ from pipeline.forecast.range import Range
 from pipeline.plan.show import WIDTH
 
 
-def between(given: Range, say: Callable[[float], str]) -> str:
-    """A range as text: '870 (540 … 1,062)', or only the number when both bounds are equal to it. `say` turns a number
-    into text."""
-    low, value, high = say(given.low), say(given.value), say(given.high)
+def between(estimate: Range, as_text: Callable[[float], str]) -> str:
+    """A range as text: '870 (540 … 1,062)', or only the number when both bounds are equal to it. `as_text` turns a
+    number into text."""
+    low, value, high = as_text(estimate.low), as_text(estimate.value), as_text(estimate.high)
     return value if low == high == value else f"{value} ({low} … {high})"
 
 
@@ -26,7 +26,7 @@ def lines(forecast: CostForecast, warnings: Sequence[str] = ()) -> list[str]:
              *(f"{d.node}, {d.source}" for d in forecast.duplicates)]
     width = max(map(len, names)) + 2
     notes = [*forecast.notes, *warnings]
-    return [*_sample(forecast, width), *_left(forecast, width), *_costs(forecast, width),
+    return [*_sample(forecast, width), *_yields(forecast, width), *_costs(forecast, width),
             *([""] if notes else []), *(escape(line) for note in notes for line in textwrap.wrap(
                 f"note: {note}", WIDTH, subsequent_indent="      "))]
 
@@ -37,7 +37,7 @@ def _sample(forecast: CostForecast, width: int) -> list[str]:
     return ["[bold]sample[/]", *rows, f"  run here in {duration(forecast.sample_wall_s)}"]
 
 
-def _left(forecast: CostForecast, width: int) -> list[str]:
+def _yields(forecast: CostForecast, width: int) -> list[str]:
     """The lines about documents, tokens, epochs of the mixture, and duplicates."""
     out = ["", "[bold]documents[/]"]
     for dataset in forecast.datasets:

@@ -56,9 +56,9 @@ def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
     declares memory for its own stages only."""
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
               for place, entry in enumerate(chain)]
-    if gone := _loaded.keys() - set(idents):
+    if unused := _loaded.keys() - set(idents):
         gc.unfreeze()                                # children freeze their objects; dropped stages must be collected
-        for ident in gone:
+        for ident in unused:
             del _loaded[ident]
     for place, (ident, entry) in enumerate(zip(idents, chain)):
         if ident not in _loaded:
@@ -136,32 +136,32 @@ class Chain:
         does not fail; the verdict is None (keep) or the reason to drop it. The other documents are added to `failures`,
         except those with an earlier verdict."""
         stage, foreign, after = step.stage, step.foreign, []
-        whole: list[str | None] | None = None           # verdicts of the batch
+        batch_verdicts: list[str | None] | None = None           # verdicts of the batch
         before: list[State] = []                        # the documents before the stage
         if stage.batched and len(alive) > 1:
             self.cursor.set(alive[0][0], alive[-1][0], place)
             before = [state_of(d) for _, d in alive]
             try:
-                whole = list(stage.process_batch([d for _, d in alive]))
-                if len(whole) != len(alive):
-                    raise ValueError(f"{len(whole)} verdicts about {len(alive)} documents")
+                batch_verdicts = list(stage.process_batch([d for _, d in alive]))
+                if len(batch_verdicts) != len(alive):
+                    raise ValueError(f"{len(batch_verdicts)} verdicts about {len(alive)} documents")
             except MemoryError:
                 raise
             except Exception:                       # undo; the loop below finds the failing document
-                whole = None
+                batch_verdicts = None
                 for (_, doc), untouched in zip(alive, before):
                     restore(doc, untouched)
-            if whole is not None and not foreign:
-                return list(zip(alive, whole))
+            if batch_verdicts is not None and not foreign:
+                return list(zip(alive, batch_verdicts))
         point = self.cursor.set
         process = (lambda doc: stage.process_batch([doc])[0]) if stage.batched else stage.process
         for i, item in enumerate(alive):
             row, doc = item
             point(row, row, place)
-            state = None if not foreign else state_of(doc) if whole is None else before[i]
+            state = None if not foreign else state_of(doc) if batch_verdicts is None else before[i]
             text, spans = doc.text, doc.loss_spans
             try:
-                reason = process(doc) if whole is None else whole[i]
+                reason = process(doc) if batch_verdicts is None else batch_verdicts[i]
                 if state is not None:
                     check(doc, reason, state)
                 elif spans:

@@ -1,15 +1,16 @@
-"""Runs a function of one document over columns of many documents, with the result of every document as if the function
-had been called for each.
+"""Evaluates a function that is written for one document, such as the verdict of a stage, on many documents at once. The
+results are those of a call for each document.
 
 The verdicts of stages are written for one document: `doc.signals["words"] < self.config.min_words`. A million calls
 take seconds. Here the function is called with a document that stands for many: a signal is a whole column, and each
-comparison is made for all documents at once. Where the documents differ in the answer, the function goes on with those
-of the first answer, and is called again for the others, with the answers up to there given. So the function runs once
-for each path through it, a dozen times instead of a million, and no rule is written twice.
+comparison is made for all documents at once. Where the documents differ in the answer, this call continues with those
+that have the first answer. The function is called again for the others, and gets the answers up to that comparison
+without computing them. So the function runs once for each path through it, a dozen times instead of a million, and no
+rule is written twice.
 
 A function that does something with a number other than arithmetic and comparison (`math.log(value)`), or that reads
-anything but signals, language and source, raises `NotColumnwise`; the caller then calls it document by document. It
-must not ask for the type of a number. Stages from outside Tokenmill are not known to keep to this.
+anything but signals, language and source, raises `NotColumnwise`; the caller then calls it document by document. The
+function must not depend on the type of a number, which cannot be detected. Stages from outside Tokenmill may do so.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ EXACT = 2 ** 53
 
 
 class NotColumnwise(BaseException):
-    """The function cannot run over columns. No `except Exception` of a stage may catch it, as it says nothing of the
-    document."""
+    """The function cannot run over columns. It is not an Exception, so that a stage that catches exceptions does not
+    take it for an error of a document."""
 
 
 @dataclass
 class Columns:
-    """Documents as columns, all of one length. `signals`: name → float64. `present`: name → whether the signal was
-    computed; left out where it was for all. `language` and `source`: numbers of names. A signal that no document has is
-    in neither."""
+    """Documents as columns of length `rows`. `signals`: name → values (float64). `present`: name → whether each
+    document has the signal; a signal that all documents have is not in it. `language` and `source`: for each document,
+    an index into `languages` and `sources`. A signal that no document has is in neither dict."""
 
     rows: int
     signals: dict[str, np.ndarray] = field(default_factory=dict)
@@ -98,15 +99,15 @@ class _Path:
     def __init__(self, rows: np.ndarray, places: np.ndarray, answers: list[Any],
                  waiting: list[tuple[np.ndarray, list[Any]]]) -> None:
         self._all, self.places, self._answers, self._waiting = rows, places, answers, waiting
-        self._given = 0
+        self._answered = 0
         self.rows = rows[places]
 
     def ask(self, question: Callable[[np.ndarray], np.ndarray]) -> Any:
         """The answer to a question on this path. `question` gives the answer for each row; documents that answer
         otherwise are left to another path."""
-        if self._given < len(self._answers):
-            self._given += 1
-            return self._answers[self._given - 1]
+        if self._answered < len(self._answers):
+            self._answered += 1
+            return self._answers[self._answered - 1]
         answers = question(self.rows)
         answer = answers[0]
         same = answers == answer
@@ -118,7 +119,7 @@ class _Path:
             self.places = self.places[same]
             self.rows = self._all[self.places]
         self._answers.append(answer.item())
-        self._given += 1
+        self._answered += 1
         return self._answers[-1]
 
 
@@ -139,10 +140,10 @@ class ManyDocuments:
         code: int = self._path.ask(lambda rows: self._columns.source[rows])
         return self._columns.sources[code]
 
-    def given(self, values: np.ndarray, compared: list[np.ndarray] | None = None) -> Given:
-        """A number of its own for each document, by its row. The numbers that it is compared with are added to
-        `compared`."""
-        return Given(self._path, lambda rows: values[rows], compared)
+    def caller_column(self, values: np.ndarray, compared: list[np.ndarray] | None = None) -> CallerColumn:
+        """Returns a column with the number values[row] for each document. When a signal is compared with it, the values
+        of the signal are added to `compared`."""
+        return CallerColumn(self._path, lambda rows: values[rows], compared)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotColumnwise
@@ -191,7 +192,7 @@ def _comparison(operation: Callable[[Any, Any], Any]) -> Callable[[Column, Any],
         if not isinstance(other, (int, float, Column)):
             return NotImplemented
         for number, counterpart in ((self, other), (other, self)):
-            if isinstance(number, Given) and isinstance(counterpart, Column) and number.compared is not None:
+            if isinstance(number, CallerColumn) and isinstance(counterpart, Column) and number.compared is not None:
                 number.compared.append(counterpart.values(counterpart.path.rows))
         return self.path.ask(lambda rows: np.asarray(operation(self.values(rows), _values(other, rows)), bool))
 
@@ -238,13 +239,13 @@ class Column:
         return bool(self.path.ask(lambda rows: self.values(rows) != 0))
 
     def __int__(self) -> int:
-        def whole(rows: np.ndarray) -> np.ndarray:
+        def truncated(rows: np.ndarray) -> np.ndarray:
             values = np.trunc(self.values(rows))
             if not (np.abs(values) < EXACT).all():          # NaN, too
                 raise NotColumnwise
             return values.astype(np.int64)
 
-        return int(self.path.ask(whole))
+        return int(self.path.ask(truncated))
 
     __hash__ = __float__ = __index__ = __round__ = __str__ = __repr__ = __format__ = _refuse
     __neg__ = __abs__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = _refuse
@@ -254,8 +255,9 @@ class Column:
         raise NotColumnwise
 
 
-class Given(Column):
-    """A number that the caller gives each document, such as a threshold of its own."""
+class CallerColumn(Column):
+    """A column of numbers that the caller brings, for example a threshold for each document. `compared` collects the
+    columns that it is compared with."""
 
     def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray],
                  compared: list[np.ndarray] | None) -> None:

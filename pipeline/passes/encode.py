@@ -22,7 +22,7 @@ import pyarrow as pa
 from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.base.prf import below
 from pipeline.engine.task import Cursor, Inputs, Out
-from pipeline.passes.rows import BATCH, Rows, Taken, rows_of
+from pipeline.passes.rows import BATCH, Rows, Selection, rows_of
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
 from pipeline.store.content_keys import task_key
 from pipeline.store.dataset import QUARANTINE, link_committed
@@ -96,15 +96,15 @@ class _Encoding:
         self.quarantined = {q["id"]: q for q in quarantined}
         self.splits = {name: _PartWriter(out, name) for name in SPLITS}
         self.quarantine = RowWriter(out.path(QUARANTINE), QUARANTINE_SCHEMA)
-        self.counters: Counters = {name: _nothing() for name in SPLITS}
+        self.counters: Counters = {name: _zero_counters() for name in SPLITS}
         self.counters.update(skipped=0, near_held_out=0, sources={}, quarantined={})
 
     def run(self) -> Counters:
         limit = min(BATCH, self.inputs.batch_rows or BATCH)
         columns = ("text", "bytes", "source", "meta", "locator", "loss_spans")
-        where = Taken(self.args.get("where"))
+        where = Selection(self.args.get("where"))
         for batch in rows_of(self.inputs.fetch(self.args["part"]), where, columns, limit):
-            self.counters["skipped"] += batch.seen - len(batch.rows)
+            self.counters["skipped"] += batch.rows_read - len(batch.rows)
             self._batch(batch)
         self.cursor.clear()
         for split in self.splits.values():
@@ -115,73 +115,73 @@ class _Encoding:
 
     def _batch(self, batch: Rows) -> None:
         ids, metas = batch.ids, batch.column("meta")
-        lost: dict[int, tuple[str, str]] = {}           # place in the batch → (reason, detail)
-        taken: list[int] = []
+        failures: dict[int, tuple[str, str]] = {}           # place in the batch → (reason, detail)
+        places: list[int] = []
         for i, row in enumerate(batch.rows.tolist()):
             if row in self.inputs.skip:                 # quarantined under this key, by the log or in this attempt
                 reason = self.inputs.skip[row].reason
                 self.out.quarantine(row, ids[i], STAGE, self.key, reason)
-                lost[i] = (reason, "")
+                failures[i] = (reason, "")
             elif ids[i] in self.quarantined:              # quarantined for another part or stream
-                lost[i] = (self.quarantined[ids[i]]["reason"], "")
+                failures[i] = (self.quarantined[ids[i]]["reason"], "")
             elif self.inputs.only is None or row in self.inputs.only:
                 if _near_held_out(ids[i], metas[i], self.args["val"]):
                     self.counters["near_held_out"] += 1
                 else:
-                    taken.append(i)
-        taken, tokens, lengths, counts = self._tokens(batch, taken, lost)
+                    places.append(i)
+        places, tokens, lengths, counts = self._tokens(batch, places, failures)
         self.cursor.clear()
-        if taken:
-            self._write(batch, taken, tokens, lengths, counts)
-        for i, (reason, detail) in sorted(lost.items()):
+        if places:
+            self._write(batch, places, tokens, lengths, counts)
+        for i, (reason, detail) in sorted(failures.items()):
             self.counters["quarantined"][reason] = self.counters["quarantined"].get(reason, 0) + 1
             locator = batch.batch.column("locator")[i].as_py() or {}
             self.quarantine.write(quarantine_row(ids[i], batch.column("source")[i], locator, STAGE, reason, detail))
 
-    def _tokens(self, batch: Rows, taken: list[int],
-                lost: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]:
-        """Encode the documents at the places `taken` of a batch. Returns the places of those that could be encoded,
-        their tokens back to back, the number of tokens of each, and a u8 for each token: 1 if it counts for the loss
-        (None if all count). The documents that could not be encoded are added to `lost`."""
+    def _tokens(self, batch: Rows, places: list[int],
+                failures: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]:
+        """Encode the documents at these `places` of a batch. Returns the places of those that could be encoded, their
+        tokens back to back, the number of tokens of each, and a u8 for each token: 1 if it counts for the loss (None if
+        all count). The documents that could not be encoded are added to `failures`."""
         texts, spans, rows = batch.column("text"), batch.column("loss_spans"), batch.rows
-        if taken:
-            self.cursor.set(int(rows[taken[0]]), int(rows[taken[-1]]), 0)
+        if places:
+            self.cursor.set(int(rows[places[0]]), int(rows[places[-1]]), 0)
             try:
-                return taken, *encode_masked(self.tokenizer, [texts[i] for i in taken], [spans[i] for i in taken])
+                return places, *encode_masked(self.tokenizer, [texts[i] for i in places], [spans[i] for i in places])
             except Exception as e:
-                _see_that_a_text_did_it(e)
-        well, pieces = [], []                           # encode one by one, to find the document that fails
-        for i in taken:
+                _raise_unless_text_caused(e)
+        encoded, pieces = [], []                           # encode one by one, to find the document that fails
+        for i in places:
             self.cursor.set(int(rows[i]), int(rows[i]), 0)
             try:
                 pieces.append(encode_masked(self.tokenizer, [texts[i]], [spans[i]]))
-                well.append(i)
+                encoded.append(i)
             except Exception as e:
-                _see_that_a_text_did_it(e)
-                lost[i] = (f"error:{type(e).__name__}", str(e))
+                _raise_unless_text_caused(e)
+                failures[i] = (f"error:{type(e).__name__}", str(e))
         if not pieces:
             return [], np.empty(0, np.uint16), np.empty(0, np.int64), None
         tokens, lengths, counts = zip(*pieces)
         mask = None if all(c is None for c in counts) else np.concatenate(
             [np.ones(len(t), np.uint8) if c is None else c for t, c in zip(tokens, counts)])
-        return well, np.concatenate(tokens), np.concatenate(lengths), mask
+        return encoded, np.concatenate(tokens), np.concatenate(lengths), mask
 
-    def _write(self, batch: Rows, taken: list[int], tokens: np.ndarray, lengths: np.ndarray,
+    def _write(self, batch: Rows, places: list[int], tokens: np.ndarray, lengths: np.ndarray,
                counts: np.ndarray | None) -> None:
         ids, sources, sizes = batch.ids, batch.column("source"), batch.column("bytes")
         ends = np.cumsum(lengths)
         targets = lengths if counts is None else np.add.reduceat(counts, ends - lengths, dtype=np.int64)
-        held_out = np.array([_held_out(ids[i], self.args["val"]) for i in taken], bool)
+        held_out = np.array([_held_out(ids[i], self.args["val"]) for i in places], bool)
         for name in SPLITS:
             which = np.flatnonzero(held_out == (name == "val"))
             if which.size:
                 self.splits[name].add([tokens[ends[k] - lengths[k]:ends[k]] for k in which],
-                                      [ids[taken[k]] for k in which], batch.rows[[taken[k] for k in which]],
-                                      [sizes[taken[k]] for k in which],
+                                      [ids[places[k]] for k in which], batch.rows[[places[k] for k in which]],
+                                      [sizes[places[k]] for k in which],
                                       None if counts is None else
                                       np.concatenate([counts[ends[k] - lengths[k]:ends[k]] for k in which]))
-        for k, i in enumerate(taken):
-            source = self.counters["sources"].setdefault(sources[i], _nothing())
+        for k, i in enumerate(places):
+            source = self.counters["sources"].setdefault(sources[i], _zero_counters())
             for into in (source, self.counters["val" if held_out[k] else "train"]):
                 into["docs"] += 1
                 into["tokens"] += int(lengths[k])
@@ -189,13 +189,13 @@ class _Encoding:
                 into["bytes"] += sizes[i]
 
 
-def _nothing() -> dict[str, int]:
+def _zero_counters() -> dict[str, int]:
     """Returns counters at zero: documents, their tokens, their tokens that count for the loss, and their UTF-8
     bytes."""
     return {"docs": 0, "tokens": 0, "targets": 0, "bytes": 0}
 
 
-def _see_that_a_text_did_it(error: Exception) -> None:
+def _raise_unless_text_caused(error: Exception) -> None:
     """Raise the error again if no text can have caused it. The cause is then a fault of the machine, or a tokenizer
     whose end-of-text token can be spelt in a text.
 
@@ -252,9 +252,9 @@ class _PartWriter:
             self._flush()
 
     def _flush(self) -> None:
-        held = pa.Table.from_batches(self.pending)
-        self.table.write_table(held.slice(0, self._table_rows).combine_chunks())
-        self.pending = held.slice(self._table_rows).to_batches()
+        table = pa.Table.from_batches(self.pending)
+        self.table.write_table(table.slice(0, self._table_rows).combine_chunks())
+        self.pending = table.slice(self._table_rows).to_batches()
 
     def close(self) -> None:
         if self.pending:
@@ -296,12 +296,13 @@ class AssembleShard:
                     starts = np.concatenate([[begin], ends[:-1]])
                     begin = int(ends[-1])
                     # starts increase: the documents of this shard are one run of rows
-                    a, b = np.searchsorted(starts + piece["offset"], (args["start"], args["stop"]))
-                    if a < b:
-                        got = batch.slice(a, b - a)
-                        writer.add(body[starts[a]:ends[b - 1]], ends[a:b] - starts[a:b], got.column("id").to_pylist(),
-                                   piece["part"], got.column("row").to_numpy(), got.column("n_bytes").to_numpy(),
-                                   None if loss is None else loss[starts[a]:ends[b - 1]])
+                    first, stop = np.searchsorted(starts + piece["offset"], (args["start"], args["stop"]))
+                    if first < stop:
+                        rows = batch.slice(first, stop - first)
+                        writer.add(body[starts[first]:ends[stop - 1]], ends[first:stop] - starts[first:stop],
+                                   rows.column("id").to_pylist(), piece["part"], rows.column("row").to_numpy(),
+                                   rows.column("n_bytes").to_numpy(),
+                                   None if loss is None else loss[starts[first]:ends[stop - 1]])
         facts = {"split": args["split"], "index": args["index"], **writer.close()}
         with open(out.path("shard.json"), "w", encoding="utf-8") as f:
             json.dump(facts, f, sort_keys=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.engine.task import Cursor, Inputs, Out
 from pipeline.passes.encode import libraries
-from pipeline.passes.rows import Taken, rows_of
+from pipeline.passes.rows import Selection, rows_of
 from pipeline.passes.sample_text import picked_texts, rank_of, sample_waves
 from pipeline.store.dataset import link_committed
 from pipeline.store.fs import Store
@@ -29,7 +29,7 @@ NO_DOCUMENT = ("tokenizer.train.from: there is no document to train on; see that
 
 class FitTokenizer:
     """Trains a tokenizer on a sample of texts. The sample is given in one of two ways: by parts [$ref of kept.parquet,
-    in plan order], where (see `pipeline.passes.rows.Taken`), sample (bytes of text) and seed, from which this task
+    in plan order], where (see `pipeline.passes.rows.Selection`), sample (bytes of text) and seed, from which this task
     draws it; or by picked [$ref], the texts that `pipeline.passes.sample_text` has drawn. Further args: kind bpe |
     sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or tokenizer.model.
 
@@ -72,7 +72,7 @@ def _picked(inputs: Inputs) -> Iterator[str]:
 
 def _drawn(inputs: Inputs) -> Iterator[str]:
     """Returns the texts of the sample, which this function draws from all parts."""
-    args, where = inputs.args, Taken(inputs.args.get("where"))
+    args, where = inputs.args, Selection(inputs.args.get("where"))
     paths = [inputs.fetch(ref) for ref in args["parts"]]
     chosen = _sample(paths, where, int(args["sample"]), int(args["seed"]))
     if not chosen:
@@ -100,7 +100,7 @@ def _facts(tokenizer: Tokenizer) -> Counters:
     return {"vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos}
 
 
-def _sample(paths: Sequence[str], where: Taken, size: int, seed: int) -> dict[str, int]:
+def _sample(paths: Sequence[str], where: Selection, size: int, seed: int) -> dict[str, int]:
     """Returns {id: bytes} of the sample. By rising PRF (a pseudo-random number for each id), it consists of the first
     documents that together have at most `size` bytes, and of at least one document."""
     heap: list[tuple[int, str, int]] = []            # a heap, highest PRF first
@@ -153,15 +153,15 @@ def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
                      memory_mb=1000 + min(sum(p.bytes for p in parts), sample) * 6 // 10**6)
 
 
-def load_draft(path: str, eos: str | None = None, kept: str | None = None) -> TaskDraft:
+def load_draft(path: str, eos: str | None = None, copy_folder: str | None = None) -> TaskDraft:
     """Returns the task for `tokenizer: {load: path}` of a recipe. `path` is a file or a folder that the driver can
-    read. `kept`: a folder of the store that holds a copy of it, for workers that cannot read `path`."""
+    read. `copy_folder`: a folder of the store that holds a copy of it, for workers that cannot read `path`."""
     tokenizer = load_tokenizer(path, eos)
     folder, name = os.path.split(os.path.abspath(tokenizer.path))
     stat = os.stat(tokenizer.path)
     file: dict[str, Any] = {"$file": name, "root": folder, "size": stat.st_size, "etag": tokenizer.sha256}
-    if kept is not None:
-        file = {"$ref": f"{kept}/{name}", "content": tokenizer.sha256, "bytes": stat.st_size,
+    if copy_folder is not None:
+        file = {"$ref": f"{copy_folder}/{name}", "content": tokenizer.sha256, "bytes": stat.st_size,
                 "sha256": tokenizer.sha256}
     return TaskDraft(LOAD, {"file": file, "eos": tokenizer.eos_token}, stat.st_size, f"tokenizer: {name}")
 

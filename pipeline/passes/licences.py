@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-#: label of licences that are none of `KNOWN`, of expressions that join two (`MIT OR Apache-2.0`), and of other strings
+#: label of licences that are not in LICENCES, of expressions that join two (`MIT OR Apache-2.0`), and of other strings
 OTHER = "other"
 
-KNOWN = frozenset(re.findall(r"\S+", """
+LICENCES = frozenset(re.findall(r"\S+", """
     afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bigcode-openrail-m bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0
     cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0
     cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0
@@ -41,4 +41,4 @@ def licence_label(meta: Mapping[str, Any]) -> str:
         name = f"cc0-{match[4]}" if match[3] else f"cc-{match[1]}-{match[2]}"
     name = re.sub(r"-(?:only|or-later)$", "", name)
     name = _SPDX.get(name, name)
-    return name if name in KNOWN else OTHER
+    return name if name in LICENCES else OTHER

@@ -83,33 +83,34 @@ class ScatterWindows:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         curriculum = Curriculum.from_json(args["curriculum"])
-        order, s, longest = Order(curriculum), args["stream"], curriculum.longest
-        source = _Source(inputs, args["shards"], np.dtype(curriculum.streams[s].dtype).newbyteorder("<"))
+        order, stream, longest = Order(curriculum), args["stream"], curriculum.longest
+        source = _Source(inputs, args["shards"], np.dtype(curriculum.streams[stream].dtype).newbyteorder("<"))
         step = max(1, BLOCK_BYTES // (longest * source.dtype.itemsize))
         rows, masked = 0, args.get("masked", False)
-        for p, phase in enumerate(curriculum.phases):
-            if not order.extents[p][s]:
+        for number, phase in enumerate(curriculum.phases):
+            if not order.extents[number][stream]:
                 continue
             dtype = record_dtype(phase.sequence, source.dtype.itemsize, masked)
             per_file = rows_per_file(phase.sequence, source.dtype.itemsize, args["file_bytes"])
-            at = max(1, BLOCK_BYTES // dtype.itemsize)
+            chunk = max(1, BLOCK_BYTES // dtype.itemsize)
             # one phase after the other, so one buffer of records is enough; the tokens are read again for each phase
-            with out.segments(f"phase{p}.seg", dtype, -(-phase.samples // per_file), memory=SEGMENT_BYTES) as to:
+            files = -(-phase.samples // per_file)
+            with out.segments(f"phase{number}.seg", dtype, files, memory=SEGMENT_BYTES) as writer:
                 for first in range(args["first"], args["stop"], step):
                     stop = min(first + step, args["stop"])
-                    drawn = order.samples_of(s, first, stop, p)
-                    if p not in drawn:
+                    drawn = order.samples_of(stream, first, stop, number)
+                    if number not in drawn:
                         continue
-                    n, window, epoch = drawn[p]
+                    n, window, epoch = drawn[number]
                     base = first * longest
                     tokens, flags, counts = source.read(base, stop * longest + 1)
-                    for a in range(0, len(n), at):
-                        part = slice(a, a + at)
+                    for start in range(0, len(n), chunk):
+                        part = slice(start, start + chunk)
                         records = _records(tokens, {"bounds": flags, **({"loss": counts} if masked else {})},
                                            window[part] * phase.sequence - base, phase.sequence, dtype)
                         records["n"] = n[part]
-                        records["origin"] = _origin(s, epoch[part], window[part]).view(f"V{ORIGIN.itemsize}")
-                        to.write((n[part] - phase.start) // per_file, records)
+                        records["origin"] = _origin(stream, epoch[part], window[part]).view(f"V{ORIGIN.itemsize}")
+                        writer.write((n[part] - phase.start) // per_file, records)
                     rows += len(n)
         return {"rows": rows, "tokens": (args["stop"] - args["first"]) * longest, **({"masked": 1} if masked else {})}
 
@@ -151,15 +152,15 @@ class _Source:
         filled = 0
         for shard in self.shards:
             offset = shard["offset"]
-            a, b = max(start, offset), min(stop, offset + shard["tokens"])
-            if a < b:
+            begin, end = max(start, offset), min(stop, offset + shard["tokens"])
+            if begin < end:
                 size = self.dtype.itemsize
-                data = self._range(shard, "body", (a - offset) * size, (b - offset) * size)
-                tokens[a - start:b - start] = np.frombuffer(data, self.dtype)
+                data = self._range(shard, "body", (begin - offset) * size, (end - offset) * size)
+                tokens[begin - start:end - start] = np.frombuffer(data, self.dtype)
                 if "loss" in shard:
-                    data = self._range(shard, "loss", a - offset, b - offset)
-                    counts[a - start:b - start] = np.frombuffer(data, np.uint8) != 0
-                filled += b - a
+                    data = self._range(shard, "loss", begin - offset, end - offset)
+                    counts[begin - start:end - start] = np.frombuffer(data, np.uint8) != 0
+                filled += end - begin
             # the end of a shard's last document is flagged at the first token of the next shard
             if offset < stop and offset + shard["tokens"] >= start:
                 ends = self._ends_of(shard)
@@ -208,27 +209,27 @@ class WriteRows:
         rows, length = args["rows"], args["sequence"]
         token = np.dtype(args["dtype"]).newbyteorder("<")
         dtype = record_dtype(length, token.itemsize, args.get("masked", False))
-        held = {kind: np.empty(rows, dtype[kind]) for kind in dtype.names or () if kind != "n"}
-        seen = np.zeros(rows, np.uint8)
+        columns = {kind: np.empty(rows, dtype[kind]) for kind in dtype.names or () if kind != "n"}
+        deliveries = np.zeros(rows, np.uint8)
         for ref in args["segments"]:
             records = np.asarray(inputs.segment(ref, args["bucket"])).view(dtype)
-            at = records["n"].astype(np.int64) - args["first"]
-            if len(at) and (at.min() < 0 or at.max() >= rows):
+            places = records["n"].astype(np.int64) - args["first"]
+            if len(places) and (places.min() < 0 or places.max() >= rows):
                 raise ShardError(f"{ref['$ref']}: a row outside [{args['first']}, {args['first'] + rows})")
-            for kind, array in held.items():
-                array[at] = records[kind]
-            np.add.at(seen, at, 1)
-        if (seen != 1).any():
-            bad = int(np.flatnonzero(seen != 1)[0])
-            raise ShardError(f"sample {args['first'] + bad} was delivered {int(seen[bad])} times instead of once")
+            for kind, array in columns.items():
+                array[places] = records[kind]
+            np.add.at(deliveries, places, 1)
+        if (deliveries != 1).any():
+            bad = int(np.flatnonzero(deliveries != 1)[0])
+            raise ShardError(f"sample {args['first'] + bad} was delivered {int(deliveries[bad])} times instead of once")
         if args["format"] == "bytes":
-            if "loss" in held and not _masked(held["loss"], length).any():
-                del held["loss"]
-            for kind, array in held.items():
+            if "loss" in columns and not _masked(columns["loss"], length).any():
+                del columns["loss"]
+            for kind, array in columns.items():
                 array.tofile(out.path(kind))
                 out.note(kind, rows=rows)
         else:
-            _write_parquet(out.path("rows.parquet"), args, token, held)
+            _write_parquet(out.path("rows.parquet"), args, token, columns)
             out.note("rows.parquet", rows=rows)
         return {"rows": rows, "tokens": rows * length}
 
@@ -236,33 +237,34 @@ class WriteRows:
 def _masked(loss: np.ndarray, length: int) -> np.ndarray:
     """Returns bool (rows,), computed from the loss bits: whether a row has a target token that does not count for the
     loss."""
-    whole = pack_bits(np.ones((1, length), np.uint8))
-    return (_bits(loss) != whole).any(1)
+    all_ones = pack_bits(np.ones((1, length), np.uint8))
+    return (_bits(loss) != all_ones).any(1)
 
 
-def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, held: Mapping[str, np.ndarray]) -> None:
+def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, fields: Mapping[str, np.ndarray]) -> None:
     rows, length = args["rows"], args["sequence"]
     width = length + 1
-    tokens, origin = held["tokens"].view(token).reshape(rows, width), held["origin"].view(ORIGIN)
-    schema = parquet_schema(token, "loss" in held)
+    tokens, origin = fields["tokens"].view(token).reshape(rows, width), fields["origin"].view(ORIGIN)
+    schema = parquet_schema(token, "loss" in fields)
     names = args["streams"]
     step = max(1, BLOCK_BYTES // (width * token.itemsize))
-    with parquet_writer(path, schema, use_dictionary=["stream"], write_statistics=["sample"]) as to:
-        for a in range(0, rows, step):
-            b = min(a + step, rows)
-            ends = [unpack_bounds(row, length) for row in _bits(held["bounds"][a:b])]
-            columns = [pa.array(np.arange(args["first"] + a, args["first"] + b, dtype=np.uint64)),
-                       pa.array([names[s] for s in origin["stream"][a:b].tolist()], pa.string()),
-                       pa.array(origin["epoch"][a:b]), pa.array(origin["window"][a:b]),
-                       pa.ListArray.from_arrays(pa.array(np.arange(b - a + 1, dtype=np.int32) * width),
-                                                pa.array(tokens[a:b].ravel())),
+    with parquet_writer(path, schema, use_dictionary=["stream"], write_statistics=["sample"]) as writer:
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            ends = [unpack_bounds(row, length) for row in _bits(fields["bounds"][start:stop])]
+            columns = [pa.array(np.arange(args["first"] + start, args["first"] + stop, dtype=np.uint64)),
+                       pa.array([names[s] for s in origin["stream"][start:stop].tolist()], pa.string()),
+                       pa.array(origin["epoch"][start:stop]), pa.array(origin["window"][start:stop]),
+                       pa.ListArray.from_arrays(pa.array(np.arange(stop - start + 1, dtype=np.int32) * width),
+                                                pa.array(tokens[start:stop].ravel())),
                        pa.ListArray.from_arrays(pa.array(np.cumsum([0, *map(len, ends)]).astype(np.int32)),
                                                 pa.array(np.concatenate(ends).astype(np.uint32)))]
-            if "loss" in held:
+            if "loss" in fields:
+                loss = fields["loss"][start:stop]
                 masks = [unpack_loss(row, length) if partly else None
-                         for row, partly in zip(_bits(held["loss"][a:b]), _masked(held["loss"][a:b], length))]
+                         for row, partly in zip(_bits(loss), _masked(loss, length))]
                 columns.append(pa.array(masks, pa.list_(pa.bool_())))
-            to.write_batch(pa.record_batch(columns, schema=schema))
+            writer.write_batch(pa.record_batch(columns, schema=schema))
 
 
 def _bits(packed: np.ndarray) -> np.ndarray:
@@ -280,25 +282,27 @@ def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = Non
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")
-    used = [s for s, _ in enumerate(curriculum.streams) if any(row[s] for row in order.extents)]
-    read = sum(order.supers[s] * curriculum.longest * np.dtype(curriculum.streams[s].dtype).itemsize for s in used)
+    used = [number for number, _ in enumerate(curriculum.streams) if any(row[number] for row in order.extents)]
+    read = sum(order.supers[number] * curriculum.longest * np.dtype(curriculum.streams[number].dtype).itemsize
+               for number in used)
     # a training of E epochs writes E times the bytes into E times the files. So a segment has map_bytes · file_bytes /
     # read bytes on average, whatever E is
     map_bytes = map_bytes or max(MAP_BYTES, -(-read // file_bytes) * SEGMENT)
     drafts, document = [], curriculum.to_json()
-    sets = {s: _shards(store, curriculum.streams[s].train, curriculum.streams[s].sha256) for s in used}
+    sets = {number: _shards(store, curriculum.streams[number].train, curriculum.streams[number].sha256)
+            for number in used}
     # rows of all streams go to the same files, so all get room for a mask if one stream has one
     masked = {"masked": True} if any("loss" in shard for shards in sets.values() for shard in shards) else {}
-    for s, shards in sets.items():
-        stream = curriculum.streams[s]
+    for number, shards in sets.items():
+        stream = curriculum.streams[number]
         step = max(1, map_bytes // (curriculum.longest * np.dtype(stream.dtype).itemsize))
-        for first in range(0, order.supers[s], step):
-            stop = min(first + step, order.supers[s])
-            a, b = first * curriculum.longest, stop * curriculum.longest + 1
-            overlapping = [x for x in shards if x["offset"] < b and x["offset"] + x["tokens"] >= a]
-            args = {"curriculum": document, "stream": s, "first": first, "stop": stop, "shards": overlapping,
+        for first in range(0, order.supers[number], step):
+            stop = min(first + step, order.supers[number])
+            first_token, last_token = first * curriculum.longest, stop * curriculum.longest + 1
+            overlapping = [x for x in shards if x["offset"] < last_token and x["offset"] + x["tokens"] >= first_token]
+            args = {"curriculum": document, "stream": number, "first": first, "stop": stop, "shards": overlapping,
                     "file_bytes": file_bytes, **masked}
-            drafts.append(TaskDraft(MAP, args, (b - a) * np.dtype(stream.dtype).itemsize,
+            drafts.append(TaskDraft(MAP, args, (last_token - first_token) * np.dtype(stream.dtype).itemsize,
                                     f"scatter {stream.name} [{first}, {stop})"))
     return drafts
 
@@ -332,9 +336,9 @@ def reduce_drafts(curriculum: Curriculum, mapped: Sequence[TaskResult], format: 
     dtype, names = _dtype(curriculum), [s.name for s in curriculum.streams]
     masked = {"masked": True} if any(r.counters.get("masked") for r in mapped) else {}
     drafts = []
-    for p, phase in enumerate(curriculum.phases):
+    for number, phase in enumerate(curriculum.phases):
         per_file = rows_per_file(phase.sequence, dtype.itemsize, file_bytes)
-        segments = [r.files[f"phase{p}.seg"] for r in mapped if f"phase{p}.seg" in r.files]
+        segments = [r.files[f"phase{number}.seg"] for r in mapped if f"phase{number}.seg" in r.files]
         for bucket, first in enumerate(range(0, phase.samples, per_file)):
             rows = min(per_file, phase.samples - first)
             args = {"segments": segments, "bucket": bucket, "first": phase.start + first, "rows": rows,
@@ -359,17 +363,17 @@ def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequ
     index = {phase.start: p for p, phase in enumerate(curriculum.phases)}
     files, phase, number = [], -1, 0
     for draft, result in zip(drafts, written, strict=True):
-        a = draft.args
+        args = draft.args
         number += 1
-        if a["first"] in index:
-            phase, number = index[a["first"]], 0
+        if args["first"] in index:
+            phase, number = index[args["first"]], 0
         names, sums = {}, {}
         for file, ref in sorted(result.files.items()):
             kind = file.removeprefix("rows.")
             sums[kind] = ref["content"]
             names[kind] = f"p{phase}-{number:05d}.{sums[kind][:12]}.{kind}"
             link_committed(store, ref["$ref"], f"{folder}/{names[kind]}")
-        files.append(RowFile(phase, a["first"], a["rows"], a["sequence"], names, sums))
+        files.append(RowFile(phase, args["first"], args["rows"], args["sequence"], names, sums))
     manifest = RowManifest(drafts[0].args["format"], _dtype(curriculum).name, curriculum.order,
                            tuple(s.name for s in curriculum.streams), curriculum.samples, tuple(files))
     check_lease()

@@ -1,10 +1,12 @@
-"""Tells from stored signals what other thresholds, or a step left out, would make of a document of a finished run.
+"""Predicts, from stored signals, what would become of a document of a finished run under other thresholds, or if a step
+were left out.
 
-The verdicts are those of the stages (`pipeline.passes.verdicts`, as in replay). This module adds which verdict counts,
-and where none can be known. A document that its step would now let pass has not been through the steps behind it: their
-signals are missing, unless the run had `signals: all`. What stands behind a step that edits the text, a pass, or a step
-over all documents at once (a barrier, such as deduplication) would see other documents than it saw. All this is
-`unknown`, with the reason, and never guessed.
+The verdicts are those of the stages (`pipeline.passes.verdicts`, as in replay). This module decides which verdict
+counts, and where no verdict can be known. If a step dropped a document and would now let it pass, the later steps have
+not seen the document: their signals are missing, unless the run had `signals: all`. Steps behind a change to a step
+that edits the text, and steps behind the next barrier (a step over all documents at once, such as deduplication) or in
+the next pass, would see other documents than they saw. Such an outcome is `unknown`, with the reason, and never
+guessed.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pipeline.base.parquet import read_table
 from pipeline.engine.task import Cursor, Inputs, Out
 from pipeline.passes.chain import LoadedStage, count
 from pipeline.passes.reading import SourceFiles
-from pipeline.passes.rows import Taken
+from pipeline.passes.rows import Selection
 from pipeline.store.lists import unfold
 from pipeline.store.parts import read_documents
 from pipeline.store.records import READING, Counters
@@ -148,7 +148,7 @@ class PartitionReader:
         read: dict[str, Any] = {"records": 0, "skipped": {}, "bad": {}}
         if "source" in self.args:
             self.counters["read"][self.args["source"]] = read
-        where = Taken(self.args["where"]) if self.args.get("where") else None
+        where = Selection(self.args["where"]) if self.args.get("where") else None
         only, records = self.inputs.only, 0
         suspects = bool(self._skip or self.quarantined)
         for row, record in self._records():

@@ -82,7 +82,7 @@ class SourceFiles:
         self.pieces: list[Piece] = [
             (arg, Slice(self.source, arg["$file"], arg.get("start", 0), arg.get("stop"), arg.get("ordinal", 0)))
             for arg in args["slices"]]
-        self._at: Slice | None = None                # slice of the next record
+        self._current_slice: Slice | None = None                # slice of the next record
         self.quarantined: dict[str, list[Stop]] = {}
         for entry in quarantined:
             file = entry["file"]
@@ -112,11 +112,11 @@ class SourceFiles:
     def _records(self, file: int, together: list[Piece], row: int) -> Iterator[Document | BadRecord]:
         """Yields the records of a unit. `row` is the number of its first record."""
         if reason := next((arg["bad"] for arg, _ in together if "bad" in arg), ""):    # marked bad in the listing
-            yield self._lost(together, None, reason)
+            yield self._rest_record(together, None, reason)
             return
         stops = self._stops(file, together[0], row)
         if len(stops) >= MAX_STOPS:
-            yield self._lost(together, None, stops[0][1])
+            yield self._rest_record(together, None, stops[0][1])
             return
         records, last, read = self._read(together), None, 0
         for number, (stop, reason) in enumerate([*stops, (-1, "")]):
@@ -128,7 +128,7 @@ class SourceFiles:
                 except Exception as e:
                     if not to_blame_file(e):
                         raise
-                    yield self._lost(together, last, reason_of(e), str(e), look=True)
+                    yield self._rest_record(together, last, reason_of(e), str(e), look=True)
                     return
                 if record is None:
                     return
@@ -139,20 +139,20 @@ class SourceFiles:
             # the search for the place to continue may also kill the process. The cursor charges such a crash to the
             # next record, which then becomes a stop, too; with it in `stops`, the search is not repeated
             look = number == 0 and (len(stops) == 1 or stops[1][0] > stop + 1)
-            rest = None
+            resume_at = None
             if look and len(together) == 1:
                 self.cursor.reading(row + read + 1, file)
-                rest = self._beyond(together[0], last)
-            yield self._lost(together, last, reason, look=look, rest=rest)
-            if rest is None:
+                resume_at = self._beyond(together[0], last)
+            yield self._rest_record(together, last, reason, look=look, resume_at=resume_at)
+            if resume_at is None:
                 return
-            together = [(together[0][0], rest)]
+            together = [(together[0][0], resume_at)]
             records, last, read = self._read(together), None, read + 1
 
     def _read(self, together: list[Piece]) -> Iterator[Document | BadRecord]:
         def files() -> Iterator[tuple[str, Slice]]:
             for arg, piece in together:
-                self._at = piece
+                self._current_slice = piece
                 try:
                     local = fetch(self.inputs, self.reader, arg, piece)
                 except Exception as e:
@@ -169,12 +169,12 @@ class SourceFiles:
         identity = {"path": slice.path, "size": arg["size"], "etag": arg["etag"], "start": slice.start,
                     "stop": slice.stop}
         stops = dict(self.quarantined.get(_identity(identity), ()))
-        for at, fault in self.inputs.skip.items():
+        for skipped_row, fault in self.inputs.skip.items():
             if fault.stage == READING - file:
-                read = max(0, at - row)
+                read = max(0, skipped_row - row)
                 stops.setdefault(read, fault.reason)
-                self.out.quarantine(at, document_id(self.source, _identity(identity), "", read), "read", self.key,
-                                    fault.reason, {**identity, "records": read})
+                self.out.quarantine(skipped_row, document_id(self.source, _identity(identity), "", read), "read",
+                                    self.key, fault.reason, {**identity, "records": read})
         return sorted(stops.items())
 
     def _beyond(self, piece: Piece, last: Document | BadRecord | None) -> Slice | None:
@@ -183,34 +183,36 @@ class SourceFiles:
             return self.reader.beyond(fetch(self.inputs, self.reader, arg, slice), slice, _next_record(slice, last))
         return None
 
-    def _lost(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
-              look: bool = False, rest: Slice | None = None) -> BadRecord:
+    def _rest_record(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
+                     look: bool = False, resume_at: Slice | None = None) -> BadRecord:
         """Returns the bad record that stands for the lost rest of a unit: what follows its record `last`, up to the
-        slice `rest` if reading resumes there. With `look`, the file may be read to find how many bytes are lost."""
-        slice = together[0][1] if len(together) == 1 else self._at or together[0][1]
+        slice `resume_at` if reading resumes there. With `look`, the file may be read to find how many bytes are
+        lost."""
+        slice = together[0][1] if len(together) == 1 else self._current_slice or together[0][1]
         offset = slice.start
         if len(together) == 1 and last is not None:
             offset = max(offset, _offset(last))
         record = bad(reason, slice, offset, _next_record(slice, last if len(together) == 1 else None), detail=detail,
                      fatal=True)
-        record.bytes = self._stored(together, offset, look=look, rest=rest)
+        record.bytes = self._stored(together, offset, look=look, resume_at=resume_at)
         return record
 
-    def _stored(self, together: list[Piece], offset: int, *, look: bool = True, rest: Slice | None = None) -> int:
-        """Returns how many bytes of the stored file lie between `offset` and `rest`. Returns the size of all files of
-        the unit if it has several files, if the format cannot tell, or if the file must not be read (`look` is
+    def _stored(self, together: list[Piece], offset: int, *, look: bool = True, resume_at: Slice | None = None) -> int:
+        """Returns how many bytes of the stored file lie between `offset` and `resume_at`. Returns the size of all files
+        of the unit if it has several files, if the format cannot tell, or if the file must not be read (`look` is
         False)."""
         arg, slice = together[0]
         if len(together) == 1 and look:
-            lost = Slice(slice.source, slice.path, max(offset, slice.start), rest.start if rest else slice.stop)
+            missing = Slice(slice.source, slice.path, max(offset, slice.start),
+                            resume_at.start if resume_at else slice.stop)
             with suppress(Exception):
-                return self.reader.stored(fetch(self.inputs, self.reader, arg, slice), lost, arg["size"])
+                return self.reader.stored(fetch(self.inputs, self.reader, arg, slice), missing, arg["size"])
         return sum(arg["size"] for arg, _ in together)
 
     def _count(self, piece: Piece, record: BadRecord) -> None:
         slice = piece[1]
-        whole = slice.start == 0 and slice.stop is None
-        name = (str(record.locator.get("file") or slice.path) if whole else
+        whole_file = slice.start == 0 and slice.stop is None
+        name = (str(record.locator.get("file") or slice.path) if whole_file else
                 f"{slice.path} [{slice.start}:{'' if slice.stop is None else slice.stop}]")
         reasons = self.counters.setdefault("bad_files", {}).setdefault(self.source, {}).setdefault(clean(name), {})
         reasons[record.reason] = reasons.get(record.reason, 0) + record.bytes

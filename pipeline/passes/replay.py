@@ -56,7 +56,7 @@ class NotReproduced(Exception):
 
 
 @contextlib.contextmanager
-def _sound() -> Iterator[None]:
+def _decoding_errors_as_not_reproduced() -> Iterator[None]:
     """Turns errors of decoding into NotReproduced. Arrow raises them as ValueError, or as OSError without errno; an
     OSError with errno is a fault of the machine and is raised unchanged."""
     try:
@@ -90,7 +90,7 @@ class Replay:
             return None
         with suppress(DamagedFile, NotReproduced):
             files = {name: inputs.fetch(ref) for name, ref in arg["files"].items()}
-            with _sound():
+            with _decoding_errors_as_not_reproduced():
                 replay = cls(files, steps, sides, chain, inputs.args.get("part", {}).get("barrier", ""))
             if not any(map(replay._saw, quarantined)):
                 replay._begin_counters(arg["counters"], arg["cpu_s"])
@@ -108,7 +108,8 @@ class Replay:
                         for step, thresholds in zip(steps, json.loads(metadata[THRESHOLDS]), strict=True)]
         self._changed = [i for i, (a, b) in enumerate(zip(self._before, steps)) if a.stage.config != b.stage.config]
         self._places = {step.name: i for i, step in enumerate(steps)}
-        self._sure = all(overwritten(at, i) is None for at in (steps, self._before) for i in self._changed)
+        self._sure = all(overwritten(chain_steps, i) is None
+                         for chain_steps in (steps, self._before) for i in self._changed)
         ids = read_table(files["kept.parquet"], columns=["id"])["id"].to_pylist()
         self._rows = {id: row for row, id in enumerate(ids)}
         self._kept = enumerate(read_documents(files["kept.parquet"]))
@@ -116,10 +117,11 @@ class Replay:
         facts = read_table(files["dropped.parquet"], columns=["id", "stage", "reason"]).to_pydict()
         self._drops = dict(zip(facts["id"], zip(facts["stage"], facts["reason"])))
         self._dropped = read_documents(files["dropped.parquet"])
-        lost = read_table(files["quarantine.parquet"], columns=["id", "reason"]).to_pydict()
+        quarantined = read_table(files["quarantine.parquet"], columns=["id", "reason"]).to_pydict()
         #: documents that no stage saw, because they were in quarantine for having killed or hung a process
-        self._skipped = {id for id, reason in zip(lost["id"], lost["reason"]) if not reason.startswith("error:")}
-        self._failed = set(lost["id"]) - self._skipped
+        self._skipped = {id for id, reason in zip(quarantined["id"], quarantined["reason"])
+                         if not reason.startswith("error:")}
+        self._failed = set(quarantined["id"]) - self._skipped
 
     def _begin_counters(self, earlier: Counters, cpu_s: float) -> None:
         counters = self._chain.counters
@@ -132,7 +134,7 @@ class Replay:
         (`Settled`). Raises NotReproduced."""
         counters = self._chain.counters
         for batch in batches:
-            with _sound():
+            with _decoding_errors_as_not_reproduced():
                 batch = [(row, (self._verdict(item) or item) if isinstance(item, Document) else item)
                          for row, item in batch]
             counters["replayed"]["docs"] += sum(isinstance(item, Settled) for _, item in batch)

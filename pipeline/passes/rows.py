@@ -19,7 +19,7 @@ from stages.filter.where import Where
 BATCH, BATCH_BYTES = 256, 8 << 20
 
 
-class Taken:
+class Selection:
     """Decides which documents a stream or a dataset takes, by the setting `where` of the recipe: {source: [names],
     language: [codes]}. None takes all."""
 
@@ -35,8 +35,8 @@ class Taken:
         if self.config is None:
             return np.ones(len(batch), bool)
         rows = list(zip(*(_column(batch, name) for name in ("source", "language")), _scripts(batch)))
-        taken = {row: not self.config.refuses(*row) for row in set(rows)}
-        return np.fromiter((taken[row] for row in rows), bool, len(batch))
+        accepted = {row: not self.config.refuses(*row) for row in set(rows)}
+        return np.fromiter((accepted[row] for row in rows), bool, len(batch))
 
 
 def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
@@ -58,7 +58,7 @@ class Rows:
 
     batch: pa.RecordBatch
     rows: np.ndarray              # their row numbers in the part, int64
-    seen: int                     # rows of the part that were read to find them
+    rows_read: int                     # rows of the part that were read to find them
 
     @property
     def ids(self) -> list[str]:
@@ -70,25 +70,25 @@ class Rows:
         return self.batch.column(name).to_pylist()
 
 
-def rows_of(path: str, wanted: Taken, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
-    """Yields the rows of a part that `wanted` takes, at most `batch` rows and BATCH_BYTES of text at a time; a longer
-    document is a batch of its own. The column `bytes`, the UTF-8 length of the text, is available without reading the
-    texts. Memory: one row group of the columns read."""
-    need = {"id", *columns, *wanted.columns} - {"bytes"}
+def rows_of(path: str, selection: Selection, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
+    """Yields the rows of a part that `selection` takes, at most `batch` rows and BATCH_BYTES of text at a time; a
+    longer document is a batch of its own. The column `bytes`, the UTF-8 length of the text, is available without
+    reading the texts. Memory: one row group of the columns read."""
+    need = {"id", *columns, *selection.columns} - {"bytes"}
     if "bytes" in columns:
         need |= {"signals.bytes"}
-    if "language" in wanted.columns and "signals" not in need:
+    if "language" in selection.columns and "signals" not in need:
         need |= {"signals.script"}
     first = 0
     with open_parquet(path) as file:
         # read by row group: a batch that crosses row groups would keep all of them in memory
         for group in range(file.num_row_groups):
             for block in file.iter_batches(batch, row_groups=[group], columns=sorted(need)):
-                for got in _cut(block):
-                    keep = wanted.mask(got)
+                for piece in _cut(block):
+                    keep = selection.mask(piece)
                     rows = np.flatnonzero(keep)
-                    yield Rows(got if keep.all() else got.filter(pa.array(keep)), rows + first, len(got))
-                    first += len(got)
+                    yield Rows(piece if keep.all() else piece.filter(pa.array(keep)), rows + first, len(piece))
+                    first += len(piece)
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -100,7 +100,7 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     ends = np.cumsum(pc.binary_length(batch.column("text")).to_numpy(zero_copy_only=False).astype(np.int64))
     start = 0
     while start < len(ends):
-        taken = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, taken + BATCH_BYTES, "right")))
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + BATCH_BYTES, "right")))
         yield batch.slice(start, stop - start)
         start = stop

@@ -45,22 +45,22 @@ class DrawSample:
         covered = read = 0
         for file in args["files"]:
             piece, before = Slice(args["source"], file["$file"]), read
-            whole = True
+            complete = True
             for record in checked(reader, reader.read_files(iter([(inputs.fetch(file), piece)]))):
                 size = payload(record)
-                draw.see(record, prf(args["seed"], "sample", record.id), size)
+                draw.add(record, prf(args["seed"], "sample", record.id), size)
                 read += size
                 if read > args["read_most"]:
                     offset = record.locator.get("offset") or 0
                     guess = (read - before) / max(reader.expansion(piece.path), 1e-9)
                     covered += min(file["size"], offset if offset else int(guess))
-                    whole = False
+                    complete = False
                     break
-            if not whole:
+            if not complete:
                 break
             covered += file["size"]
         _write(out, draw.rows())
-        return {"records": draw.seen, "bytes": read, "covered": covered, "drawn": len(draw.heap),
+        return {"records": draw.records, "bytes": read, "covered": covered, "drawn": len(draw.heap),
                 "complete": {"below": draw.below}}
 
 
@@ -71,19 +71,19 @@ class Draw:
     def __init__(self, limit: int, least: int, most: int) -> None:
         self.limit, self.least, self.most = limit, least, most
         self.heap: list[tuple[int, int, int, dict[str, Any]]] = []       # (-rank, place, bytes, row)
-        self.held = self.seen = 0
-        self.below = 1 << 64                                             # all records below this rank are held
+        self.bytes = self.records = 0
+        self.below = 1 << 64                                             # all records below this rank are in the heap
 
-    def see(self, record: Any, rank: int, size: int) -> None:
-        self.seen += 1
+    def add(self, record: Any, rank: int, size: int) -> None:
+        self.records += 1
         if rank >= self.below:
             return
         heap = self.heap
-        heapq.heappush(heap, (-rank, self.seen, size, to_row(record, rank)))
-        self.held += size
-        while len(heap) > 1 and (self.held > self.most or (len(heap) > self.least and -heap[0][0] >= self.limit)):
-            top, _, gone, _ = heapq.heappop(heap)
-            self.held, self.below = self.held - gone, min(self.below, -top)
+        heapq.heappush(heap, (-rank, self.records, size, to_row(record, rank)))
+        self.bytes += size
+        while len(heap) > 1 and (self.bytes > self.most or (len(heap) > self.least and -heap[0][0] >= self.limit)):
+            top, _, dropped_bytes, _ = heapq.heappop(heap)
+            self.bytes, self.below = self.bytes - dropped_bytes, min(self.below, -top)
 
     def rows(self) -> list[tuple[int, dict[str, Any]]]:
         """Returns (bytes, row) in the order in which the records were seen."""

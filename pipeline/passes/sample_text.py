@@ -21,7 +21,7 @@ import pyarrow as pa
 from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.base.prf import prf
 from pipeline.engine.task import Cursor, Inputs, Out
-from pipeline.passes.rows import Taken, rows_of
+from pipeline.passes.rows import Selection, rows_of
 from pipeline.store.records import Counters
 from stages.barrier import Done, PartRef, TaskDraft, Wave
 from stages.dedup.fragment import SIZES, Sizes, files_of, groups
@@ -44,7 +44,7 @@ def rank_of(seed: int, id: str) -> int:
 
 class RankTexts:
     """Ranks the documents of a group of parts. args: parts [$ref of kept.parquet], where (see
-    `pipeline.passes.rows.Taken`), sample (bytes), seed.
+    `pipeline.passes.rows.Selection`), sample (bytes), seed.
 
     Writes the exchange file `ranks.seg` (RANK, one bucket per range of ranks, sorted) with the documents of the group
     that can be in a sample of `sample` bytes. Memory: 100 bytes per document of the group.
@@ -56,7 +56,7 @@ class RankTexts:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        where, seed, ranks, sizes = Taken(args.get("where")), int(args["seed"]), [], []
+        where, seed, ranks, sizes = Selection(args.get("where")), int(args["seed"]), [], []
         for ref in args["parts"]:
             for rows in rows_of(inputs.fetch(ref), where, ("bytes",)):
                 ranks += [rank_of(seed, id) for id in rows.ids]
@@ -66,8 +66,8 @@ class RankTexts:
         records.sort(order="rank")
         # if a document does not fit into a sample of this group alone, no later one fits into any sample
         records = records[:int(np.searchsorted(np.cumsum(records["bytes"]), np.uint64(args["sample"]), "right")) + 1]
-        with out.segments("ranks.seg", RANK, RANGES, key=("rank",)) as to:
-            to.write((records["rank"] >> np.uint64(54)).astype(np.int64), records)
+        with out.segments("ranks.seg", RANK, RANGES, key=("rank",)) as writer:
+            writer.write((records["rank"] >> np.uint64(54)).astype(np.int64), records)
         return {"documents": len(ranks), "candidates": len(records)}
 
 
@@ -106,19 +106,19 @@ class PickTexts:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        where, seed, last = Taken(args.get("where")), int(args["seed"]), int(args["last"])
+        where, seed, last = Selection(args.get("where")), int(args["seed"]), int(args["last"])
         counters = {"documents": 0, "bytes": 0}
         ids: list[str] = []
         texts: list[str] = []
-        held = 0
-        with parquet_writer(out.path("picked.parquet"), PICKED) as to:
+        chars = 0
+        with parquet_writer(out.path("picked.parquet"), PICKED) as writer:
             def flush() -> None:
-                nonlocal held
-                to.write_table(pa.table([pa.array(ids, pa.string()), pa.array(texts, pa.large_string())],
-                                        schema=PICKED))
+                nonlocal chars
+                writer.write_table(pa.table([pa.array(ids, pa.string()), pa.array(texts, pa.large_string())],
+                                            schema=PICKED))
                 ids.clear()
                 texts.clear()
-                held = 0
+                chars = 0
 
             for ref in args["parts"]:
                 path = inputs.fetch(ref)
@@ -126,17 +126,17 @@ class PickTexts:
                 for id, text in zip(chosen, texts_at(path, rows)):
                     ids.append(id)
                     texts.append(text)
-                    held += len(text)
+                    chars += len(text)
                     counters["documents"] += 1
                     counters["bytes"] += len(text.encode())
-                    if held > GROUP_BYTES:
+                    if chars > GROUP_BYTES:
                         flush()
             flush()
         out.note("picked.parquet", rows=counters["documents"])
         return counters
 
 
-def _chosen(path: str, where: Taken, seed: int, last: int) -> tuple[list[str], np.ndarray]:
+def _chosen(path: str, where: Selection, seed: int, last: int) -> tuple[list[str], np.ndarray]:
     """Returns (ids, rows) of the documents of a part that are in the sample."""
     ids: list[str] = []
     rows: list[int] = []
@@ -165,10 +165,10 @@ def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int
     common = {"where": dict(where), "seed": seed}
 
     def ranks(done: Done) -> Iterator[TaskDraft]:
-        for g in plan:
+        for group in plan:
             yield TaskDraft("pipeline.passes.sample_text:RankTexts",
-                            {"parts": [p.text for p in g.parts], "sample": sample, **common}, g.rows * 40,
-                            f"ranks of the texts of {g.size} parts", 500 + g.rows * 200 // 2**20)
+                            {"parts": [p.text for p in group.parts], "sample": sample, **common}, group.rows * 40,
+                            f"ranks of the texts of {group.size} parts", 500 + group.rows * 200 // 2**20)
 
     def cut(done: Done) -> list[TaskDraft]:
         files = files_of(done["rank"], "ranks.seg")
@@ -177,9 +177,9 @@ def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int
 
     def pick(done: Done) -> Iterator[TaskDraft]:
         for end in done["cut"]:
-            for g in plan:
+            for group in plan:
                 yield TaskDraft("pipeline.passes.sample_text:PickTexts",
-                                {"parts": [p.text for p in g.parts], "last": end.counters["max_rank"], **common},
-                                g.bytes, f"sampled texts of {g.size} parts")
+                                {"parts": [p.text for p in group.parts], "last": end.counters["max_rank"], **common},
+                                group.bytes, f"sampled texts of {group.size} parts")
 
     return [Wave("rank", ranks), Wave("cut", cut), Wave("pick", pick)]

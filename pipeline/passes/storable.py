@@ -59,8 +59,8 @@ def _flat(meta: dict[str, Any]) -> bool:
 
 
 def restore(doc: Document, state: State) -> None:
-    doc.text, doc.locator, doc.meta, doc.signals, doc.side, *rest, doc.loss_spans = state
-    for name, value in zip(_FIELDS, rest):
+    doc.text, doc.locator, doc.meta, doc.signals, doc.side, *fields, doc.loss_spans = state
+    for name, value in zip(_FIELDS, fields):
         setattr(doc, name, value)
 
 
@@ -77,10 +77,10 @@ def checked(reader: Reader, records: Iterator[Any]) -> Iterator[Document | BadRe
         try:
             _check_read(record, reader.signals)
         except (TypeError, ValueError) as e:
-            given = isinstance(record, Document)
-            known = given and isinstance(record.id, str)
-            yield BadRecord(f"error:{type(e).__name__}", id=record.id if known else "", detail=str(e),
-                            locator=record.locator if given and type(record.locator) is dict else None)
+            is_document = isinstance(record, Document)
+            has_id = is_document and isinstance(record.id, str)
+            yield BadRecord(f"error:{type(e).__name__}", id=record.id if has_id else "", detail=str(e),
+                            locator=record.locator if is_document and type(record.locator) is dict else None)
         else:
             yield record
 

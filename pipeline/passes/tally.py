@@ -77,14 +77,14 @@ class Tally:
         #: documents and bytes kept, by source, language and length together: one look-up per document instead of three
         self._kept: dict[tuple[str, str, int], list[int]] = {}
         self._licences: dict[str, dict[str, int]] = {}
-        self._lost: dict[tuple[str, str, str, int], int] = {}
+        self._dropped: dict[tuple[str, str, str, int], int] = {}
         self._bins: dict[str, dict[int, int]] = {}
         self._similar: dict[str, dict[int, int]] = {}
         self._tallies: Counters = {}
 
     def kept(self, docs: Iterable[Document]) -> None:
         """Count documents that are kept."""
-        seen, pii = bool(self._scores or self._counting), self._pii
+        stages_count, pii = bool(self._scores or self._counting), self._pii
         for doc in docs:
             kind = doc.source, language_label(doc.language), len(doc.text).bit_length()
             into = self._kept.get(kind)
@@ -98,28 +98,28 @@ class Tally:
                 value = doc.signals.get(name)
                 if value and abs(value) < MOST_PII:
                     pii[name] += int(value)
-            if seen:
-                self._seen(doc, self._end)
+            if stages_count:
+                self._count_stages(doc, self._end)
 
     def dropped(self, doc: Document, stage: str) -> None:
         """Count a document that a stage of the chain dropped, from its row."""
-        self._lose(doc, stage)
-        self._seen(doc, self._places[stage] if self._until_drop else self._end)
+        self._count_dropped(doc, stage)
+        self._count_stages(doc, self._places[stage] if self._until_drop else self._end)
 
     def removed(self, doc: Document, barrier: str, similarity: float | None) -> None:
         """Count a document that was removed by the barrier before the chain (a step such as deduplication)."""
-        self._lose(doc, barrier)
+        self._count_dropped(doc, barrier)
         if similarity is not None:
             bins = self._similar.setdefault(barrier, {})
             number = min(math.floor(similarity * SIMILARITY_BINS), SIMILARITY_BINS - 1)
             bins[number] = bins.get(number, 0) + 1
 
-    def _lose(self, doc: Document, stage: str) -> None:
+    def _count_dropped(self, doc: Document, stage: str) -> None:
         # an input column may hold a string of any length
         kind = stage, language_label(doc.language), doc.source, len(doc.text).bit_length()
-        self._lost[kind] = self._lost.get(kind, 0) + 1
+        self._dropped[kind] = self._dropped.get(kind, 0) + 1
 
-    def _seen(self, doc: Document, last: int) -> None:
+    def _count_stages(self, doc: Document, last: int) -> None:
         """Count the scores of a document, and what the stages count themselves, for the stages up to place `last` of
         the chain."""
         for place, name in self._scores:
@@ -141,12 +141,12 @@ class Tally:
             into["bytes"] += size
             count(counters["languages"].setdefault(source, {}), language, docs)
             count(counters["lengths"].setdefault(source, {}), str(max(bits, 1) - 1), docs)
-        lost: dict[str, Any] = {}
+        languages: dict[str, Any] = {}
         lengths: dict[str, Any] = {}
-        for (stage, language, source, bits), docs in self._lost.items():
-            count(lost.setdefault(stage, {}), language, docs)
+        for (stage, language, source, bits), docs in self._dropped.items():
+            count(languages.setdefault(stage, {}), language, docs)
             count(lengths.setdefault(source, {}), str(max(bits, 1) - 1), docs)
-        totals = {"licences": self._licences, "dropped_languages": lost, "dropped_lengths": lengths,
+        totals = {"licences": self._licences, "dropped_languages": languages, "dropped_lengths": lengths,
                   "pii": self._pii,
                   "scores": {name: _keyed(bins) for name, bins in self._bins.items()},
                   "similarity": {name: _keyed(bins) for name, bins in self._similar.items()}, "tallies": self._tallies}

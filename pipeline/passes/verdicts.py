@@ -16,7 +16,8 @@ from stages.stage import Stage
 
 
 class Judge(Protocol):
-    """What is needed of a stage of a chain; `pipeline.passes.chain.LoadedStage` has it. `foreign`: a user's own."""
+    """The attributes of a loaded stage that `overwritten` needs, as `pipeline.passes.chain.LoadedStage` has them.
+    `foreign`: it is a user's own stage."""
 
     @property
     def name(self) -> str: ...
@@ -46,10 +47,10 @@ def stored_verdicts(doc: Document, *stages: Stage) -> tuple[str | None, ...] | N
 
 def overwritten(steps: Sequence[Judge], place: int) -> int | None:
     """The place of the first later stage that may overwrite a signal on which the verdict of the stage at `place`
-    depends. For documents that have been there, the stored value is not the one that the verdict was on. None: no stage
-    may."""
+    depends; None when no stage may. For a document that has been through that later stage, the stored value is not the
+    one that decided the verdict."""
     stage = steps[place].stage
     used = {*stage.signals, *stage.reads()}
-    return next((at for at, later in enumerate(steps[place + 1:], place + 1)
+    return next((number for number, later in enumerate(steps[place + 1:], place + 1)
                  if later.foreign or used & set(later.stage.signals) or later.name == steps[place].name
                  or ("language" in used and later.stage.sets_language)), None)

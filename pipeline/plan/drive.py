@@ -55,14 +55,14 @@ def steps(nodes: list[Node], scheduler: Scheduler, finished: Finished,
     all_warnings = fresh.warnings if fresh else []
 
     def begin(node: Node) -> None:
-        known = fresh.find(node) if fresh else None
-        if fresh is None or known is None:
+        node_fresh = fresh.find(node) if fresh else None
+        if fresh is None or node_fresh is None:
             go_on(node, node.work(results), None)
             return
-        node.batches += known.batches
-        scheduler.reuse(known.sums)
-        results.put_later(node.name, partial(fresh.made_again, node, results, known.batches))
-        finished(node, results, known.sums)
+        node.batches += node_fresh.batches
+        scheduler.reuse(node_fresh.sums)
+        results.put_later(node.name, partial(fresh.made_again, node, results, node_fresh.batches))
+        finished(node, results, node_fresh.sums)
 
     def go_on(node: Node, work: Work, records: Any) -> None:
         """Resume the node until it yields its next batch of tasks, or ends."""
@@ -121,20 +121,21 @@ def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool 
     """
     if node.kind == "shards":                    # its documents are the encoded ones plus the lost ones
         encoded = sums.counters.get("encode", {})
-        seen = sum(encoded.get(split, {}).get("docs", 0) for split in ("train", "val"))
-        seen += sum(encoded.get("quarantined", {}).values())
+        documents = sum(encoded.get(split, {}).get("docs", 0) for split in ("train", "val"))
+        documents += sum(encoded.get("quarantined", {}).values())
     else:
-        seen = sum(s["docs"] for s in sums.counters.get("in", {}).values())
+        documents = sum(s["docs"] for s in sums.counters.get("in", {}).values())
     sources, reasons = sums.counters.get("read", {}), sums.lost
     lost = sum(reasons.values())
-    if seen and lost > max(10, allowed * seen):
+    if documents and lost > max(10, allowed * documents):
         folder = stream_quarantine(node.name.removeprefix("shards:")) if node.kind == "shards" else node.dataset
         raise TooManyErrors(
-            f"{node.name}: {lost} of {seen} documents failed ({lost / seen:.1%}, allowed {allowed:.1%}): "
+            f"{node.name}: {lost} of {documents} documents failed ({lost / documents:.1%}, allowed {allowed:.1%}): "
             f"{_listing(reasons)}. `tokenmill inspect {folder} --quarantined` shows them; fix the stage, or raise "
             f"`run.max_error_rate`")
     warnings = [_reading(node, name, read, allowed, picks) for name, read in sources.items()]
-    return [*filter(None, warnings), *(_lost(name, read["lost"]) for name, read in sources.items() if "lost" in read)]
+    return [*filter(None, warnings),
+            *(_unkept_values(name, read["lost"]) for name, read in sources.items() if "lost" in read)]
 
 
 def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
@@ -151,7 +152,7 @@ def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, pick
     return ""
 
 
-def _lost(source: str, columns: dict[str, dict[str, int]]) -> str:
+def _unkept_values(source: str, columns: dict[str, dict[str, int]]) -> str:
     """A warning about column values of a source that its documents could not keep."""
     listed = [f"'{name}' ({_listing(columns[name])})" for name in sorted(columns)]
     more = f", and {len(listed) - 8} more" if len(listed) > 8 else ""

@@ -49,19 +49,19 @@ LEAST_BYTES, LEAST_CPU = 1e6, 0.05
 
 @dataclass
 class Speeds:
-    """Measured speeds. `stages` gives bytes of text per CPU-second, and `left` the bytes of text left per byte read,
-    both by name of step or node. For a step that was not measured, `of` returns what the step declares. `compressed` is
-    the measured number of bytes stored per byte of text; without a measurement it is COMPRESSED."""
+    """Measured speeds. `stages` gives bytes of text per CPU-second, and `remaining` the bytes of text that remain per
+    byte read, both by name of step or node. For a step that was not measured, `of` returns what the step declares.
+    `compressed` is the measured number of bytes stored per byte of text; without a measurement it is COMPRESSED."""
 
     stages: dict[str, float] = field(default_factory=dict)
-    left: dict[str, float] = field(default_factory=dict)
+    remaining: dict[str, float] = field(default_factory=dict)
     compressed: float = COMPRESSED
 
     def of(self, name: str, stage: Stage) -> tuple[float, float]:
         """Returns (bytes per CPU-second, bytes of text left per byte read) of a step. `name` is the step's name in the
         counters of records (`ChainStep.name`), from which speeds were measured."""
         declared = SAMPLE_BYTES * 1000 / stage.cost_ms if stage.cost_ms else UNKNOWN_SPEED
-        return self.stages.get(name, declared), self.left.get(name, stage.leaves)
+        return self.stages.get(name, declared), self.remaining.get(name, stage.leaves)
 
 
 def measured(records: Iterable[PartRecord]) -> Speeds:
@@ -89,7 +89,7 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
     speeds = Speeds()
     for name, (size, out, cpu) in stages.items():
         if size > LEAST_BYTES and cpu > LEAST_CPU:
-            speeds.stages[name], speeds.left[name] = size / cpu, out / size
+            speeds.stages[name], speeds.remaining[name] = size / cpu, out / size
     for name, (size, cpu) in nodes.items():
         if size > LEAST_BYTES and cpu > LEAST_CPU:
             speeds.stages[name] = size / cpu
@@ -195,34 +195,34 @@ class Flow:
             status = "fresh"
         else:
             status = "partly" if state.fresh else "stale"
-        cpu, disk, seen = self._cost(node, state, status)
+        cpu, disk, bytes_in = self._cost(node, state, status)
         if state.stale:
             cpu *= 1 - (1 - REPLAYED) * state.replayed / state.stale
-        left = 0.0 if status == "fresh" else 1.0
+        share = 0.0 if status == "fresh" else 1.0
         if status == "partly" and not state.pending:
-            left = state.weight / max(state.weight + state.weight_fresh, 1)
+            share = state.weight / max(state.weight + state.weight_fresh, 1)
         elif status == "partly":
-            left = 1 - state.fresh / total
+            share = 1 - state.fresh / total
         return {"name": node.name, "kind": node.kind, "deps": list(node.deps), "steps": list(node.steps),
                 "publishes": node.publishes, "status": status, "partitions": None if state.unknown else total,
                 "fresh": state.fresh, "stale": state.stale, "pending": state.pending, "more": state.more,
                 "replayed": state.replayed,
-                "expected_partitions": self._expected(node, seen) if state.unknown else None,
-                "bytes_in": int(seen), "cpu_s": round(cpu * left, 1), "disk_bytes": int(disk * left)}
+                "expected_partitions": self._expected(node, bytes_in) if state.unknown else None,
+                "bytes_in": int(bytes_in), "cpu_s": round(cpu * share, 1), "disk_bytes": int(disk * share)}
 
-    def _expected(self, node: Node, seen: float) -> int | None:
+    def _expected(self, node: Node, bytes_in: float) -> int | None:
         """The approximate number of partitions of a pass over sources, before the index of its big files is made. None
         for any other node."""
         plan = self.plans.get(node.name)
         if plan is None or any(kind != "source" for kind, _ in plan.inputs):
             return None
-        return max(1, math.ceil(seen / self.target))
+        return max(1, math.ceil(bytes_in / self.target))
 
     def _cost(self, node: Node, state: NodeState, status: str) -> tuple[float, float, float]:
         """Returns (CPU seconds, bytes written, bytes read) for all tasks of a node, finished or not."""
         if node.kind == "index":
-            seen = state.weight + state.weight_fresh
-            return seen / INFLATE_SPEED, 0.0, seen
+            bytes_in = state.weight + state.weight_fresh
+            return bytes_in / INFLATE_SPEED, 0.0, bytes_in
         if node.kind == "pass":
             return self._pass(node, state, status)
         size = sum(b for d in node.deps for s, b in self.text.get(d, {}).items() if self._takes(node, s))
@@ -236,30 +236,30 @@ class Flow:
 
     def _takes(self, node: Node, source: str) -> bool:
         shards = self.recipe.shards.get(node.name.removeprefix("shards:")) if node.kind == "shards" else None
-        wanted = shards.where.get("source") if shards else None
-        return not wanted or source in wanted
+        selected = shards.where.get("source") if shards else None
+        return not selected or source in selected
 
     def _pass(self, node: Node, state: NodeState, status: str) -> tuple[float, float, float]:
         plan = self.plans[node.name]
         sizes: dict[str, float] = defaultdict(float)
         for kind, name in plan.inputs:
-            given = {name: float(self.inputs[name]["expected"])} if kind == "source" else self.text.get(name, {})
-            for source, size in given.items():
+            text = {name: float(self.inputs[name]["expected"])} if kind == "source" else self.text.get(name, {})
+            for source, size in text.items():
                 if source in plan.where.get("source", [source]):
                     sizes[source] += size
-        seen = size = sum(sizes.values())
-        cpu = seen / READ_SPEED
+        bytes_in = size = sum(sizes.values())
+        cpu = bytes_in / READ_SPEED
         if plan.barrier is not None:
             size *= self.speeds.of(plan.barrier_name, self.barriers[plan.barrier])[1]
-        written = size if plan.rewrites else seen - size        # a row set is small, but removed documents are written
+        written = size if plan.rewrites else bytes_in - size     # a row set is small, but removed documents are written
         for step in plan.chain:
             speed, ratio = self.speeds.of(step.name, step.stage)
             cpu += size / speed
             size *= ratio
             if step.stage.extracts:
                 written = size                        # documents that an extractor drops have no text to store
-        self.text[node.name] = {s: b * size / seen for s, b in sizes.items()} if seen else {}
+        self.text[node.name] = {s: b * size / bytes_in for s, b in sizes.items()} if bytes_in else {}
         if status == "fresh":
             exact = state.sums.counters.get("kept", {})
             self.text[node.name] = {source: kept["bytes"] for source, kept in exact.items()}
-        return cpu, written * self.speeds.compressed, seen
+        return cpu, written * self.speeds.compressed, bytes_in

@@ -51,7 +51,7 @@ class FileList(OnDisk[SourceFile]):
         columns = "path BLOB, size INTEGER, etag TEXT, bad TEXT, hashed TEXT"
         self._db.execute(f"CREATE TABLE listed ({columns})")
         self._db.executemany("INSERT INTO listed VALUES (?, ?, ?, ?, ?)",
-                             ((path_bytes(path), *rest) for path, *rest in files))
+                             ((path_bytes(path), *fields) for path, *fields in files))
         self._db.execute(f"CREATE TABLE file (place INTEGER PRIMARY KEY, {columns})")
         self._db.execute("INSERT INTO file (path, size, etag, bad, hashed) "
                          "SELECT path, size, max(etag), bad, hashed FROM listed GROUP BY path ORDER BY path")
@@ -63,4 +63,4 @@ class FileList(OnDisk[SourceFile]):
     def _read(self, first: int, stop: int) -> list[SourceFile]:
         rows = self._db.execute("SELECT path, size, etag, bad, hashed FROM file WHERE place > ? AND place <= ? "
                                 "ORDER BY place", (first, stop))
-        return [SourceFile(path_of(path), self.root, *rest) for path, *rest in rows.fetchall()]
+        return [SourceFile(path_of(path), self.root, *fields) for path, *fields in rows.fetchall()]

@@ -71,29 +71,29 @@ class Results(Mapping[str, Any]):
     """The results of nodes by name. The result of a fresh node is computed on first access."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
+        self._computed: dict[str, Any] = {}
         self._later: dict[str, Callable[[], Any]] = {}
 
     def put(self, name: str, result: Any) -> None:
-        self._made[name] = result
+        self._computed[name] = result
 
     def put_later(self, name: str, make: Callable[[], Any]) -> None:
         self._later[name] = make
 
     def __getitem__(self, name: str) -> Any:
         if name in self._later:
-            self._made[name] = self._later[name]()
+            self._computed[name] = self._later[name]()
             del self._later[name]
-        return self._made[name]
+        return self._computed[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._made or name in self._later
+        return name in self._computed or name in self._later
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._made, *self._later])
+        return iter([*self._computed, *self._later])
 
     def __len__(self) -> int:
-        return len(self._made) + len(self._later)
+        return len(self._computed) + len(self._later)
 
 
 class FreshNodes:
@@ -142,7 +142,7 @@ class FreshNodes:
         self._log.flush()
         segment, batches, keys = self._log.segments, [], bytearray()
         for batch in node.batches:
-            batches.append((batch.node, [(origin, sum(1 for _ in some)) for origin, some in groupby(batch.origins)]))
+            batches.append((batch.node, [(origin, sum(1 for _ in tasks)) for origin, tasks in groupby(batch.origins)]))
             for key in batch.keys:
                 keys += bytes.fromhex(key)
         if len(keys) != KEY_BYTES * sums.tasks:
@@ -203,10 +203,10 @@ def _encode(head: Mapping[str, Any], keys: bytes) -> bytes:
 def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
     """Split the contents of a node's file into the head (JSON) and the keys of its tasks. Raises ValueError for a
     damaged file."""
-    checksum, _, rest = data.partition(b"\n")
-    if hashlib.sha256(rest).hexdigest().encode() != checksum:
+    checksum, _, signed = data.partition(b"\n")
+    if hashlib.sha256(signed).hexdigest().encode() != checksum:
         raise ValueError("damaged")
-    head, _, keys = rest.partition(b"\n")
+    head, _, keys = signed.partition(b"\n")
     return json.loads(head), keys
 
 
@@ -218,7 +218,7 @@ def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecord
     db = scratch_database(1)
     db.execute("CREATE TABLE piece (number INTEGER PRIMARY KEY, keys BLOB)")
     db.executemany("INSERT INTO piece VALUES (?, ?)", (
-        (at // PIECE, keys[at:at + PIECE]) for at in range(0, len(keys), PIECE)))
+        (offset // PIECE, keys[offset:offset + PIECE]) for offset in range(0, len(keys), PIECE)))
     batches, start = [], 0
     for node, runs in described:
         size = sum(n for _, n in runs)
@@ -242,5 +242,5 @@ class _Rows:
         data = b"".join(keys for keys, in self._db.execute(
             "SELECT keys FROM piece WHERE number BETWEEN ? AND ? ORDER BY number", (begin // PIECE, end // PIECE)))
         data = data[begin % PIECE:][:end - begin]
-        return [(data[at:at + KEY_BYTES].hex(), self._origins[bisect.bisect_right(self._ends, first + i)], 0)
-                for i, at in enumerate(range(0, len(data), KEY_BYTES))]
+        return [(data[offset:offset + KEY_BYTES].hex(), self._origins[bisect.bisect_right(self._ends, first + i)], 0)
+                for i, offset in enumerate(range(0, len(data), KEY_BYTES))]

@@ -74,31 +74,31 @@ def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str
     """Yield the files of a source on disk in no order, with paths relative to `top`. `patterns` gives for each absolute
     pattern how the recipe writes it."""
     skipped: list[str] = []
-    for pattern, given in patterns.items():
+    for pattern, written in patterns.items():
         matched = False
-        for p in _paths(name, pattern, given, suffixes, links):
+        for match in _paths(name, pattern, written, suffixes, links):
             try:
-                info = os.stat(p)
+                info = os.stat(match)
             except OSError as e:
                 if e.errno not in _NOWHERE:
-                    raise InputError(f"source '{name}': cannot read '{p}': {e.strerror}") from e
-                skipped.append(p)
+                    raise InputError(f"source '{name}': cannot read '{match}': {e.strerror}") from e
+                skipped.append(match)
                 continue
             if stat.S_ISDIR(info.st_mode):
                 continue                                     # a folder: globs match folders too
             if not stat.S_ISREG(info.st_mode):
-                skipped.append(p)
+                skipped.append(match)
                 continue
-            rel = os.path.relpath(p, top)
+            rel = os.path.relpath(match, top)
             if rel == ".." or rel.startswith("../"):
-                raise InputError(f"source '{name}': '{p}' is outside its root '{top}'; set `root:` to one above it")
+                raise InputError(f"source '{name}': '{match}' is outside its root '{top}'; set `root:` to one above it")
             matched = True
             path = os.path.join(top, rel)
             bad = "" if os.access(path, os.R_OK) else "no_permission"
             etag, hashed = _hashed(path, info, clock) if verify and not bad else (str(info.st_mtime_ns), "")
             yield rel.replace(os.sep, "/"), info.st_size, etag, bad, hashed
         if not matched:
-            raise InputError(f"source '{name}': no file matches '{given}' (looked in {os.path.dirname(pattern)}); "
+            raise InputError(f"source '{name}': no file matches '{written}' (looked in {os.path.dirname(pattern)}); "
                              + (f"{_named(links.leading_out, top)} leads out of it: allow that with "
                                 f"`follow_symlinks: true`" if links.leading_out else
                                 "check `path:` of the source, or pass --input"))
@@ -119,7 +119,7 @@ def _hashed(path: str, info: os.stat_result, clock: Clock) -> tuple[str, str]:
     return etag, state(info) if settled and state(os.stat(path)) == state(info) else ""
 
 
-def _paths(name: str, pattern: str, given: str, suffixes: tuple[str, ...], links: _Links) -> Iterator[str]:
+def _paths(name: str, pattern: str, written: str, suffixes: tuple[str, ...], links: _Links) -> Iterator[str]:
     """The paths that a pattern stands for, in no order."""
     try:
         if os.path.isdir(pattern):
@@ -132,7 +132,7 @@ def _paths(name: str, pattern: str, given: str, suffixes: tuple[str, ...], links
                 yield from _matching(prefix, os.path.relpath(pattern, prefix).split("/"), (), False, links)
         elif os.path.lexists(pattern):
             if not os.path.isfile(pattern):
-                raise InputError(f"source '{name}': '{given}' is a link to nothing, or no regular file; fix `path:`")
+                raise InputError(f"source '{name}': '{written}' is a link to nothing, or no regular file; fix `path:`")
             yield pattern
     except OSError as e:
         raise InputError(f"source '{name}': cannot read '{e.filename}': {e.strerror}; give this user permission, or "
@@ -172,18 +172,18 @@ def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...],
     here = (info.st_dev, info.st_ino)
     if here in above:
         return
-    part, rest = parts[0], parts[1:]
+    part, later = parts[0], parts[1:]
     if not glob.has_magic(part):
         path = os.path.join(folder, part)
         if os.path.islink(path) and not links.followed(path):
             return
-        if rest and os.path.isdir(path):
-            yield from _matching(path, rest, above, hidden, links)
-        elif not rest and os.path.lexists(path):
+        if later and os.path.isdir(path):
+            yield from _matching(path, later, above, hidden, links)
+        elif not later and os.path.lexists(path):
             yield path
         return
-    if part == "**" and rest:
-        yield from _matching(folder, rest, above, hidden, links)
+    if part == "**" and later:
+        yield from _matching(folder, later, above, hidden, links)
     fits = re.compile(fnmatch.translate(part)).match
     with os.scandir(folder) as entries:              # read as it is walked: a folder may hold millions of files
         for entry in entries:
@@ -195,12 +195,12 @@ def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...],
             if part == "**":
                 if _is_folder(entry):
                     yield from _matching(path, parts, (*above, here), hidden, links)
-                elif not rest:
+                elif not later:
                     yield path
-            elif not rest:
+            elif not later:
                 yield path
             elif _is_folder(entry):
-                yield from _matching(path, rest, (*above, here), hidden, links)
+                yield from _matching(path, later, (*above, here), hidden, links)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -158,36 +158,37 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
         ways = [way for i in dataset.inputs for way in before.get(i, [[]])]
         if len(dataset.inputs) > 1:                        # no barrier has compared documents of different inputs yet
             ways = [[s for s in way if not _is_barrier(s)] for way in ways]
-        wanted = set(map(short, dataset.where.get("language", ())))
-        left = [_languages(way) for way in ways]
-        if wanted and left and all(known is not None and known.isdisjoint(wanted) for known in left):
+        selected = set(map(short, dataset.where.get("language", ())))
+        languages = [_languages(way) for way in ways]
+        if selected and languages and all(passed is not None and passed.isdisjoint(selected) for passed in languages):
             yield ("datasets", name, "where"), (f"no document is left: of the languages before, "
-                                                f"{_list(set().union(*(k or set() for k in left)))}, it takes none")
+                                                f"{_list(set().union(*(k or set() for k in languages)))}, it takes "
+                                                f"none")
         for i, step in enumerate(dataset.steps):
             so_far = [[*way, *dataset.steps[:i]] for way in ways]
             messages = [_superfluous(way, step) for way in so_far]
             if messages and all(messages):
                 yield (*_steps(name), i), str(messages[0])
-            known = [_languages(way) for way in so_far]
-            keep = set(map(short, _kept(step)))
-            if keep and known and all(k is not None and k.isdisjoint(keep) for k in known):
+            passed = [_languages(way) for way in so_far]
+            keep = set(map(short, _kept_languages(step)))
+            if keep and passed and all(k is not None and k.isdisjoint(keep) for k in passed):
                 yield (*_steps(name), i), (f"no document passes: steps before it kept "
-                                           f"{_list(set().union(*(k or set() for k in known)))} only; keep both in one "
-                                           f"step, or make two datasets of them")
+                                           f"{_list(set().union(*(k or set() for k in passed)))} only; keep both in "
+                                           f"one step, or make two datasets of them")
         # beyond MOST_WAYS nothing is claimed: a path left out might lack the step
         before[name] = [[*way, *dataset.steps] for way in ways] if len(ways) <= MOST_WAYS else [[]]
 
 
 def _languages(way: list[Step]) -> set[str] | None:
     """The languages of the documents that are left after the steps in `way`; None when unknown."""
-    left: set[str] | None = None
+    languages: set[str] | None = None
     for step in way:
-        if keep := set(map(short, _kept(step))):
-            left = keep if left is None else left & keep
-    return left
+        if keep := set(map(short, _kept_languages(step))):
+            languages = keep if languages is None else languages & keep
+    return languages
 
 
-def _kept(step: Step) -> list[str]:
+def _kept_languages(step: Step) -> list[str]:
     """The languages a step keeps; [] when it checks none, or keeps all."""
     keeps = stage_class(step.name).keeps
     return list(step.config.get(keeps) or ()) if keeps else []
@@ -294,7 +295,7 @@ def _by_language(recipe: Recipe, name: str) -> bool:
     """Whether a `where` selects documents by language, in this dataset or in one that it is made from."""
     dataset = recipe.datasets.get(name)
     return dataset is not None and ("language" in dataset.where or any(_by_language(recipe, i) for i in dataset.inputs)
-                                    or any(s.name == "where" and _kept(s) for s in dataset.steps))
+                                    or any(s.name == "where" and _kept_languages(s) for s in dataset.steps))
 
 
 # -- shards and curriculum ---------------------------------------------------------------------------------------------

@@ -202,19 +202,19 @@ def walk(remote: Remote, begin: str, parts: list[str], visible: Callable[[str], 
 
     if begin < after and not after.startswith(begin):        # all of it comes before
         return
-    part, rest = parts[0], parts[1:]
+    part, later = parts[0], parts[1:]
     if not glob.has_magic(part):
-        if rest:
-            yield from walk(remote, f"{begin}{part}/", rest, visible, after)
+        if later:
+            yield from walk(remote, f"{begin}{part}/", later, visible, after)
         elif (entry := remote.head(begin + part)) is not None:
             yield entry
         return
     deep = part == "**"
     start = begin if deep else begin + re.split(r"[*?[]", part)[0]
     fits = re.compile(glob_translate(part)).match
-    for found in remote.scan(start, deep=deep, after=after):
-        if not isinstance(found, str):
-            if deep or not rest:
-                yield found
-        elif rest and fits(found[len(begin):-1]) and visible(found[:-1]):
-            yield from walk(remote, found, rest, visible, after)
+    for entry_or_folder in remote.scan(start, deep=deep, after=after):
+        if not isinstance(entry_or_folder, str):
+            if deep or not later:
+                yield entry_or_folder
+        elif later and fits(entry_or_folder[len(begin):-1]) and visible(entry_or_folder[:-1]):
+            yield from walk(remote, entry_or_folder, later, visible, after)

@@ -50,7 +50,7 @@ from pipeline.plan.overlap import check_overlaps
 from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.code import own_source
 from pipeline.recipe.model import Recipe, Step
-from pipeline.store.content_keys import OURS, SharedArgs, content_key, placeless, task_key
+from pipeline.store.content_keys import OWN_PACKAGES, SharedArgs, content_key, placeless, task_key
 from pipeline.store.lists import ListFiles
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
@@ -193,7 +193,7 @@ class Planner:
         barrier = placed.stage
         assert isinstance(barrier, Barrier)
         target, config = barrier.prepare()
-        prepare = self._made(load(target).name, target, config)
+        prepare = self._chain_step(load(target).name, target, config)
         nxt = _PassPlan(current.dataset, current.dataset, [], [], barrier_name=placed.name)
         if fresh and not current.where:          # each input writes its own side table, so no part is written twice
             for kind, source in zip((k for k, _ in current.inputs), inputs, strict=True):
@@ -234,9 +234,9 @@ class Planner:
 
     # -- stages --------------------------------------------------------------------------------------------------
     def step(self, step: Step) -> ChainStep:
-        return self._made(step.name, step_target(step.name), step.config)
+        return self._chain_step(step.name, step_target(step.name), step.config)
 
-    def _made(self, name: str, target: str, config: Mapping[str, Any]) -> ChainStep:
+    def _chain_step(self, name: str, target: str, config: Mapping[str, Any]) -> ChainStep:
         stage = load(target)(dict(config))
         key, replay_key = stage.key(), stage.key(("signal", "resource"))
         if source := own_source(target, self.recipe.code):  # a user's own stage: its source code counts
@@ -268,8 +268,8 @@ class Planner:
 
     def expansion(self, source: str) -> Callable[[str], float]:
         """A function from the path of an input file to its expected number of uncompressed bytes per stored byte."""
-        given = self.recipe.sources[source]
-        return reader_class(given.read)(given.config).expansion
+        settings = self.recipe.sources[source]
+        return reader_class(settings.read)(settings.config).expansion
 
     def _index_work(self, name: str) -> Any:
         def work(results: Mapping[str, Any]) -> Work:
@@ -393,7 +393,7 @@ class Planner:
         return Node(plan.barrier, "barrier", deps,
                     lambda results: self._barrier_work(plan, barrier, prepare, ranks, names, results),
                     plan.dataset, (barrier.name,), inputs=partial(self._barrier_inputs, plan)
-                    if type(barrier).__module__.partition(".")[0] in OURS else None)
+                    if type(barrier).__module__.partition(".")[0] in OWN_PACKAGES else None)
 
     def _barrier_inputs(self, plan: _PassPlan) -> Any:
         """Everything that decides which tasks a barrier has, and what their keys are (`Node.inputs`). It is not used
@@ -406,12 +406,12 @@ class Planner:
     def _barrier_work(self, plan: _PassPlan, barrier: Barrier, prepare: str, ranks: list[str], names: list[str],
                       results: Mapping[str, Any]) -> Work:
         parts = spilled_parts()
-        given_names = names if len(plan.inputs) == len(names) else [None] * len(plan.inputs)
-        for (_, node), given in zip(plan.inputs, given_names, strict=True):
+        dataset_names = names if len(plan.inputs) == len(names) else [None] * len(plan.inputs)
+        for (_, node), input_name in zip(plan.inputs, dataset_names, strict=True):
             before: PassResult = results[node]
             for kept in before.parts():
                 side = kept.record.files.get(f"side.{prepare}.parquet")
-                dataset = given if given is not None else kept.origin
+                dataset = input_name if input_name is not None else kept.origin
                 rank = ranks.index(dataset) if dataset in ranks else len(ranks)
                 if kept.rows:
                     parts.append(PartRef(kept.record.key, dataset, rank, kept.rows, kept.bytes, kept.text,

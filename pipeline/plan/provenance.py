@@ -97,10 +97,10 @@ def node_ingredients(planner: Planner, nodes: list[Node]) -> dict[str, Ingredien
 
 def _named(chain: list[ChainStep]) -> Iterator[tuple[str, ChainStep]]:
     """Yield the steps with unique names: a second step `url` is called url#2."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for step in chain:
-        seen[step.name] = seen.get(step.name, 0) + 1
-        yield step.name + (f"#{seen[step.name]}" if seen[step.name] > 1 else ""), step
+        counts[step.name] = counts.get(step.name, 0) + 1
+        yield step.name + (f"#{counts[step.name]}" if counts[step.name] > 1 else ""), step
 
 
 def _step(prefix: str, step: ChainStep, recipe: Recipe) -> Ingredients:
@@ -142,11 +142,11 @@ def _barrier_tasks(barrier: Stage) -> Ingredients:
     same package that this module names, directly or through other modules. Modules of other barriers are left out."""
     package = type(barrier).__module__.rpartition(".")[0]
     versions: Ingredients = {}
-    names, seen = [type(barrier).__module__], set()
+    names, visited = [type(barrier).__module__], set()
     while names:
         name = names.pop()
-        if name not in seen:
-            seen.add(name)
+        if name not in visited:
+            visited.add(name)
             module = importlib.import_module(name)
             others = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Barrier)
                       and c.__module__ == name and c is not type(barrier)]

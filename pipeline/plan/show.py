@@ -107,9 +107,9 @@ def _costs(document: dict[str, Any]) -> list[str]:
 def _warnings(document: dict[str, Any]) -> list[str]:
     out = []
     for warning in document["warnings"]:
-        first, *rest = textwrap.wrap(visible(f"warning: {warning}"), WIDTH, subsequent_indent=" " * 9,
+        first, *more = textwrap.wrap(visible(f"warning: {warning}"), WIDTH, subsequent_indent=" " * 9,
                                      break_long_words=False, break_on_hyphens=False)
-        out += [f"[yellow]warning:[/]{escape(first.removeprefix('warning:'))}", *map(escape, rest)]
+        out += [f"[yellow]warning:[/]{escape(first.removeprefix('warning:'))}", *map(escape, more)]
     return out
 
 

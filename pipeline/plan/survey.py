@@ -60,11 +60,11 @@ class _Survey:
         if any(dep not in self.results for dep in node.deps) or (state.pending and node.kind != "pass"):
             state.unknown, state.pending = True, 0
             return state
-        known = self.fresh.find(node) if self.fresh and not state.pending else None
-        if self.fresh is not None and known is not None:
-            state.sums, state.fresh = known.sums, known.sums.tasks
-            state.weight_fresh = sum(b.weight for b in known.sums.batches)
-            self.results.put_later(node.name, partial(self.fresh.made_again, node, self.results, known.batches))
+        node_fresh = self.fresh.find(node) if self.fresh and not state.pending else None
+        if self.fresh is not None and node_fresh is not None:
+            state.sums, state.fresh = node_fresh.sums, node_fresh.sums.tasks
+            state.weight_fresh = sum(b.weight for b in node_fresh.sums.batches)
+            self.results.put_later(node.name, partial(self.fresh.made_again, node, self.results, node_fresh.batches))
         else:
             self._walk(node, state)
         return state
@@ -101,9 +101,9 @@ class _Survey:
             if not name:
                 name = chunk[0].node
                 summing.begin(name)
-            fresh, found = [], self.get([spec.key for spec in chunk])
+            fresh, records = [], self.get([spec.key for spec in chunk])
             for spec in chunk:
-                record = found.get(spec.key)
+                record = records.get(spec.key)
                 if record is not None:
                     fresh.append(spec)
                     state.weight_fresh += spec.weight
@@ -130,5 +130,5 @@ def survey(nodes: list[Node], get: Get, fresh: FreshNodes | None = None, *, keep
     A document pass makes one part from each part, so it can be planned before all of its inputs exist. Nodes that need
     complete inputs (barriers, tokenizer, shards) cannot.
     """
-    look = _Survey(get, fresh, keep)
-    return [look.state(node) for node in nodes]
+    surveyor = _Survey(get, fresh, keep)
+    return [surveyor.state(node) for node in nodes]

@@ -62,8 +62,8 @@ def parts_of(results: Mapping[str, Any], datasets: list[str], sources: list[str]
     for dataset in datasets:
         before: PassResult = results[dataset]
         for kept in before.parts():
-            held = kept.record.counters["kept"]
-            if kept.rows and (sources is None or any(s in held for s in sources)):
+            sources_kept = kept.record.counters["kept"]
+            if kept.rows and (sources is None or any(s in sources_kept for s in sources)):
                 parts.append(PartRef(kept.record.key, kept.origin, 0, kept.rows, kept.bytes, kept.text, None))
     return parts
 

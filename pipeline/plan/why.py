@@ -66,10 +66,10 @@ def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool =
 
 class _Why:
     def __init__(self, plan: Any, states: Mapping[str, NodeState], ingredients: Mapping[str, Ingredients]) -> None:
-        self.plan, self.states, self.made = plan, states, ingredients
+        self.plan, self.states, self.ingredients = plan, states, ingredients
         self.runs = read_provenance(plan.store)
         #: runs with the same set of nodes; if there are none, also runs of other recipes that share names of nodes
-        same = [b for b in self.runs if b[1]["nodes"].keys() == ingredients.keys()]
+        same = [run for run in self.runs if run[1]["nodes"].keys() == ingredients.keys()]
         self.runs = same or self.runs
 
     def _before(self, name: str) -> tuple[str | None, Ingredients | None]:
@@ -77,7 +77,7 @@ class _Why:
         the node had the same ingredients as now, because its results are still valid. If there is none, it is the
         latest run that has the node. (None, None) when no run has it."""
         versions = [(run, doc["nodes"][name]) for run, doc in self.runs if name in doc["nodes"]]
-        same = [f for f in versions if not differences(f[1], self.made[name])]
+        same = [version for version in versions if not differences(version[1], self.ingredients[name])]
         return next(iter(same or versions), (None, None))
 
     def of(self, name: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class _Why:
         if state.stale:
             causes = self._causes(node, state, run, was)
         else:                                # no task is stale yet; later tasks will be if settings differ
-            changed = differences(was, self.made[name]) if waits and was is not None else []
+            changed = differences(was, self.ingredients[name]) if waits and was is not None else []
             causes = [Cause(change) for change in changed]
         late = [d for d in node.deps if self.states[d].stale or self.states[d].pending or self.states[d].unknown]
         if state.pending:
@@ -111,7 +111,7 @@ class _Why:
                 "nothing was run in this store yet" if not len(self.plan.log) else
                 "the runs of this store were made by a version that did not write down what it used")
             return [Cause(change, len(stale), _labels(stale))]
-        causes = [Cause(change, len(stale)) for change in differences(was, self.made[node.name])]
+        causes = [Cause(change, len(stale)) for change in differences(was, self.ingredients[node.name])]
         causes += self._of_inputs(node, stale, run, settled=bool(causes))
         if not causes:
             causes = self._of_parts(node, stale, run)
@@ -131,21 +131,21 @@ class _Why:
             hashed = [p for p in other if now[p][0] == was[p][0] and _is_hash(now[p][1]) != _is_hash(was[p][1])]
             kinds = {"added": sorted(now.keys() - was.keys()), "removed": sorted(was.keys() - now.keys()),
                      "changed": [p for p in other if p not in set(hashed)], "named otherwise": hashed}
-            left = [(t, {plain_path(p) for s, p in files if s == source}) for t, files in read]
-            left = [(t, paths) for t, paths in left if paths]
+            unexplained = [(t, {plain_path(p) for s, p in files if s == source}) for t, files in read]
+            unexplained = [(t, paths) for t, paths in unexplained if paths]
             for kind in ("changed", "added", "named otherwise"):
-                touched = [(t, paths) for t, paths in left if not paths.isdisjoint(kinds[kind])]
+                touched = [(t, paths) for t, paths in unexplained if not paths.isdisjoint(kinds[kind])]
                 if touched or (kinds[kind] and settled):
-                    left = [x for x in left if x not in touched]
-                    what = f"input files {kind} in source '{source}': {_some(kinds[kind])}"
+                    unexplained = [x for x in unexplained if x not in touched]
+                    what = f"input files {kind} in source '{source}': {_examples(kinds[kind])}"
                     if kind == "named otherwise":
                         one, two = ("content", "time") if _is_hash(now[hashed[0]][1]) else ("time", "content")
                         what = (f"input files of source '{source}' go by their {one} here and went by their {two} "
-                                f"there (--verify-inputs): {_some(hashed)}")
+                                f"there (--verify-inputs): {_examples(hashed)}")
                     causes.append(Cause(what, len(touched), _labels(t for t, _ in touched)))
-            moved = [x for x in left if not settled and any(kinds.values())]
+            moved = [x for x in unexplained if not settled and any(kinds.values())]
             if kinds["removed"]:
-                causes.append(Cause(f"input files removed from source '{source}': {_some(kinds['removed'])}"
+                causes.append(Cause(f"input files removed from source '{source}': {_examples(kinds['removed'])}"
                                     + ("; small files that shared a partition with them are packed anew" if moved
                                        else ""), len(moved), _labels(t for t, _ in moved)))
             elif moved:
@@ -160,7 +160,7 @@ class _Why:
         for dep in node.deps:
             before, was = self._before(dep)
             if was is not None:
-                inherited += [f"{dep}: {s} (since run {before})" for s in differences(was, self.made[dep])]
+                inherited += [f"{dep}: {s} (since run {before})" for s in differences(was, self.ingredients[dep])]
         if inherited:
             return [Cause(f"parts it reads came out different: {'; '.join(inherited[:EXAMPLES])}", len(stale))]
         if not self.plan.store.exists(f"runs/{run}/plan.json"):
@@ -198,17 +198,17 @@ def _entries(spec: TaskSpec) -> int:
 def differences(was: Ingredients, now: Ingredients) -> list[str]:
     """The differences between two sets of ingredients, each as a line of text; [] when they are equal."""
     changes = []
-    gone: set[str] = set()
+    changed_steps: set[str] = set()
     if was.get("steps", []) != now.get("steps", []):
         changes.append(f"steps: {_chain(was.get('steps', []))} became {_chain(now.get('steps', []))}")
-        gone = set(was.get("steps", ())) ^ set(now.get("steps", ()))
+        changed_steps = set(was.get("steps", ())) ^ set(now.get("steps", ()))
     for key in [*now, *(k for k in was if k not in now)]:
-        if key in ("steps", "signals") or key.removeprefix("step.").split(".")[0].split(" ")[0] in gone:
+        if key in ("steps", "signals") or key.removeprefix("step.").split(".")[0].split(" ")[0] in changed_steps:
             continue
-        a, b = was.get(key), now.get(key)
-        if a != b:
+        old, new = was.get(key), now.get(key)
+        if old != new:
             name = key.removesuffix(THRESHOLD)
-            changes.append(f"{name}: {_value(a)} → {_value(b)}" + (
+            changes.append(f"{name}: {_value(old)} → {_value(new)}" + (
                 " (a threshold: verdicts are replayed)" if key.endswith(THRESHOLD) else ""))
     if not changes and was.get("signals") != now.get("signals"):
         more = sorted(set(now.get("signals", ())) ^ set(was.get("signals", ())))
@@ -236,7 +236,7 @@ def _tasks(n: int) -> str:
     return f"{n:,} task" + ("s" if n != 1 else "")
 
 
-def _some(names: list[str]) -> str:
+def _examples(names: list[str]) -> str:
     more = len(names) - EXAMPLES
     return ", ".join(names[:EXAMPLES]) + (f" and {more:,} more" if more > 0 else "")
 

@@ -33,7 +33,7 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
             checker.fail(("sources", name), f"'{name}' is what the passes of a dataset are called, which are numbered; "
                                             f"give the source a name with a letter in it")
     if recipe.input is not None:
-        checker.known(recipe.input, recipe.sources, ("input",), "source")
+        checker.check_name(recipe.input, recipe.sources, ("input",), "source")
     if recipe.code and not checker.allow_custom:
         checker.fail(("code",), "code of your own is run only with --allow-custom-stages")
     for name, source in recipe.sources.items():
@@ -41,8 +41,8 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
     for name, dataset in recipe.datasets.items():
         at: KeyPath = ("datasets", name)
         _inputs(checker, dataset.inputs, {**recipe.sources, **recipe.datasets}, (*at, "from"), "source or dataset")
-        for i, given in enumerate(dataset.priority):
-            checker.known(given, dataset.inputs, (*at, "priority", i), "input of this dataset")
+        for i, input_name in enumerate(dataset.priority):
+            checker.check_name(input_name, dataset.inputs, (*at, "priority", i), "input of this dataset")
         for i, step in enumerate(dataset.steps):
             _step(checker, step, (*at, "steps", i))
     checker.stop_if_failed()
@@ -58,9 +58,9 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
     checker.stop_if_failed()
 
 
-def _inputs(checker: Checker, names: list[str], known: Iterable[str], path: KeyPath, what: str) -> None:
+def _inputs(checker: Checker, names: list[str], allowed: Iterable[str], path: KeyPath, what: str) -> None:
     for i, name in enumerate(names):
-        checker.known(name, known, (*path, i), what)
+        checker.check_name(name, allowed, (*path, i), what)
         if name in names[:i]:
             checker.fail((*path, i), f"'{name}' is named twice; remove one")
 
@@ -136,8 +136,8 @@ def _not_installed(what: str, e: ImportError) -> str:
 def _settings(checker: Checker, config: type[BaseModel], settings: dict[str, Any], path: KeyPath) -> None:
     """Validate the settings of a reader or step and complete them with defaults, in place. Paths of resource files are
     relative to the recipe's folder and become absolute."""
-    given = dict(settings)
-    for field, value in given.items():
+    completed = dict(settings)
+    for field, value in completed.items():
         if field not in config.model_fields or role_of(config, field) != "resource":
             continue
         many = isinstance(value, dict)                              # name → path
@@ -148,8 +148,8 @@ def _settings(checker: Checker, config: type[BaseModel], settings: dict[str, Any
                 at = (*path, field, str(name)) if many else (*path, field)
                 checker.fail(at, f"no such file: {paths[name]}; the path counts from {checker.counts_from}")
                 return
-        given[field] = {**value, **paths} if many else paths.get(field, value)
-    valid = checker.validate(config, given, path)
+        completed[field] = {**value, **paths} if many else paths.get(field, value)
+    valid = checker.validate(config, completed, path)
     if valid is not None:
         settings.clear()
         settings.update(valid.model_dump(mode="json"))
@@ -179,7 +179,7 @@ def _where(recipe: Recipe, checker: Checker, inputs: list[str], where: Where, pa
     reachable = {s for i in inputs for s in ([i] if i in recipe.sources else recipe.sources_of(i))}
     for i, source in enumerate(where.get("source", ())):
         at = (*path, "where", "source", i)
-        if checker.known(source, recipe.sources, at, "source") and source not in reachable:
+        if checker.check_name(source, recipe.sources, at, "source") and source not in reachable:
             checker.fail(at, f"no document of '{source}' gets into {', '.join(inputs)}, which is made from "
                              f"{', '.join(sorted(reachable))}")
 
@@ -189,22 +189,23 @@ def _signals(recipe: Recipe, checker: Checker) -> None:
     no earlier step, dataset or source writes the signal, because every document would lack it. It is also a problem
     when a step overwrites a signal of a source: documents that were dropped before the step would have the source's
     value under this name, and the others the step's value."""
-    given = {name: set(reader_class(source.read)(source.config).signals) for name, source in recipe.sources.items()}
-    if not any(given.values()) and all(
+    source_signals = {name: set(reader_class(source.read)(source.config).signals)
+                      for name, source in recipe.sources.items()}
+    if not any(source_signals.values()) and all(
             stage_class(step.name).reads is Stage.reads for d in recipe.datasets.values() for step in d.steps):
         return
-    written: dict[str, set[str]] = dict(given)
+    written: dict[str, set[str]] = dict(source_signals)
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
         here = {s for i in dataset.inputs for s in written.get(i, ())}
         for i, step in enumerate(dataset.steps):
             stage = stage_class(step.name)(dict(step.config))
-            for wanted, field in stage.reads().items():
-                if wanted not in here and wanted != "language":
+            for signal, field in stage.reads().items():
+                if signal not in here and signal != "language":
                     checker.fail(("datasets", name, "steps", i, step.name, field),
-                                 f"no step before this one writes a signal '{wanted}': {nearest(wanted, here)}")
+                                 f"no step before this one writes a signal '{signal}': {nearest(signal, here)}")
             for source in recipe.sources_of(name):
-                for twice in sorted(given[source] & set(stage.signals)):
+                for twice in sorted(source_signals[source] & set(stage.signals)):
                     checker.fail(("sources", source, "signals"),
                                  f"'{twice}' is what the step '{step.name}' of dataset '{name}' calls a signal of its "
                                  f"own; take it out here (the column stays in meta), or take out that step")

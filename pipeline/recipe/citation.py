@@ -33,18 +33,19 @@ def _changed(recipe: Recipe) -> list[str] | None:
     assert recipe.about is not None
     if recipe.about.name not in ready_recipes():
         return None
-    ours = _named(recipe.plain())
-    whole = parse_yaml((READY / f"{recipe.about.name}.yaml").read_text(encoding="utf-8"), recipe.about.name)[0]
-    known = [name for name in whole["datasets"] if name in recipe.datasets]
+    own = _named(recipe.plain())
+    document = parse_yaml((READY / f"{recipe.about.name}.yaml").read_text(encoding="utf-8"), recipe.about.name)[0]
+    datasets = [name for name in document["datasets"] if name in recipe.datasets]
     try:
-        wanted = [f"{key}={json.dumps(value_at(ours, key), ensure_ascii=False)}" for key in whole.get("wants") or ()
-                  if key.split(".")[1] in known]
-        ready = load_recipe(recipe.about.name, [f"until={json.dumps(known)}", *wanted], inputs=["any"])
+        overrides = [f"{key}={json.dumps(value_at(own, key), ensure_ascii=False)}"
+                     for key in document.get("wants") or ()
+                     if key.split(".")[1] in datasets]
+        ready = load_recipe(recipe.about.name, [f"until={json.dumps(datasets)}", *overrides], inputs=["any"])
     except RecipeError:                                # the recipe lacks keys that the ready one lists under `wants:`
         return None
     if ready.about != recipe.about:
         return None
-    return sorted(set(_differences(_named(ready.plain()), ours)))
+    return sorted(set(_differences(_named(ready.plain()), own)))
 
 
 def _named(doc: dict[str, Any]) -> dict[str, Any]:
@@ -57,14 +58,14 @@ def _named(doc: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _differences(theirs: Any, ours: Any, path: KeyPath = ()) -> Iterator[str]:
+def _differences(other: Any, own: Any, path: KeyPath = ()) -> Iterator[str]:
     """Yield the keys at which two plain values differ. Lists of different lengths count as one key. Where two steps at
     the same place have different names, both names are yielded."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in theirs.keys() | ours.keys():
-            yield from _differences(theirs.get(key), ours.get(key), (*path, key))
-    elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
-        for i, (a, b) in enumerate(zip(theirs, ours)):
+    if isinstance(other, dict) and isinstance(own, dict):
+        for key in other.keys() | own.keys():
+            yield from _differences(other.get(key), own.get(key), (*path, key))
+    elif isinstance(other, list) and isinstance(own, list) and len(other) == len(own):
+        for i, (a, b) in enumerate(zip(other, own)):
             yield from _differences(a, b, (*path, i))
-    elif theirs != ours:
+    elif other != own:
         yield key_path(path)

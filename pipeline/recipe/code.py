@@ -34,14 +34,14 @@ def import_code(files: Sequence[str]) -> None:
     'my_stages:Class' finds its class. Raises ImportError when another module has that name."""
     for path in files:
         name = Path(path).stem
-        known = sys.modules.get(name)
+        loaded = sys.modules.get(name)
         if not os.path.isfile(path):
             raise FileNotFoundError(f"{path}: no such file")
-        if known is not None and _same(known.__file__, path):
+        if loaded is not None and _same(loaded.__file__, path):
             continue
-        taken = None if known is not None else importlib.util.find_spec(name)
+        other = None if loaded is not None else importlib.util.find_spec(name)
         # Ray adds the driver's working directory to a worker's path, so the recipe's folder may be on it already
-        if known is not None or (taken is not None and not _same(taken.origin, path)):
+        if loaded is not None or (other is not None and not _same(other.origin, path)):
             raise ImportError(f"{path}: a module called '{name}' exists already; rename the file")
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:

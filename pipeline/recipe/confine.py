@@ -119,12 +119,13 @@ def _named(data: dict[str, Any], base: str) -> Iterator[tuple[KeyPath, str]]:
     yield from _strings(_mapping(_mapping(data.get("train")).get("model")).get("from"), ("train", "model", "from"))
 
 
-def _settings(name: Any, config: dict[str, Any], at: KeyPath, base: str, ours: dict[str, str],
+def _settings(name: Any, config: dict[str, Any], at: KeyPath, base: str, catalog: dict[str, str],
               load: Callable[[str], Any]) -> Iterator[tuple[KeyPath, str]]:
-    """Settings of a step or reader that name files. One that comes with Tokenmill declares them. Those of others, and
-    what is handed to another library, count as files when they look like a path or are one. Such a library takes
-    relative paths from the folder that the driver runs in, which is `base`."""
-    if name in ours and name != "datatrove":
+    """Settings of a step or reader that name files. A step or reader in `catalog` comes with Tokenmill and declares
+    which settings these are. For any other, and for `datatrove`, which passes settings to another library, every string
+    counts that looks like a path or is one. Such a library takes relative paths from the folder that the driver runs
+    in, which is `base`."""
+    if name in catalog and name != "datatrove":
         fields = load(name).Config
         for field, value in config.items():
             if field in fields.model_fields and role_of(fields, field) == "resource":

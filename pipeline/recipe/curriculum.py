@@ -120,7 +120,7 @@ def _sizes(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
 def _weights(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
     for key in ("mix", "max_epochs"):
         for name in getattr(phase, key) or ():
-            checker.known(name, recipe.shards, (*at, key, name), "shards")
+            checker.check_name(name, recipe.shards, (*at, key, name), "shards")
     if phase.mix is None:
         return
     total = sum(Fraction(str(w)) for w in phase.mix.values())

@@ -1,8 +1,9 @@
 """Changes thresholds in the text of a recipe and leaves everything else as it stands: comments, order, spelling.
 
 Only the characters of a value are replaced, a missing key is added behind its step's name or last key, and the lines of
-a step that is left out become comments. The new text is parsed, and must say what the old one said but for the
-changes; where it does not (an alias that several steps share, say), the text is refused and never written wrongly.
+a step that is left out become comments. The new text is then parsed and compared with the old data plus the changes.
+If they differ (for example because several steps share an alias), RecipeError is raised, so that a wrong text is never
+written.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ def edit_recipe(text: str, file: str, dataset: str, thresholds: Mapping[int, Map
     """Returns the recipe's text with other thresholds of the steps of a dataset, by the steps' numbers, and without the
     steps `off`. Raises RecipeError where the text cannot be changed so."""
     data, marks = parse_yaml(text, file)
-    steps = _at(data, ("datasets", dataset, "steps"))
+    steps = _value_at(data, ("datasets", dataset, "steps"))
     path: KeyPath = ("datasets", dataset, "steps")
     if not isinstance(steps, list) or not all(0 <= number < len(steps) for number in {*thresholds, *off}):
         raise _refused(marks, path, f"the dataset '{dataset}' has no such step; give its own recipe")
-    wanted = copy.deepcopy(data)
-    new_steps = _at(wanted, path)
+    expected = copy.deepcopy(data)
+    new_steps = _value_at(expected, path)
     for number, config in thresholds.items():
         if number not in off and config:
             new_steps[number] = _with(new_steps[number], config)
-    wanted["datasets"][dataset]["steps"] = [step for number, step in enumerate(new_steps) if number not in off]
+    expected["datasets"][dataset]["steps"] = [step for number, step in enumerate(new_steps) if number not in off]
     changes = [change for number in sorted({*thresholds, *off}, reverse=True)
                for change in _changes(text, dataset, number, thresholds.get(number, {}), off, marks)]
     result = text
@@ -42,7 +43,7 @@ def edit_recipe(text: str, file: str, dataset: str, thresholds: Mapping[int, Map
         after, _ = parse_yaml(result, file)
     except RecipeError:
         after = None
-    if after != wanted:
+    if after != expected:
         raise _refused(marks, path, "this text is written in a way that cannot be changed line by line (an alias, or a "
                                     "step over several lines of a list in brackets); change it by hand")
     return result
@@ -55,7 +56,7 @@ def _with(step: Any, config: Mapping[str, Any]) -> Any:
     return {name: {**(old or {}), **config}}
 
 
-def _at(data: Any, path: KeyPath) -> Any:
+def _value_at(data: Any, path: KeyPath) -> Any:
     for key in path:
         data = data.get(key) if isinstance(data, dict) else None
     return data

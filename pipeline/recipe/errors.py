@@ -55,13 +55,13 @@ def key_path(path: KeyPath) -> str:
     return out
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Advice for a message about an unknown name: the most similar known name, or all known names."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    names = sorted(names)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
         return f"did you mean '{near[0]}'?"
-    return f"known: {', '.join(known)}" if known else "none is known"
+    return f"known: {', '.join(names)}" if names else "none is known"
 
 
 def shown(value: object) -> str:

@@ -58,7 +58,7 @@ def load_text(text: str, file: str, *, name: str, base: str, overrides: Sequence
     for override in overrides:
         _set(data, marks, override)
     _prune(data, marks, bool(inputs))
-    if missing := [*_feed(data, marks, list(inputs), inputs_from), *_wanted(data, marks)]:
+    if missing := [*_feed(data, marks, list(inputs), inputs_from), *_missing_values(data, marks)]:
         raise RecipeError(missing)
     _split_sources(data)
     if confine is not None and (refused := list(confine(data, marks))):
@@ -98,23 +98,23 @@ def _error(file: str, message: str, path: KeyPath = ()) -> RecipeError:
     return RecipeError([Problem(Mark(file), path, message)])
 
 
-def _find(given: str) -> Path:
-    looks_like_a_file = given.endswith((".yaml", ".yml")) or os.sep in given
-    if not looks_like_a_file and given in ready_recipes():
-        return READY / f"{given}.yaml"
-    if not os.path.isfile(given):
-        what = "is a folder; name the file in it" if os.path.isdir(given) else "no such recipe file"
-        hint = "" if looks_like_a_file else f"; ready recipes: {nearest(given, ready_recipes())}"
-        raise _error(given, what + hint)
-    return Path(given)
+def _find(path_or_name: str) -> Path:
+    looks_like_a_file = path_or_name.endswith((".yaml", ".yml")) or os.sep in path_or_name
+    if not looks_like_a_file and path_or_name in ready_recipes():
+        return READY / f"{path_or_name}.yaml"
+    if not os.path.isfile(path_or_name):
+        what = "is a folder; name the file in it" if os.path.isdir(path_or_name) else "no such recipe file"
+        hint = "" if looks_like_a_file else f"; ready recipes: {nearest(path_or_name, ready_recipes())}"
+        raise _error(path_or_name, what + hint)
+    return Path(path_or_name)
 
 
 # -- --set and --input --------------------------------------------------------------------------------------------
 def _set(data: dict[str, Any], marks: Marks, override: str) -> None:
     label = f"--set {override}"
-    key, eq, text = override.partition("=")
+    key, equals, text = override.partition("=")
     steps = [s.strip() for s in key.split(".")]
-    if not eq or not all(steps):
+    if not equals or not all(steps):
         raise _error(label, "write --set KEY=VALUE, e.g. --set curriculum.total=2B")
     try:
         value, _ = parse_yaml(text, label)
@@ -213,12 +213,13 @@ def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
                          ([name] for name in needed)}
 
 
-def _wanted(data: dict[str, Any], marks: Marks) -> Iterator[Problem]:
+def _missing_values(data: dict[str, Any], marks: Marks) -> Iterator[Problem]:
     """Yield a problem for each value that the recipe requires under `wants:` and that was not given."""
     wants, datasets = data.get("wants"), data.get("datasets")
     for key, how in wants.items() if isinstance(wants, dict) else ():
-        gone = value_at(data, ".".join(str(key).split(".")[:2])) is None       # a copy of the recipe may lack a dataset
-        if not gone and value_at(data, str(key)) is None:
+        # a copy of the recipe may lack a dataset
+        dataset_missing = value_at(data, ".".join(str(key).split(".")[:2])) is None
+        if not dataset_missing and value_at(data, str(key)) is None:
             before = value_at(data, ".".join([*str(key).split(".")[:2], "from"]))
             stop = isinstance(before, str) and isinstance(datasets, dict) and before in datasets
             hint = f". Without it, stop before: --set until={before}" if stop else ""

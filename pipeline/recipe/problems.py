@@ -44,11 +44,12 @@ class Checker:
                 self.fail((*path, *_data_path(data, error["loc"])), _message(error, model, data))
             return None
 
-    def known(self, name: str, known: Iterable[str], path: KeyPath, what: str) -> bool:
-        known = list(known)
-        if name not in known:
-            self.fail(path, f"unknown {what} '{name}': {nearest(name, known)}")
-        return name in known
+    def check_name(self, name: str, allowed: Iterable[str], path: KeyPath, what: str) -> bool:
+        """Whether `name` is one of the `allowed` names. If not, add a problem that calls it an unknown `what`."""
+        allowed = list(allowed)
+        if name not in allowed:
+            self.fail(path, f"unknown {what} '{name}': {nearest(name, allowed)}")
+        return name in allowed
 
 
 def _data_path(data: Any, loc: tuple[Any, ...]) -> KeyPath:
@@ -83,8 +84,8 @@ def _message(error: Any, model: type[BaseModel], data: Any) -> str:
         return f"version {value!r} is not 1, the version of recipes this Tokenmill reads"
     if kind == "literal_error":
         listed = error["msg"].removeprefix("Input should be ").replace(" or ", ", ").split(",")
-        known = [word.strip().strip("'") for word in listed]
-        return f"{value!r} is not one of {', '.join(known)}{_did_you_mean(value, known)}"
+        choices = [word.strip().strip("'") for word in listed]
+        return f"{value!r} is not one of {', '.join(choices)}{_did_you_mean(value, choices)}"
     if kind in ("model_type", "dict_type", "model_attributes_type"):
         return f"must be a mapping (`key: value` lines), got {shown(value)}"
     if kind == "list_type":
@@ -95,8 +96,8 @@ def _message(error: Any, model: type[BaseModel], data: Any) -> str:
     return f"{message[0].lower()}{message[1:]}, got {shown(value)}"
 
 
-def _did_you_mean(value: Any, known: list[str]) -> str:
-    hint = nearest(str(value), known)
+def _did_you_mean(value: Any, choices: list[str]) -> str:
+    hint = nearest(str(value), choices)
     return f"; {hint}" if hint.startswith("did") else ""
 
 

@@ -20,20 +20,21 @@ def check_train(train: dict[str, Any], checker: Checker) -> None:
     optimizer = train.get("optimizer", {})
     if isinstance(optimizer, dict):
         kind = str(optimizer.get("kind", OptimizerConfig.DEFAULT))
-        if checker.known(kind, kinds(), ("train", "optimizer", "kind"), "kind"):
+        if checker.check_name(kind, kinds(), ("train", "optimizer", "kind"), "kind"):
             for key, problem in keys_of_others(kinds(), kind, optimizer).items():
                 checker.fail(("train", "optimizer", key), problem)
     model = train.get("model", {})
     if not isinstance(model, dict):
         checker.fail(("train", "model"), f"must be a mapping, e.g. model: {{preset: 135m}}; got {shown(model)}")
     elif "preset" in model:
-        checker.known(str(model["preset"]), ModelConfig.PRESETS, ("train", "model", "preset"), "preset")
+        checker.check_name(str(model["preset"]), ModelConfig.PRESETS, ("train", "model", "preset"), "preset")
 
 
-def _check_keys(mapping: dict[str, Any], path: tuple[str, ...], known: dict[str, list[str]], checker: Checker) -> None:
+def _check_keys(mapping: dict[str, Any], path: tuple[str, ...], allowed: dict[str, list[str]],
+                checker: Checker) -> None:
     """Report unknown keys of the mapping at `path` and of mappings inside it."""
     for key, value in mapping.items():
         inner = (*path, str(key))
-        if checker.known(str(key), known[".".join(path)], inner, "key") and isinstance(value, dict) \
-                and ".".join(inner) in known:
-            _check_keys(value, inner, known, checker)
+        if checker.check_name(str(key), allowed[".".join(path)], inner, "key") and isinstance(value, dict) \
+                and ".".join(inner) in allowed:
+            _check_keys(value, inner, allowed, checker)

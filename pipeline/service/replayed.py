@@ -43,7 +43,7 @@ class Asked:
         if self.own is not None:
             stage = copy.copy(moved.now[self.own.place])
             assert stage is not None
-            number = doc.given(self.own.values, self.own.compared)
+            number = doc.caller_column(self.own.values, self.own.compared)
             stage.config = stage.config.model_copy(update={self.own.key: number})
             moved = copy.copy(moved)
             moved.now = {**moved.now, self.own.place: stage}

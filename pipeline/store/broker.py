@@ -44,16 +44,16 @@ _MOST = 16 << 20
 _ERRORS = ("ChangedFile", "EnvironmentFailure", "StoreError")
 
 
-def _send(to: socket.socket, message: dict[str, Any], data: bytes = b"", files: tuple[int, ...] = ()) -> None:
+def _send(sock: socket.socket, message: dict[str, Any], data: bytes = b"", files: tuple[int, ...] = ()) -> None:
     body = json.dumps({**message, "bytes": len(data)}).encode()
     head = _LENGTH.pack(len(body))
     if files:
-        socket.send_fds(to, [head], files)
+        socket.send_fds(sock, [head], files)
     else:
-        to.sendall(head)
-    to.sendall(body)
+        sock.sendall(head)
+    sock.sendall(body)
     if data:
-        to.sendall(data)
+        sock.sendall(data)
 
 
 def _exactly(source: socket.socket, size: int) -> bytes:
@@ -113,10 +113,10 @@ class Broker:
     def _line(self) -> socket.socket:
         """This thread's own socket to the broker."""
         if getattr(self._threads, "line", None) is None:
-            ours, theirs = socket.socketpair()
-            with theirs, _or_gone():
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-            self._threads.line, self._used = ours, True
+            own_end, broker_end = socket.socketpair()
+            with broker_end, _raises_if_gone():
+                socket.send_fds(self._control, [b"+"], [broker_end.fileno()])
+            self._threads.line, self._used = own_end, True
         line: socket.socket = self._threads.line
         return line
 
@@ -135,7 +135,7 @@ class Broker:
 
 
 @contextlib.contextmanager
-def _or_gone() -> Iterator[None]:
+def _raises_if_gone() -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError) as e:
@@ -146,7 +146,7 @@ def _or_gone() -> Iterator[None]:
 def _exchange(line: socket.socket, message: dict[str, Any],
               files: tuple[int, ...] = ()) -> tuple[dict[str, Any], bytes]:
     """Send a message and return (reply, its bytes). Raises the error that the reply reports."""
-    with _or_gone():
+    with _raises_if_gone():
         _send(line, message, files=files)
         reply, data, _ = _receive(line)
     if "error" in reply:
@@ -193,8 +193,8 @@ class Brokered(Remote):
 def _error(kind: str, args: list[Any]) -> Exception:
     if kind in _ERRORS:
         return getattr(errors, kind)(*args)                     # type: ignore[no-any-return]
-    known = {"FileNotFoundError": FileNotFoundError, "OSError": OSError}.get(kind)
-    return known(*args) if known else RuntimeError(f"{kind}: {args[0]}")
+    error_type = {"FileNotFoundError": FileNotFoundError, "OSError": OSError}.get(kind)
+    return error_type(*args) if error_type else RuntimeError(f"{kind}: {args[0]}")
 
 
 # -- the broker ------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Server:
         if call == "read_range":
             return None, remote.read_range(path, message["start"], message["stop"])
         if call == "fetch":
-            needs = self._asks_for(line) if message["partly"] else None
+            needs = self._child_needs(line) if message["partly"] else None
             return remote.fetch(path, self.scratch, message["size"], message["version"], needs), b""
         if call == "forget":
             remote.forget(path, self.scratch, message["size"])
@@ -272,7 +272,7 @@ class Server:
             remote.remove(path)
         return None, b""
 
-    def _asks_for(self, line: socket.socket) -> Needs:
+    def _child_needs(self, line: socket.socket) -> Needs:
         """Returns a function that asks the child which ranges of a file it needs. Before it answers, the child may
         request some bytes of the file."""
         def needs(size: int, read: Any) -> Any:

@@ -77,7 +77,7 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
         ranges = joined(needs(size, lambda a, b: remote.read_range(path, a, b)), size)
         if ranges is not None and sum(b - a for a, b in ranges) > WORTHWHILE * size:
             ranges = None
-    held = size if ranges is None else sum(b - a for a, b in ranges)
+    space = size if ranges is None else sum(b - a for a, b in ranges)
     if os.path.exists(target()):
         return target()
     if cache is None:
@@ -85,7 +85,7 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
         make(part)
         os.replace(part, target())
     else:
-        cache.put(key(), held, target(), make)
+        cache.put(key(), space, target(), make)
     return target()
 
 
@@ -103,8 +103,8 @@ def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
 
 def _key(remote: Remote, path: str, size: int, version: str | None, ranges: list[Range] | None) -> str:
     """The key, which is the name in the cache, of a version of a file or of some ranges of it."""
-    named = (_boot(), _endpoint(remote), remote.root, path, str(size), version or "", repr(ranges))
-    return hashlib.blake2b("\0".join(named).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    parts = (_boot(), _endpoint(remote), remote.root, path, str(size), version or "", repr(ranges))
+    return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _suffix(path: str) -> str:
@@ -134,10 +134,10 @@ def cache_for(remote: Remote, scratch: str) -> Cache | None:
     memory anyway."""
     if remote.root.startswith("memory://"):
         return None
-    said = os.environ.get("TOKENMILL_CACHE", ""), os.environ.get("TOKENMILL_CACHE_SIZE", "")
-    if not (cache := _cache(*said)).folder.is_dir():                    # the folder was deleted
+    settings = os.environ.get("TOKENMILL_CACHE", ""), os.environ.get("TOKENMILL_CACHE_SIZE", "")
+    if not (cache := _cache(*settings)).folder.is_dir():                    # the folder was deleted
         _cache.cache_clear()
-        cache = _cache(*said)
+        cache = _cache(*settings)
     return cache if cache.cap and os.stat(cache.folder).st_dev == os.stat(scratch).st_dev else None
 
 
@@ -198,21 +198,21 @@ class Cache:
             fd = self._open(part)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                if not _is(fd, part):                                   # another process has finished it, or given up
+                if not _same_file(fd, part):                        # another process has finished it, or given up
                     continue
                 try:
-                    if not self._room(size, part):
+                    if not self._reserve(size, part):
                         make(target)
                         return
                     make(str(part))
-                    if not _is(fd, part):                               # the cache was deleted in the meantime
+                    if not _same_file(fd, part):                               # the cache was deleted in the meantime
                         continue
                     os.link(part, target)                               # before it can be evicted
                     os.replace(part, self.folder / key)
                     os.fchmod(fd, 0o400)            # done last, because a `part` of a dead process must stay writable
                     return
                 finally:
-                    if _is(fd, part):
+                    if _same_file(fd, part):
                         os.unlink(part)
             except EnvironmentFailure as e:
                 # the disk is full though the cache is within its cap, because others use the disk, too: empty the cache
@@ -232,46 +232,46 @@ class Cache:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
-    def _room(self, size: int, part: Path) -> bool:
+    def _reserve(self, size: int, part: Path) -> bool:
         """Reserve `size` bytes for the download `part`. Files are evicted as necessary. Returns False when the bytes do
         not fit even then."""
         if size > self.cap:
             return False
         with self._locked():
-            held = self._total()
-            if held + size > self.cap:
-                held = self._evict(max(0, int(LEAVE * self.cap) - size), part)
-            fits = held + size <= self.cap
-            (self.folder / ".total").write_text(str(held + size if fits else held))
+            total = self._total()
+            if total + size > self.cap:
+                total = self._evict(max(0, int(LEAVE * self.cap) - size), part)
+            fits = total + size <= self.cap
+            (self.folder / ".total").write_text(str(total + size if fits else total))
             return fits
 
     def evict(self, leave: int) -> int:
         """Evict files that are not in use until the cache holds at most `leave` bytes. Returns the bytes removed."""
         with self._locked():
             before = sum(size for _, size, _, _ in self._files())
-            held = self._evict(leave, None)
-            (self.folder / ".total").write_text(str(held))
-            return before - held
+            remaining = self._evict(leave, None)
+            (self.folder / ".total").write_text(str(remaining))
+            return before - remaining
 
     def _evict(self, leave: int, part: Path | None) -> int:
         """Evict files that are not in use until the cache holds at most `leave` bytes, not counting the download
         `part`. Returns the bytes that remain, without those of `part`. The caller holds the lock."""
         files = sorted((f for f in self._files() if f[0] != str(part)), key=lambda f: f[2])
-        held = sum(size for _, size, _, _ in files)
+        total = sum(size for _, size, _, _ in files)
         for path, size, _, used in files:
-            if held <= leave:
+            if total <= leave:
                 break
             if not used:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
-                held -= size
-        return held
+                total -= size
+        return total
 
     def _files(self) -> Iterator[tuple[str, int, int, bool]]:
         """Yield (path, bytes on disk or reserved, time of last use in ns, whether it is in use) for every file.
         Downloads of dead processes are removed."""
-        with os.scandir(self.folder) as found:
-            for entry in found:
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     info = entry.stat(follow_symlinks=False)
                     if (part := _PART.fullmatch(entry.name)) is not None:
@@ -284,7 +284,7 @@ class Cache:
         try:
             return int((self.folder / ".total").read_text())
         except (OSError, ValueError):
-            return self.cap                                             # an unknown total makes `_room` scan the cache
+            return self.cap                                          # an unknown total makes `_reserve` scan the cache
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -296,7 +296,7 @@ class Cache:
             os.close(fd)
 
 
-def _is(fd: int, path: str | Path) -> bool:
+def _same_file(fd: int, path: str | Path) -> bool:
     """Whether `path` is (still) the name of the file that is open as `fd`."""
     try:
         here, there = os.fstat(fd), os.stat(path)
@@ -311,7 +311,7 @@ def _abandoned(part: str) -> bool:
     fd = os.open(part, os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is(fd, part):
+        if _same_file(fd, part):
             os.unlink(part)
         return True
     except BlockingIOError:

@@ -23,21 +23,21 @@ from pipeline.base.files import file_sha256
 from stages.catalog import load
 
 #: packages whose tasks are identified by name and version alone; a test ensures that names are unique
-OURS = frozenset({"pipeline", "stages"})
+OWN_PACKAGES = frozenset({"pipeline", "stages"})
 #: names that give a dict its meaning
 _SPECIAL = frozenset({"$ref", "$file", "$list"})
 
 
 def task_key(task: str, args: Any) -> str:
-    """Key of a task with these arguments. `task` is its import path, 'module:Class'. For a task from outside the
-    packages `OURS`, the key also covers the name of its class and the source code of its module, because such a task
-    may inherit its name and version from one of our classes."""
-    found = load(task)
+    """Key of a task with these arguments. `task` is its import path, 'module:Class'. For a task from outside
+    OWN_PACKAGES, the key also covers the name of its class and the source code of its module, because such a task may
+    inherit its name and version from one of our classes."""
+    cls = load(task)
     module = task.partition(":")[0]
-    if module.partition(".")[0] in OURS:
-        return content_key(found.name, found.version, args)
+    if module.partition(".")[0] in OWN_PACKAGES:
+        return content_key(cls.name, cls.version, args)
     source = file_sha256(importlib.import_module(module).__file__ or "")
-    return content_key(getattr(found, "name", ""), found.version, [found.__qualname__, source, args])
+    return content_key(getattr(cls, "name", ""), cls.version, [cls.__qualname__, source, args])
 
 
 class SharedArgs:
@@ -47,14 +47,14 @@ class SharedArgs:
     def __init__(self, task: str, *commons: Mapping[str, Any]) -> None:
         self._task, self._commons = task, commons
         cls = load(task)
-        self._ours = task.partition(".")[0] in OURS
+        self._own = task.partition(".")[0] in OWN_PACKAGES
         self._head = _json([getattr(cls, "name", ""), cls.version])[:-1]
         self._encoded = [_members(common) for common in commons]
 
     def keys(self, args: Mapping[str, Any]) -> list[str]:
         """The keys (`task_key`) of the task with `args` and each of `commons`. An argument in `args` replaces a common
         one of the same name."""
-        if not self._ours or any(_SPECIAL & (common.keys() | args.keys()) for common in self._commons):
+        if not self._own or any(_SPECIAL & (common.keys() | args.keys()) for common in self._commons):
             return [task_key(self._task, {**common, **args}) for common in self._commons]
         own, keys = _members(args), []
         for encoded in self._encoded:

@@ -1,8 +1,8 @@
 """Published datasets: folders of Parquet parts that anything can read, with a manifest.
 
-    datasets/NAME/part-ORDER-KEY.parquet  .manifest              kept documents
-    dropped/NAME/  quarantine/NAME/                              the same for dropped documents and bad records
-    quarantine/shards=STREAM/                                    and for what could not be encoded for a token stream
+    datasets/NAME/part-ORDER-KEY.parquet  .manifest           kept documents
+    dropped/NAME/  quarantine/NAME/                           the same for dropped documents and bad records
+        quarantine/shards=STREAM/                                 documents that could not be encoded for a token stream
 
 A part is a hard link to a file that a task wrote, or, on object storage, a copy of that file. The manifest is Parquet,
 too, with one row per part. Its name begins with a dot and has no suffix. Pandas, pyarrow, Hugging Face datasets and
@@ -133,10 +133,10 @@ def _sums_of(store: Store, folder: str) -> list[str]:
                 total += _part_sum(entry.path.removeprefix(f"{folder}/"), entry.size)
     else:
         with os.scandir(store.local / folder) as entries:
-            for found in entries:
-                info = found.stat()
-                if found.name != MANIFEST:
-                    total += _part_sum(found.name, info.st_size if info.st_nlink > 1 else -1)
+            for file in entries:
+                info = file.stat()
+                if file.name != MANIFEST:
+                    total += _part_sum(file.name, info.st_size if info.st_nlink > 1 else -1)
     return [hashlib.sha256(store.read(f"{folder}/{MANIFEST}")).hexdigest(), f"{total % _SUM:x}"]
 
 
@@ -195,9 +195,9 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Call
     assert store.local is not None
     target = store.local / folder
     place = f".publish/{folder}"
-    for left in (store.local / place).parent.glob(f"{target.name}*"):
-        if left.name.partition("~")[0] == target.name:
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in (store.local / place).parent.glob(f"{target.name}*"):
+        if leftover.name.partition("~")[0] == target.name:
+            shutil.rmtree(leftover, ignore_errors=True)
     place += f"~{SYSTEM.new_id()}"
     aside = store.local / place
     try:
@@ -211,7 +211,7 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Call
         sync(aside / MANIFEST)
         sync(aside)
         check_lease()
-        _show(aside, target, check_lease)
+        _put_in_place(aside, target, check_lease)
         return sums
     except BaseException as e:
         shutil.rmtree(aside, ignore_errors=True)
@@ -222,10 +222,10 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Call
         raise
 
 
-def _show(aside: Path, target: Path, check_lease: Callable[[], None]) -> None:
+def _put_in_place(aside: Path, target: Path, check_lease: Callable[[], None]) -> None:
     """Give the new folder its name. If `check_lease` then raises because another driver has taken over, the old
     folder is restored."""
-    mine, replaces = aside.stat().st_ino, target.exists()
+    inode, replaces = aside.stat().st_ino, target.exists()
     if replaces:
         swap_folders(aside, target)
     else:
@@ -235,7 +235,7 @@ def _show(aside: Path, target: Path, check_lease: Callable[[], None]) -> None:
         check_lease()
     except BaseException:
         with contextlib.suppress(OSError):
-            if target.stat().st_ino == mine:
+            if target.stat().st_ino == inode:
                 if replaces:
                     swap_folders(aside, target)
                 else:
@@ -322,9 +322,9 @@ def manifest(store: Store, name: str, kind: str = "datasets") -> pa.Table:
     try:
         return store.table(f"{kind}/{name}/{MANIFEST}")
     except FileNotFoundError:
-        known = sorted({p.split("/")[1] for p in store.list(kind) if p.endswith("/" + MANIFEST)})
+        names = sorted({p.split("/")[1] for p in store.list(kind) if p.endswith("/" + MANIFEST)})
         raise StoreError(f"there is no dataset '{name}' in {store.at(kind)}; "
-                         + (f"it has: {', '.join(known)}" if known else "nothing is published there yet")) from None
+                         + (f"it has: {', '.join(names)}" if names else "nothing is published there yet")) from None
 
 
 def iter_batches(store: Store, folder: str, columns: list[str] | None = None,
@@ -352,11 +352,11 @@ def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_row
     more are written to temporary files in the folder `scratch` (default: the system's). Raises DuplicateId when two
     rows have the same id, also when they are in different parts.
     """
-    h = hashlib.sha256()
+    digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         for rows in _sorted_digests(store, name, Path(folder), max_rows):
-            h.update(rows[:, 32:].tobytes())
-    return h.hexdigest()
+            digest.update(rows[:, 32:].tobytes())
+    return digest.hexdigest()
 
 
 def _sorted_digests(store: Store, name: str, scratch: Path, max_rows: int) -> Iterator[np.ndarray]:

@@ -79,9 +79,9 @@ def files_below(top: Path) -> Iterator[tuple[str, int]]:
     files are left out. Symbolic links to files are followed, those to folders are not. Memory holds the names of one
     folder at each level of depth."""
     def walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as listing:
             # a folder sorts as its name and a slash, which gives the order of whole paths
-            entries = sorted((e.name + "/" if e.is_dir(follow_symlinks=False) else e.name) for e in found)
+            entries = sorted((e.name + "/" if e.is_dir(follow_symlinks=False) else e.name) for e in listing)
             for name in entries:
                 if name.endswith("/"):
                     yield from walk(folder / name[:-1], prefix + name)
@@ -97,23 +97,23 @@ def leftovers(top: Path, clock: Path) -> list[str]:
     """Relative paths of leftovers in the store `top`: unfinished files whose writers died, and witness files of drivers
     that died. A file of these kinds is a leftover if it is more than an hour older than the file `clock`. The caller
     has just written `clock` to the same file system, so that both times come from the same clock."""
-    now, found = clock.stat().st_mtime, []
+    now, paths = clock.stat().st_mtime, []
 
-    def look(folder: Path, deep: bool = True) -> None:
+    def search(folder: Path, deep: bool = True) -> None:
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     if deep:
-                        look(Path(entry.path))
+                        search(Path(entry.path))
                 elif entry.name.endswith(UNFINISHED) or entry.name.startswith(WITNESS):
                     with contextlib.suppress(FileNotFoundError):
                         if entry.stat(follow_symlinks=False).st_mtime < now - 3600:
-                            found.append(Path(entry.path).relative_to(top).as_posix())
+                            paths.append(Path(entry.path).relative_to(top).as_posix())
 
-    look(top, deep=False)
+    search(top, deep=False)
     for name in ("listing", "log", "nodes", "runs", "shards"):
-        look(top / name)
-    return found
+        search(top / name)
+    return paths
 
 
 def make_folder(folder: Path) -> None:

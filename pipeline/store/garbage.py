@@ -59,42 +59,42 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
     log.flush()
     garbage, folders = [], []
     damaged: dict[str, str] = {}                          # path of a file → what is wrong with it
-    seen = scratch_database()
-    seen.execute("CREATE TABLE seen (key TEXT PRIMARY KEY) WITHOUT ROWID")
+    database = scratch_database()
+    database.execute("CREATE TABLE seen (key TEXT PRIMARY KEY) WITHOUT ROWID")
     for key, files in _objects(store):                    # objects/KEY/ATTEMPT.name
         record = log.get(key)
         named = {info.path: info.bytes for info in record.files.values()} if record else {}
         if record:
-            seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (key,))
+            database.execute("INSERT OR IGNORE INTO seen VALUES (?)", (key,))
             damaged |= _differing(named, {f"objects/{key}/{file}": size for file, size in files.items()})
         old = []
         for file in files:
-            whose = file.split("-")[0]
+            epoch = file.split("-")[0]
             if f"objects/{key}/{file}" not in named and (f"objects/{key}" == LISTS or (
-                    len(whose) == 8 and whose.isdigit() and int(whose) < log.epoch)):
+                    len(epoch) == 8 and epoch.isdigit() and int(epoch) < log.epoch)):
                 old.append(f"objects/{key}/{file}")
         garbage += old
         if len(old) == len(files):
             folders.append(key)
     for record in log.records():
-        if not seen.execute("SELECT 1 FROM seen WHERE key = ?", (record.key,)).fetchone():
+        if not database.execute("SELECT 1 FROM seen WHERE key = ?", (record.key,)).fetchone():
             damaged |= _differing({info.path: info.bytes for info in record.files.values()}, {})
     beats = [path for path in store.list("log/heartbeat") if path < heartbeat_name(log.epoch)]
     if store.local is not None:
         garbage += leftovers(store.local, store.local / heartbeat_name(log.epoch))
     log.retire_files(damaged)
 
-    store.remove_all(_while_ours(log, [*garbage, *beats], verify_every))
+    store.remove_all(_while_lease_holds(log, [*garbage, *beats], verify_every))
     emptied = 0
     if store.local is not None:
-        for key in _while_ours(log, folders, verify_every):
+        for key in _while_lease_holds(log, folders, verify_every):
             with contextlib.suppress(OSError):            # not empty: in use
                 os.rmdir(store.local / "objects" / key)
                 emptied += 1
     return Swept(len(garbage), emptied, damaged)
 
 
-def _while_ours(log: Log, names: Iterable[str], verify_every: int) -> Iterator[str]:
+def _while_lease_holds(log: Log, names: Iterable[str], verify_every: int) -> Iterator[str]:
     """Yield the names. Before the first, and then every `verify_every` names, check that this driver still holds the
     lease: a driver that has taken over meanwhile may use files and folders of these names."""
     for n, name in enumerate(names):
@@ -109,8 +109,8 @@ def _objects(store: Store) -> Iterator[tuple[str, dict[str, int]]]:
     if store.local is None:
         pairs = ((*entry.path.removeprefix("objects/").partition("/")[::2], entry.size)
                  for entry in store.entries("objects"))
-        for key, some in groupby(pairs, lambda pair: pair[0]):
-            yield key, {file: size for _, file, size in some}
+        for key, group in groupby(pairs, lambda pair: pair[0]):
+            yield key, {file: size for _, file, size in group}
         return
     with contextlib.suppress(FileNotFoundError), os.scandir(store.local / "objects") as folders:
         for folder in folders:
@@ -122,11 +122,11 @@ def _objects(store: Store) -> Iterator[tuple[str, dict[str, int]]]:
                 yield folder.name, sizes
 
 
-def _differing(named: Mapping[str, int], there: Mapping[str, int]) -> dict[str, str]:
-    """Compare the sizes that a record states (`named`: path → bytes) with those of the files (`there`). Returns path →
-    description of the damage for each file that is missing or has another size."""
-    return {path: "is gone" if path not in there else f"has {there[path]:,} bytes instead of {size:,}"
-            for path, size in named.items() if there.get(path) != size}
+def _differing(named: Mapping[str, int], existing: Mapping[str, int]) -> dict[str, str]:
+    """Compare the sizes that a record states (`named`: path → bytes) with those of the files that exist (`existing`).
+    Returns path → description of the damage for each file that is missing or has another size."""
+    return {path: "is gone" if path not in existing else f"has {existing[path]:,} bytes instead of {size:,}"
+            for path, size in named.items() if existing.get(path) != size}
 
 
 # -- segments that a snapshot holds -----------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def remove_packed_segments(log: Log, verify_every: int = VERIFY_EVERY) -> int:
         marks = (mark for epoch in range(1, log.epoch + 1) if (mark := epoch_mark(epoch)) not in marked)
         for _ in store.map(lambda mark: store.put_absent(mark, b"{}\n"), marks):
             pass
-    return store.remove_all(_while_ours(log, names, verify_every))
+    return store.remove_all(_while_lease_holds(log, names, verify_every))
 
 
 # -- records that no run names ----------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ FOLDER = "objects/lists"
 #: most items of a list that stays in the arguments
 INLINE = 8
 #: number of written lists that are remembered, because tasks planned together share their lists
-_KNOWN = 16
+_REMEMBERED = 16
 
 
 class ListFiles:
@@ -39,7 +39,7 @@ class ListFiles:
     def __init__(self, put: Callable[[str, bytes], Any] | None = None) -> None:
         self._put = put
         #: id() of a list → (the list, its reference); the list is kept alive so that no other object gets its id
-        self._known: OrderedDict[int, tuple[list[Any], dict[str, Any]]] = OrderedDict()
+        self._references: OrderedDict[int, tuple[list[Any], dict[str, Any]]] = OrderedDict()
 
     def fold(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the arguments in which references to files replace long lists. A list must not be changed
@@ -53,14 +53,14 @@ class ListFiles:
             return value
         if len(value) <= INLINE:
             return [self._value(v) for v in value]
-        known = self._known.get(id(value))
-        if known is None:
-            known = self._known[id(value)] = (value, self._file(value))
-            if len(self._known) > _KNOWN:
-                self._known.popitem(last=False)
+        entry = self._references.get(id(value))
+        if entry is None:
+            entry = self._references[id(value)] = (value, self._file(value))
+            if len(self._references) > _REMEMBERED:
+                self._references.popitem(last=False)
         else:
-            self._known.move_to_end(id(value))
-        return known[1]
+            self._references.move_to_end(id(value))
+        return entry[1]
 
     def _file(self, value: list[Any]) -> dict[str, Any]:
         data = _json(value)

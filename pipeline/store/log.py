@@ -145,28 +145,28 @@ class Log(LogView):
             log._thread.start()
         return log
 
-    def _begin(self, me: Holder, takeover: bool) -> None:
+    def _begin(self, holder: Holder, takeover: bool) -> None:
         """Wait until no living driver holds the lease, then append a segment that opens a new epoch for this driver."""
         self.store.check_conditional_put()
-        met = 0                                               # segment we last tried to write and found taken
+        number = 0                                               # segment we last tried to write and found taken
         while True:
             try:
                 self.refresh()
             except OSError as e:
                 raise StoreError(f"cannot read {self.store.at('log')}: {e}; see that the store can be read") from e
-            if self.segments < met:
-                raise StoreError(f"{self.store.at(segment_name(met))} is there but not listed; see that this user can "
-                                 f"read {self.store.at('log')}")
+            if self.segments < number:
+                raise StoreError(f"{self.store.at(segment_name(number))} is there but not listed; see that this user "
+                                 f"can read {self.store.at('log')}")
             if self.holder is not None and not takeover:
                 self._wait_for_the_lease(self.holder, self.epoch)
             body = {"format": FORMAT, "kind": "epoch", "epoch": self.epoch + 1, "nonce": self._clock.new_id(),
-                    "holder": me}
-            met = self.segments + 1
-            if self._put(met, body) is None:
-                late = self.epoch + 1
-                if not self.store.exists(epoch_mark(late)):
-                    self._replay(met, body)
-                    self.opened = met
+                    "holder": holder}
+            number = self.segments + 1
+            if self._put(number, body) is None:
+                next_epoch = self.epoch + 1
+                if not self.store.exists(epoch_mark(next_epoch)):
+                    self._replay(number, body)
+                    self.opened = number
                     break
             # another driver was faster, and `store gc` may have run as well: read on
         self._next_snapshot = 0 if self.holes else self.packed + self._pack_segments
@@ -284,7 +284,7 @@ class Log(LogView):
                     f"than at first, so what was built on it would not fit: a stage or a library is not what it was. "
                     f"Set up the environment the store was made with, or use a new --store")
             data = encode_record(record)
-            if self._take(data):
+            if self._add_record(data):
                 self._wait(self._waiting, data)
                 return record
             return self.get(record.key)  # type: ignore[return-value]
@@ -429,7 +429,7 @@ class Log(LogView):
                     raise StoreError(f"cannot commit to {self.store.at(name)} after {RETRIES} repetitions: {e}; see "
                                      f"that the store can be reached and run again, what was committed is kept") from e
             try:
-                found = decode_segment(self.store.read(name), self.store.at(name))
+                existing = decode_segment(self.store.read(name), self.store.at(name))
             except FileNotFoundError:                         # the put had no effect
                 self._clock.sleep(min(8.0, 0.1 * 2 ** attempt))
                 continue
@@ -440,7 +440,7 @@ class Log(LogView):
                     raise
                 self._clock.sleep(min(8.0, 0.1 * 2 ** attempt))
                 continue
-            return None if found["nonce"] == body["nonce"] else found
+            return None if existing["nonce"] == body["nonce"] else existing
         raise StoreError(f"{self.store.at(name)} was refused but is not there; see that the store can be written and "
                          f"run again, what was committed is kept")
 

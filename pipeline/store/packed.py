@@ -137,8 +137,8 @@ class PackedRecords:
 
     def last(self) -> int | None:
         """Number of the last record that counts; None when there is none."""
-        found = np.flatnonzero(self._counts[:self.limit])
-        return int(found[-1]) if len(found) else None
+        numbers = np.flatnonzero(self._counts[:self.limit])
+        return int(numbers[-1]) if len(numbers) else None
 
     def earlier(self, replay_key: str) -> int | None:
         """Number of the latest record that counts and has this replay key (a task's key without its thresholds); None
@@ -156,9 +156,9 @@ class PackedRecords:
 def _equal(keys: np.ndarray, numbers: np.ndarray, key: str) -> list[int]:
     """Numbers of the records with this key. `keys` is sorted, and numbers[i] is the number of the record with
     keys[i]."""
-    wanted = digest(key)
-    first = last = int(np.searchsorted(keys, wanted))
-    while last < len(keys) and keys[last] == wanted:
+    hashed = digest(key)
+    first = last = int(np.searchsorted(keys, hashed))
+    while last < len(keys) and keys[last] == hashed:
         last += 1
     result: list[int] = numbers[first:last].tolist()
     return result

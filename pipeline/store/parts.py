@@ -80,7 +80,7 @@ class PartWriter:
         self.rows = self.text_bytes = 0
         self.content: str | None = None
         self._names = signal_names(schema)
-        self._known = frozenset(self._names)
+        self._signals = frozenset(self._names)
         self._extended = "reason" in schema.names
         self._digester = RowDigester(schema)
         self._pending: list[tuple[Any, ...]] = []
@@ -99,8 +99,8 @@ class PartWriter:
     def write(self, doc: Document, *, reason: str | None = None, stage: str | None = None) -> None:
         """Add a document. Raises KeyError for a signal that is not in the schema."""
         signals = doc.signals
-        if not signals.keys() <= self._known:
-            name = sorted(signals.keys() - self._known)[0]
+        if not signals.keys() <= self._signals:
+            name = sorted(signals.keys() - self._signals)[0]
             raise KeyError(f"signal '{name}' of document {doc.id} is not a column of {self.path}; name it in the "
                            f"`signals` of the stage that writes it")
         text, place, meta = doc.text, doc.locator.get, doc.meta
@@ -117,7 +117,7 @@ class PartWriter:
     def write_all(self, docs: list[Document]) -> None:
         """Add documents as `write` does (without reason and stage), in a third of the time."""
         chars = sum([len(d.text) for d in docs])
-        if chars > self._batch_chars or not all(d.signals.keys() <= self._known for d in docs):
+        if chars > self._batch_chars or not all(d.signals.keys() <= self._signals for d in docs):
             for doc in docs:
                 self.write(doc)
             return
@@ -219,12 +219,12 @@ class RowDigester:
         joined = pc.binary_join_element_wise(fixed, *(c.cast(pa.large_binary()) for c in short),
                                              pa.scalar(b"", pa.large_binary()), null_handling="replace",
                                              null_replacement=b"")
-        a, small = _offsets(joined).tolist(), _data(joined)
-        b, body = _offsets(text).tolist(), _data(text)
+        small_offsets, small = _offsets(joined).tolist(), _data(joined)
+        body_offsets, body = _offsets(text).tolist(), _data(text)
         sha256, out = hashlib.sha256, []
         for i, more in enumerate((counts > 0).tolist()):
-            h = sha256(small[a[i]:a[i + 1]])
-            h.update(body[b[i]:b[i + 1]])
+            h = sha256(small[small_offsets[i]:small_offsets[i + 1]])
+            h.update(body[body_offsets[i]:body_offsets[i + 1]])
             if more:
                 h.update(np.array([(s["start"], s["end"]) for s in spans[i].as_py()], dtype="<i8").tobytes())
             out.append(h.digest())
@@ -238,9 +238,9 @@ def read_documents(path: str, columns: Iterable[str] | None = None, batch_rows: 
     Memory holds one row group of the columns read. Signals that are null are absent from `doc.signals`.
     """
     with open_parquet(path, memory_map=True) as file:
-        wanted = [c for c in file.schema_arrow.names if columns is None or c in set(columns)]
+        names = [c for c in file.schema_arrow.names if columns is None or c in set(columns)]
         for group in range(file.num_row_groups):
-            for batch in file.iter_batches(batch_rows, row_groups=[group], columns=wanted, use_threads=False):
+            for batch in file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False):
                 yield from batch_documents(batch)
 
 

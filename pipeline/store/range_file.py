@@ -18,7 +18,7 @@ class RangeFile(io.RawIOBase):
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
         self.size, self._fetch = size, fetch
-        self._at = self._first = 0
+        self._position = self._first = 0
         self._data = b""
         self._ahead = AHEAD_LEAST
 
@@ -29,28 +29,28 @@ class RangeFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(0, offset + (0, self._at, self.size)[whence])
-        return self._at
+        self._position = max(0, offset + (0, self._position, self.size)[whence])
+        return self._position
 
     def read(self, size: int = -1) -> bytes:
-        stop = self.size if size is None or size < 0 else min(self._at + size, self.size)
-        if stop <= self._at:
+        stop = self.size if size is None or size < 0 else min(self._position + size, self.size)
+        if stop <= self._position:
             return b""
         last = self._first + len(self._data)
-        if not (self._first <= self._at and stop <= last):
-            goes_on = self._first <= self._at <= last and self._data
+        if not (self._first <= self._position and stop <= last):
+            goes_on = self._first <= self._position <= last and self._data
             self._ahead = min(2 * self._ahead, AHEAD_MOST) if goes_on else AHEAD_LEAST
-            held = self._data[self._at - self._first:] if goes_on else b""
-            start = self._at + len(held)
+            buffered = self._data[self._position - self._first:] if goes_on else b""
+            start = self._position + len(buffered)
             more = self._fetch(start, min(max(stop, start + self._ahead), self.size))
             if len(more) < stop - start:
                 raise OSError(errno.EIO, f"the object ends at {start + len(more)}, it had {self.size} bytes")
-            self._first, self._data = self._at, held + more
-        data = self._data[self._at - self._first:stop - self._first]
-        self._at = stop
+            self._first, self._data = self._position, buffered + more
+        data = self._data[self._position - self._first:stop - self._first]
+        self._position = stop
         return data
 
     def readall(self) -> bytes:

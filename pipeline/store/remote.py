@@ -29,7 +29,7 @@ from pipeline.base.redact import redact
 from pipeline.store import cache
 from pipeline.store.errors import ChangedFile, StoreError, disk_full
 from pipeline.store.range_file import RangeFile
-from pipeline.store.retry import answer, comes_back, patiently, say
+from pipeline.store.retry import answer, comes_back, error_text, patiently
 
 if TYPE_CHECKING:
     from pipeline.store.fs import Needs
@@ -64,10 +64,10 @@ def version_of(info: dict[str, Any]) -> str:
     found by a listing or by a request for this object."""
     lfs = info.get("lfs")
     hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
-    for found in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
-                  info.get("mtime"), info.get("created"), info.get("LastModified"), info.get("last_modified")):
-        if found:           # some storages give times as datetimes, others as numbers
-            return str(found.timestamp() if isinstance(found, datetime) else found).strip('"')
+    for candidate in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
+                      info.get("mtime"), info.get("created"), info.get("LastModified"), info.get("last_modified")):
+        if candidate:           # some storages give times as datetimes, others as numbers
+            return str(candidate.timestamp() if isinstance(candidate, datetime) else candidate).strip('"')
     return ""
 
 
@@ -92,8 +92,8 @@ class Remote:
         from fsspec.core import url_to_fs
 
         self.root = root
-        protocol, _, rest = root.partition("://")
-        if "@" in rest.partition("/")[0]:
+        protocol, _, location = root.partition("://")
+        if "@" in location.partition("/")[0]:
             raise StoreError(f"{redact(root)}: credentials do not belong into an address, which logs and manifests "
                              f"repeat; give them by environment variables or a profile (docs/storage.md)")
         try:
@@ -192,14 +192,14 @@ class Remote:
 
         def find() -> dict[str, Any]:
             self.fs.invalidate_cache()
-            found: dict[str, Any] = self.fs.find(self.at(prefix), detail=True)
-            return found
+            infos: dict[str, Any] = self.fs.find(self.at(prefix), detail=True)
+            return infos
         try:
-            found = self._ask("list", prefix, find)
+            infos = self._ask("list", prefix, find)
         except FileNotFoundError:
             return
         cut = len(self.prefix) + 1
-        for full, info in sorted(found.items()):
+        for full, info in sorted(infos.items()):
             if info["type"] == "file" and full[cut:] > after:
                 yield self._entry(full[cut:], info)
 
@@ -222,10 +222,10 @@ class Remote:
                 raise ChangedFile(f"{self.url(path)} has no {size} bytes any more: at {piece[0]} there are {len(data)} "
                                   f"instead of {piece[1] - piece[0]}; see what became of it and run again")
             view = memoryview(data)
-            at = piece[0]
+            offset = piece[0]
             while view:
-                wrote = os.pwrite(fd, view, at)
-                view, at = view[wrote:], at + wrote
+                wrote = os.pwrite(fd, view, offset)
+                view, offset = view[wrote:], offset + wrote
 
         fd = os.open(local, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -296,10 +296,10 @@ class Remote:
             raise (e if not os.path.exists(local) else self._no_place(path, e)) from e
 
     def _no_place(self, path: str, error: Exception) -> StoreError:
-        return StoreError(f"cannot write {redact(self.url(path))}: {say(error)}; see that the bucket exists")
+        return StoreError(f"cannot write {redact(self.url(path))}: {error_text(error)}; see that the bucket exists")
 
     def _no_bucket(self, path: str, error: Exception) -> StoreError:
-        return StoreError(f"cannot list {redact(self.url(path))}: {say(error)}; see that the bucket exists")
+        return StoreError(f"cannot list {redact(self.url(path))}: {error_text(error)}; see that the bucket exists")
 
     def copy(self, path: str, to: str) -> None:
         """Let the server copy an object. Raises FileNotFoundError, with the object's URL, when it does not exist."""
@@ -368,17 +368,17 @@ class Gcs(Remote):
     def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[Entry | str]:
         bucket, _, folder = self.prefix.partition("/")
         top = f"{folder}/" if folder else ""
-        asked = {"prefix": top + begin, "delimiter": None if deep else "/",
+        query = {"prefix": top + begin, "delimiter": None if deep else "/",
                  "startOffset": start_of(begin, deep, after, top)}
         token: str | None = None
         while token != "":
-            asked["pageToken"] = token
+            query["pageToken"] = token
             try:
                 page: dict[str, Any] = self._ask("list", begin, lambda: self.fs.call(
-                    "GET", "b/{}/o", bucket, json_out=True, **asked))
+                    "GET", "b/{}/o", bucket, json_out=True, **query))
             except FileNotFoundError as e:
                 raise self._no_bucket(begin, e) from e
-            objects = [(found["name"], found) for found in page.get("items", ())]
+            objects = [(item["name"], item) for item in page.get("items", ())]
             yield from merged(objects, page.get("prefixes", ()), len(top))
             token = page.get("nextPageToken", "")
 
@@ -397,7 +397,7 @@ def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int)
     """Merge the objects (key, description) and the folders of one page of a listing, in the order of their keys. The
     first `cut` characters of each key are removed. Objects that stand for a folder (their keys end with a slash), which
     some tools create, are left out."""
-    for key, info in sorted([*objects, *((folder, None) for folder in folders)], key=lambda found: found[0]):
+    for key, info in sorted([*objects, *((folder, None) for folder in folders)], key=lambda pair: pair[0]):
         if info is None:
             yield key[cut:]
         elif not key.endswith("/"):

@@ -70,11 +70,11 @@ def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = No
                 raise _final(what, url, e) from e
             if attempt == tries:
                 raise EnvironmentFailure(
-                    f"cannot {what} {redact(url)}: {say(e)}, {tries} times in a row; see that the endpoint can be "
-                    f"reached from this machine and is not overloaded, then run again: what was committed is kept"
+                    f"cannot {what} {redact(url)}: {error_text(e)}, {tries} times in a row; see that the endpoint can "
+                    f"be reached from this machine and is not overloaded, then run again: what was committed is kept"
                 ) from e
             wait = min(LONGEST_S, FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
-            _tell(what, url, e, attempt, tries, wait, clock.now())
+            _warn(what, url, e, attempt, tries, wait, clock.now())
             clock.sleep(wait)
     raise AssertionError("unreachable")
 
@@ -109,10 +109,10 @@ def answer(error: BaseException) -> tuple[int | None, str]:
             if status is None and code.isdecimal():
                 status = int(code)
             return (status if isinstance(status, int) else None), code
-        for found in (getattr(response, "status_code", None), getattr(e, "status", None),
-                      getattr(e, "code", None) if "HttpError" in _kinds(e) else None):
-            if isinstance(found, int) and 100 <= found < 600:                   # httpx, requests; aiohttp; gcsfs
-                return found, ""
+        for candidate in (getattr(response, "status_code", None), getattr(e, "status", None),
+                          getattr(e, "code", None) if "HttpError" in _kinds(e) else None):
+            if isinstance(candidate, int) and 100 <= candidate < 600:               # httpx, requests; aiohttp; gcsfs
+                return candidate, ""
     return None, ""
 
 
@@ -143,32 +143,34 @@ def _final(what: str, url: str, error: Exception) -> Exception:
         remedy = f"access was refused: see that the credentials of this process may {what} there (docs/storage.md)"
     else:
         remedy = "see that the address and the credentials are right and the service supports this (docs/storage.md)"
-    return StoreError(f"cannot {what} {redact(url)}: {say(error)}; {remedy}")
+    return StoreError(f"cannot {what} {redact(url)}: {error_text(error)}; {remedy}")
 
 
-def say(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Format an error as 'Kind: message', with the HTTP status and without secrets."""
     status, code = answer(error)
     text = " ".join(str(error).split())[:300]
-    known = " ".join(x for x in (str(status or ""), code if not code.isdecimal() else "") if x and x not in text)
-    return redact(f"{type(error).__name__}: {text}" + (f" ({known})" if known else "")).rstrip(": ")
+    details = " ".join(x for x in (str(status or ""), code if not code.isdecimal() else "") if x and x not in text)
+    return redact(f"{type(error).__name__}: {text}" + (f" ({details})" if details else "")).rstrip(": ")
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
-class _Told:
+class _LastWarning:
+    """When the last warning was logged, in seconds of the clock, and the failures since then."""
+
     lock = threading.Lock()
-    at = -QUIET_S
-    since = 0
+    time = -QUIET_S
+    failures = 0
 
 
-def _tell(what: str, url: str, error: Exception, attempt: int, tries: int, wait: float, now: float) -> None:
+def _warn(what: str, url: str, error: Exception, attempt: int, tries: int, wait: float, now: float) -> None:
     """Log a warning that a request will be retried. At most one warning a minute is logged, so that storage which often
     fails does not fill the log. The warning says how many requests have failed since the last one."""
-    with _Told.lock:
-        _Told.since += 1
-        if now - _Told.at < QUIET_S:
+    with _LastWarning.lock:
+        _LastWarning.failures += 1
+        if now - _LastWarning.time < QUIET_S:
             return
-        count, _Told.since, _Told.at = _Told.since, 0, now
+        count, _LastWarning.failures, _LastWarning.time = _LastWarning.failures, 0, now
     more = f" ({count} such failures since the last message)" if count > 1 else ""
     log.warning("storage: cannot %s %s yet: %s; try %d of %d failed, the next in %.1f s%s", what, redact(url),
-                say(error), attempt, tries, wait, more)
+                error_text(error), attempt, tries, wait, more)

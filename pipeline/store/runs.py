@@ -28,22 +28,22 @@ def write_tasks(store: Store, run: str, nodes: Iterable[tuple[str, Iterable[str]
         local = os.path.join(scratch.path, "tasks.parquet")
         with parquet_writer(local, SCHEMA) as writer:
             for name, keys in nodes:
-                for some in _chunks(keys):
-                    names = pa.DictionaryArray.from_arrays(pa.array([0] * len(some), pa.int32()), [name])
-                    writer.write_table(pa.table([names, pa.array([bytes.fromhex(k) for k in some], pa.binary(16))],
+                for chunk in _chunks(keys):
+                    names = pa.DictionaryArray.from_arrays(pa.array([0] * len(chunk), pa.int32()), [name])
+                    writer.write_table(pa.table([names, pa.array([bytes.fromhex(k) for k in chunk], pa.binary(16))],
                                                 schema=SCHEMA))
         store.replace(local, f"runs/{run}/tasks.parquet")
 
 
 def _chunks(keys: Iterable[str]) -> Iterator[list[str]]:
-    some: list[str] = []
+    chunk: list[str] = []
     for key in keys:
-        some.append(key)
-        if len(some) == ROWS:
-            yield some
-            some = []
-    if some:
-        yield some
+        chunk.append(key)
+        if len(chunk) == ROWS:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
 
 
 class RunTasks:

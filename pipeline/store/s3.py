@@ -40,25 +40,25 @@ class S3(Remote):
 
     def head(self, path: str) -> Entry | None:
         try:
-            found = self._call("read", path, "head_object", Key=self._key(path))
+            response = self._call("read", path, "head_object", Key=self._key(path))
         except FileNotFoundError:
             return None
-        return Entry(path, found["ContentLength"], version_of(found))
+        return Entry(path, response["ContentLength"], version_of(response))
 
     def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[Entry | str]:
         top = f"{self.folder}/" if self.folder else ""
-        asked = {"Prefix": top + begin, **({} if deep else {"Delimiter": "/"})}
+        query = {"Prefix": top + begin, **({} if deep else {"Delimiter": "/"})}
         if start := start_of(begin, deep, after, top):
-            asked["StartAfter"] = start
+            query["StartAfter"] = start
         token: str | None = None
         while token != "":
             try:
-                page = self._call("list", begin, "list_objects_v2", **asked,
+                page = self._call("list", begin, "list_objects_v2", **query,
                                   **({"ContinuationToken": token} if token else {}))
             except FileNotFoundError as e:
                 raise self._no_bucket(begin, e) from e
-            objects = [(found["Key"], found) for found in page.get("Contents", ())]
-            yield from merged(objects, (found["Prefix"] for found in page.get("CommonPrefixes", ())), len(top))
+            objects = [(item["Key"], item) for item in page.get("Contents", ())]
+            yield from merged(objects, (item["Prefix"] for item in page.get("CommonPrefixes", ())), len(top))
             token = page.get("NextContinuationToken", "")
 
     def upload(self, local: str, path: str) -> None:
@@ -75,8 +75,9 @@ class S3(Remote):
 
         def send(number: int) -> dict[str, Any]:
             data = os.pread(fd, step, number * step)
-            sent = self._call("write", path, "upload_part", Key=key, UploadId=upload, PartNumber=number + 1, Body=data)
-            return {"PartNumber": number + 1, "ETag": sent["ETag"]}
+            response = self._call("write", path, "upload_part", Key=key, UploadId=upload, PartNumber=number + 1,
+                                  Body=data)
+            return {"PartNumber": number + 1, "ETag": response["ETag"]}
 
         fd = os.open(local, os.O_RDONLY)
         try:
@@ -85,8 +86,8 @@ class S3(Remote):
                 self._call("write", path, "complete_multipart_upload", Key=key, UploadId=upload,
                            MultipartUpload={"Parts": parts})
             except FileNotFoundError:           # the upload may be complete and only the reply lost
-                there = self.head(path)
-                if there is None or there.size != size:
+                uploaded = self.head(path)
+                if uploaded is None or uploaded.size != size:
                     raise
         except BaseException:
             with contextlib.suppress(Exception):

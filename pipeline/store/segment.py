@@ -61,8 +61,8 @@ def encode_record(record: PartRecord) -> bytes:
 
 
 def facts(record: bytes) -> Facts:
-    if (found := _FACTS.match(record)) is not None:
-        return Facts(found[1].decode(), found[2].decode(), found[3] is None)
+    if (match := _FACTS.match(record)) is not None:
+        return Facts(match[1].decode(), match[2].decode(), match[3] is None)
     doc = loads(record)                                       # the key has escapes
     return Facts(doc["key"], doc["replay_key"], bool(doc["quarantine"]))
 
@@ -84,11 +84,11 @@ def decode_segment(data: bytes, where: str) -> dict[str, Any]:
         raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); restore it from a "
                          f"copy. If it is the last segment, move it away instead: what it recorded is computed again")
     before, begin, lines = body.partition(RECORDS)
-    found: dict[str, Any] = loads(before + b"}" if begin else before)
-    if found.get("format") != FORMAT:
-        raise StoreError(f"{where} has format {found.get('format')}, this version of tokenmill reads format {FORMAT}; "
-                         f"use the version that wrote this store, or a new --store")
+    decoded: dict[str, Any] = loads(before + b"}" if begin else before)
+    if decoded.get("format") != FORMAT:
+        raise StoreError(f"{where} has format {decoded.get('format')}, this version of tokenmill reads format "
+                         f"{FORMAT}; use the version that wrote this store, or a new --store")
     if begin:
         lines = lines.removesuffix(_AFTER)
-        found["records"] = lines.split(b",\n") if lines else []
-    return found
+        decoded["records"] = lines.split(b",\n") if lines else []
+    return decoded

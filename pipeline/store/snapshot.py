@@ -84,14 +84,14 @@ def listed(store: Store) -> list[Pack]:
 
 def pack_at(path: str) -> Pack | None:
     """The pack with this path in the store. None when the path is not that of a pack."""
-    found = _PACK.fullmatch(path)
-    return None if found is None else Pack(int(found[1]), int(found[2]))
+    match = _PACK.fullmatch(path)
+    return None if match is None else Pack(int(match[1]), int(match[2]))
 
 
 def covering(packs: Iterable[Pack], number: int, damaged: Collection[Pack] = ()) -> Pack | None:
     """The pack that holds segment `number` and extends furthest. Packs in `damaged` are not considered."""
-    found = [pack for pack in packs if pack.first <= number <= pack.last and pack not in damaged]
-    return max(found, key=lambda pack: pack.last, default=None)
+    candidates = [pack for pack in packs if pack.first <= number <= pack.last and pack not in damaged]
+    return max(candidates, key=lambda pack: pack.last, default=None)
 
 
 def digest(key: str) -> bytes:
@@ -199,14 +199,14 @@ class PackData:
 
     def segments(self) -> Iterator[tuple[int, bytes]]:
         """Yield (number, bytes) of each segment."""
-        whole, at, left = [], 0, self.raw
+        blocks, offset, remaining = [], 0, self.raw
         for size in self.block_sizes:
-            whole.append(inflate(self.blocks[at:at + size], min(BLOCK, left)))
-            at, left = at + size, left - BLOCK
-        data, at = b"".join(whole), 0
+            blocks.append(inflate(self.blocks[offset:offset + size], min(BLOCK, remaining)))
+            offset, remaining = offset + size, remaining - BLOCK
+        data, offset = b"".join(blocks), 0
         for number, size in enumerate(self.sizes.tolist(), self.pack.first):
-            yield number, data[at:at + size]
-            at += size
+            yield number, data[offset:offset + size]
+            offset += size
 
 
 def inflate(block: bytes, size: int) -> bytes:
@@ -217,12 +217,12 @@ def inflate(block: bytes, size: int) -> bytes:
 def decode(pack: Pack, data: bytes, where: str) -> PackData:
     """Decode the bytes of a pack. Raises CorruptLog when they are damaged or belong to another pack; `where` is its
     path, for the message."""
-    at = len(_HEAD) - 2 + 64
-    if data[:at] != _HEAD % hashlib.sha256(memoryview(data)[at:]).hexdigest().encode():
+    offset = len(_HEAD) - 2 + 64
+    if data[:offset] != _HEAD % hashlib.sha256(memoryview(data)[offset:]).hexdigest().encode():
         raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); "
                          f"`tokenmill store verify --repair` writes it again, if its segments are there")
-    end = data.index(b"\n", at)
-    head = loads(data[at:end])
+    end = data.index(b"\n", offset)
+    head = loads(data[offset:end])
     if (head["format"], head["first"], head["last"]) != (FORMAT, *pack):
         raise CorruptLog(f"{where} is another pack than its name says (format {head['format']}, segments "
                          f"{head['first']} to {head['last']}); remove it")
@@ -231,10 +231,10 @@ def decode(pack: Pack, data: bytes, where: str) -> PackData:
     line, _, arrays = inflate(data[begin:begin + packed], size).partition(b"\n")
     index = loads(line)
     sizes, counts = np.array(index["segments"], np.int64).reshape(-1, 2).T
-    columns, at, records = [], 0, int(counts.sum())
+    columns, offset, records = [], 0, int(counts.sum())
     for dtype in _COLUMNS:
-        columns.append(np.frombuffer(arrays, dtype, records, at))
-        at += columns[-1].nbytes
+        columns.append(np.frombuffer(arrays, dtype, records, offset))
+        offset += columns[-1].nbytes
     return PackData(pack, head["raw"], head["blocks"], data[end + 1:begin], sizes, counts, index["events"], *columns)
 
 
@@ -286,9 +286,9 @@ def restore(store: Store, path: str) -> bool:
             list(take(store, *pack, damaged=[pack], most=pack.last))
         if _sound(store, pack):
             return True
-        held = {n for other in listed(store) if other != pack and _sound(store, other)
-                for n in range(other.first, other.last + 1)}
-        if not held.issuperset(range(pack.first, pack.last + 1)):
+        readable = {n for other in listed(store) if other != pack and _sound(store, other)
+                    for n in range(other.first, other.last + 1)}
+        if not readable.issuperset(range(pack.first, pack.last + 1)):
             return False
         store.remove(path)
         return True

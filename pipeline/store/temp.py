@@ -26,16 +26,16 @@ class _Database(sqlite3.Connection):
         try:
             return super().execute(*args)
         except sqlite3.OperationalError as e:
-            raise _in_words(e) from e
+            raise _as_failure(e) from e
 
     def executemany(self, *args: Any) -> sqlite3.Cursor:
         try:
             return super().executemany(*args)
         except sqlite3.OperationalError as e:
-            raise _in_words(e) from e
+            raise _as_failure(e) from e
 
 
-def _in_words(error: sqlite3.OperationalError) -> Exception:
+def _as_failure(error: sqlite3.OperationalError) -> Exception:
     if error.sqlite_errorcode & 0xff not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
         return error
     folder = os.environ.get("SQLITE_TMPDIR") or os.environ.get("TMPDIR") or f"/var/tmp or {tempfile.gettempdir()}"
@@ -79,15 +79,15 @@ class OnDisk(Sequence[T], Generic[T]):
         return self._size
 
     @overload
-    def __getitem__(self, at: int) -> T: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, index: slice) -> list[T]: ...
 
-    def __getitem__(self, at: int | slice) -> T | list[T]:
-        if isinstance(at, slice):
-            places = range(self._size)[at]
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            places = range(self._size)[index]
             return self._read(places.start, places.stop) if places.step == 1 else [self[i] for i in places]
-        place = range(self._size)[at]
+        place = range(self._size)[index]
         return self._read(place, place + 1)[0]
 
     def __iter__(self) -> Iterator[T]:

@@ -64,9 +64,10 @@ class Verified:
 
 
 def verify_store(store: Store, log: LogView,
-                 seen: Callable[[Verified, int], None] = lambda done, total: None, *, batch: int = NOTE) -> Verified:
-    """Verify the whole store, and return the results. After every `batch` files, `seen` is called with the results so
-    far and the total bytes of all files in `objects/`.
+                 on_progress: Callable[[Verified, int], None] = lambda done, total: None, *,
+                 batch: int = NOTE) -> Verified:
+    """Verify the whole store, and return the results. After every `batch` files, `on_progress` is called with the
+    results so far and the total bytes of all files in `objects/`.
 
     Memory holds the inode numbers of the files in `objects/` that have further hard links.
     """
@@ -74,32 +75,32 @@ def verify_store(store: Store, log: LogView,
     of_the_log = snapshot.damage(store)                       # a driver may have repaired the log meanwhile
     done.damaged = {path: why for path, why in done.damaged.items() if not path.startswith("log/")} | of_the_log
     total = sum(info.bytes for record in log.records() for info in record.files.values())
-    known: set[tuple[int, int]] = set()
+    inodes: set[tuple[int, int]] = set()
     skip = done.files
     with ThreadPoolExecutor(THREADS) as pool:
         files = _recorded(store, log)
         for file in islice(files, skip):
-            _remember(store, file, known)
-        while some := list(islice(files, batch)):
-            for file, wrong in zip(some, pool.map(lambda file: problem(store, file), some)):
-                _remember(store, file, known)
+            _remember(store, file, inodes)
+        while group := list(islice(files, batch)):
+            for file, wrong in zip(group, pool.map(lambda file: problem(store, file), group)):
+                _remember(store, file, inodes)
                 done.files += 1
                 done.bytes += file.bytes
                 if wrong:
                     done.damaged[file.path] = wrong
             with contextlib.suppress(StoreError):               # a read-only store can be verified, too
                 store.write(PROGRESS, json.dumps({"state": log.state(), **vars(done)}).encode())
-            seen(done, total)
+            on_progress(done, total)
         for path, wrong in _manifests(store):
             done.damaged[path] = wrong
-        published = (file for file in _published(store, done.damaged) if not _is_link(store, file, known))
-        while some := list(islice(published, batch)):
-            for file, wrong in zip(some, pool.map(lambda file: problem(store, file), some)):
+        published = (file for file in _published(store, done.damaged) if not _is_link(store, file, inodes))
+        while group := list(islice(published, batch)):
+            for file, wrong in zip(group, pool.map(lambda file: problem(store, file), group)):
                 done.files += 1
                 done.bytes += file.bytes
                 if wrong:
                     done.damaged[file.path] = wrong
-            seen(done, total)
+            on_progress(done, total)
     with contextlib.suppress(StoreError, OSError):
         store.remove(PROGRESS)
     return done
@@ -222,22 +223,22 @@ def _resumed(store: Store, log: LogView) -> Verified:
     return Verified()
 
 
-def _remember(store: Store, file: File, known: set[tuple[int, int]]) -> None:
+def _remember(store: Store, file: File, inodes: set[tuple[int, int]]) -> None:
     if store.local is not None:
         try:
             info = (store.local / file.path).stat()
         except FileNotFoundError:
             return
         if info.st_nlink > 1:
-            known.add((info.st_dev, info.st_ino))
+            inodes.add((info.st_dev, info.st_ino))
 
 
-def _is_link(store: Store, file: File, known: set[tuple[int, int]]) -> bool:
-    """Whether the file is a hard link to a file that was already read. `known` holds (device, inode) of those."""
+def _is_link(store: Store, file: File, inodes: set[tuple[int, int]]) -> bool:
+    """Whether the file is a hard link to a file that was already read. `inodes` holds (device, inode) of those."""
     if store.local is None:
         return False
     try:
         info = (store.local / file.path).stat()
     except FileNotFoundError:
         return False
-    return (info.st_dev, info.st_ino) in known
+    return (info.st_dev, info.st_ino) in inodes

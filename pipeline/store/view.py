@@ -82,9 +82,9 @@ class LogView:
     def get(self, key: str) -> PartRecord | None:
         """The record that counts for `key`; None when there is none. A record counts if it has not been retired, and no
         other record of its key counted when it was committed."""
-        found = self._db.execute("SELECT data FROM record WHERE key = ?", (key,)).fetchone()
-        if found is not None:
-            return _record(found[0])
+        row = self._db.execute("SELECT data FROM record WHERE key = ?", (key,)).fetchone()
+        if row is not None:
+            return _record(row[0])
         number = self._packed.find(key)
         return None if number is None else _record(self._packed.data(number))
 
@@ -92,9 +92,9 @@ class LogView:
         """The records that count for `keys`, by key. Keys without a record are left out."""
         records: dict[str, PartRecord] = {}
         for first in range(0, len(keys), MOST_KEYS):
-            some = keys[first:first + MOST_KEYS]
+            chunk = keys[first:first + MOST_KEYS]
             records.update((key, _record(data)) for key, data in self._db.execute(
-                f"SELECT key, data FROM record WHERE key IN ({','.join('?' * len(some))})", some))
+                f"SELECT key, data FROM record WHERE key IN ({','.join('?' * len(chunk))})", chunk))
         for key in keys:
             if key not in records and (number := self._packed.find(key)) is not None:
                 records[key] = _record(self._packed.data(number))
@@ -105,10 +105,10 @@ class LogView:
         thresholds, so the signals that the earlier task computed can be used again."""
         if not replay_key:
             return None
-        found = self._db.execute("SELECT data FROM record WHERE replay_key = ? AND replay_key != '' "
-                                 "ORDER BY number DESC LIMIT 1", (replay_key,)).fetchone()
-        if found is not None:
-            return _record(found[0])
+        row = self._db.execute("SELECT data FROM record WHERE replay_key = ? AND replay_key != '' "
+                               "ORDER BY number DESC LIMIT 1", (replay_key,)).fetchone()
+        if row is not None:
+            return _record(row[0])
         number = self._packed.earlier(replay_key)
         return None if number is None else _record(self._packed.data(number))
 
@@ -122,9 +122,9 @@ class LogView:
     def state(self) -> str:
         """A string that identifies the set of records that count. It changes when a record is added or retired, and
         stays the same when a new epoch begins."""
-        found = self._db.execute("SELECT data FROM record ORDER BY number DESC LIMIT 1").fetchone()
-        number = self._packed.last() if found is None else None
-        last = found[0] if found is not None else b"{}" if number is None else self._packed.data(number)
+        row = self._db.execute("SELECT data FROM record ORDER BY number DESC LIMIT 1").fetchone()
+        number = self._packed.last() if row is None else None
+        last = row[0] if row is not None else b"{}" if number is None else self._packed.data(number)
         record = json.loads(last)
         return f"{len(self)} {record.get('key', '')} {record.get('attempt', '')}"
 
@@ -196,14 +196,14 @@ class LogView:
 
     def _replay_packs(self, packs: Sequence[Pack]) -> None:
         """Replay the log from its beginning to the end of the last undamaged pack."""
-        packed, holes, at = PackedRecords(), [], 1
+        packed, holes, first = PackedRecords(), [], 1
         for data, hole in self._sound(packs):
             if hole:
-                holes.append((at, data.pack.last))
-            packed.add(data, at)
-            at = data.pack.last + 1
+                holes.append((first, data.pack.last))
+            packed.add(data, first)
+            first = data.pack.last + 1
         self._begin_with(packed)
-        self.segments = self.packed = at - 1
+        self.segments = self.packed = first - 1
         self.holes = holes
         quarantining = packed.settle()
         with_rows = {entry["key"] for _, _, body in packed.events for entry in body.get("quarantined", ())}
@@ -215,7 +215,7 @@ class LogView:
                 packed.limit = number + 1
                 if packed.counts(number):
                     data_of = packed.data(number)
-                    self._took(facts(data_of), data_of)
+                    self._settle_quarantine(facts(data_of), data_of)
                 number = next(numbers, None)
             packed.limit = before
             if body:
@@ -225,9 +225,9 @@ class LogView:
         """Yield (data of a pack, False) for the undamaged packs that together hold the log, from its beginning on.
         Where no such pack holds the next segments but a later one exists, read these segments, pack them in memory,
         and yield (that pack's data, True)."""
-        at = 1
+        first = 1
         while True:
-            chain, end = [], at
+            chain, end = [], first
             while (pack := snapshot.covering(packs, end, self.damaged)) is not None:
                 chain.append(pack)
                 end = pack.last + 1
@@ -236,14 +236,15 @@ class LogView:
                     self.damaged.add(pack)
                     break
                 yield data, False
-                at = pack.last + 1
+                first = pack.last + 1
             else:
-                behind = min((pack.first for pack in packs if pack.first > at and pack not in self.damaged), default=0)
-                if not behind:
+                next_first = min((pack.first for pack in packs if pack.first > first and pack not in self.damaged),
+                                 default=0)
+                if not next_first:
                     return
-                for pack, made in snapshot.build(at, self._read_segments(at, behind - 1), self.store):
-                    yield snapshot.decode(pack, made, "memory"), True
-                at = behind
+                for pack, pack_bytes in snapshot.build(first, self._read_segments(first, next_first - 1), self.store):
+                    yield snapshot.decode(pack, pack_bytes, "memory"), True
+                first = next_first
 
     def _read_pack(self, pack: Pack) -> PackData | None:
         try:
@@ -263,15 +264,15 @@ class LogView:
             raise CorruptLog(f"{self.store.at(segment_name(number))} is missing though later segments or a pack are "
                              f"there; restore it from a copy, or start a new --store") from e
 
-    def _replay_segments(self, known: int) -> None:
-        """Replay all segments that have not been replayed. Segments up to number `known` must exist, even if the
+    def _replay_segments(self, last_packed: int) -> None:
+        """Replay all segments that have not been replayed. Segments up to number `last_packed` must exist, even if the
         listing lacks them, because the store has a pack whose name ends with this number."""
-        last = known
+        last = last_packed
         for path in self.store.list("log", after=segment_name(self.segments)):
             if path.count("/") > 1:
                 break                                         # folders sort after the segments
-            if (found := SEGMENT.fullmatch(path)) is not None:          # skips segments moved away
-                last = max(last, int(found[1]))
+            if (match := SEGMENT.fullmatch(path)) is not None:          # skips segments moved away
+                last = max(last, int(match[1]))
         # a large folder is listed page by page, so the list may lack a new segment and yet hold a later one
         for data in self._read_segments(self.segments + 1, last):
             number = self.segments + 1
@@ -281,7 +282,7 @@ class LogView:
     def _replay(self, number: int, body: dict[str, Any]) -> None:
         """Replay one segment."""
         for data in body.get("records", ()):
-            self._take(data)
+            self._add_record(data)
         self._apply(body, number, self.store.at(segment_name(number)))
         self.segments = number
 
@@ -302,19 +303,20 @@ class LogView:
         for entry in body.get("retired", ()):
             self._retire(entry, segment)
 
-    def _take(self, data: bytes) -> bool:
+    def _add_record(self, data: bytes) -> bool:
         """Add an encoded record to the state. Returns False when its key already has a record."""
         fact = facts(data)
         if self._packed.find(fact.key) is not None:
             return False
-        took = self._db.execute("INSERT OR IGNORE INTO record (key, replay_key, data) VALUES (?, ?, ?)",
-                                (fact.key, fact.replay_key, data))
-        if not took.rowcount:
+        inserted = self._db.execute("INSERT OR IGNORE INTO record (key, replay_key, data) VALUES (?, ?, ?)",
+                                    (fact.key, fact.replay_key, data))
+        if not inserted.rowcount:
             return False
-        self._took(fact, data)
+        self._settle_quarantine(fact, data)
         return True
 
-    def _took(self, fact: Facts, data: bytes) -> None:
+    def _settle_quarantine(self, fact: Facts, data: bytes) -> None:
+        """Quarantine the documents that a new record names, instead of the rows that its task met before."""
         self._quarantined_rows.pop(fact.key, None)
         if fact.quarantines:
             for entry in loads(data)["quarantine"]:

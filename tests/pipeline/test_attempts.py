@@ -94,7 +94,7 @@ def test_a_run_that_ends_while_ray_is_asked_stands_as_its_driver_says(store, mon
 
     monkeypatch.setattr("pipeline.base.auth.check_kept_server", lambda address: None)
     monkeypatch.setattr(jobs, "state", ended_meanwhile)
-    monkeypatch.setattr(jobs, "said", lambda address, job: "")
+    monkeypatch.setattr(jobs, "job_output", lambda address, job: "")
     note_attempt(store, "r", 1, "job", job="j", address="http://h:1")
     assert look(store, "r").state == "done"
 

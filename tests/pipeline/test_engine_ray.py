@@ -286,6 +286,6 @@ def test_the_autoscaler_sees_demand_only_when_no_supervisor_starts():
     for start, shown in (([], {"shape": 3}), ([("host", 0, "shape")], {})):
         backend = Mock(_temp=None, **{"fleet.worker_slots": {}, "fleet.plan.return_value": Mock(
             leave=[], start=start, demand={"shape": 3})})
-        RayBackend._grow(backend, 0.0)
+        RayBackend._scale(backend, 0.0)
         backend._demand.show.assert_called_once_with(shown)
         assert backend._spawn.call_count == len(start)

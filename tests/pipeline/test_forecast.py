@@ -247,10 +247,10 @@ def test_a_draw_holds_everything_below_its_mark():
     for limit, least, most in ((2**62, 20, 1 << 30), (2**62, 300, 1 << 30), (2**63, 20, 400), (0, 0, 1 << 30)):
         drawn = Draw(limit, least, most)
         for i, rank in enumerate(ranks):
-            drawn.see(Document(str(i), "x" * 10), rank, 10)
+            drawn.add(Document(str(i), "x" * 10), rank, 10)
         held = {row["rank"] for _, row in drawn.rows()}
-        assert {r for r in ranks if r < drawn.below} <= held and drawn.held == 10 * len(held)
-        assert drawn.held <= max(most, 10)
+        assert {r for r in ranks if r < drawn.below} <= held and drawn.bytes == 10 * len(held)
+        assert drawn.bytes <= max(most, 10)
         if most == 1 << 30:
             assert len(held) == max(least, sum(r < limit for r in ranks), 1)
 

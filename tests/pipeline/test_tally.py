@@ -111,7 +111,7 @@ def test_languages_as_long_as_texts_are_not_held():
     for i in range(50):
         tally.kept([doc(f"{i} " + "no language " * 500)])
         tally.dropped(doc(f"{i} " + "no language " * 500), "scored")
-    assert len(tally._kept) == len(tally._lost) == 1
+    assert len(tally._kept) == len(tally._dropped) == 1
 
 
 def test_which_signals_are_scores():

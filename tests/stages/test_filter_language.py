@@ -495,7 +495,7 @@ datasets:
 
 @pytest.mark.parametrize(("labels", "german"), [("lid176", "deu_Latn"), ("glot", "de")])
 def test_datasets_are_routed_by_a_language_identified_once(tmp_path, monkeypatch, glot, labels, german):
-    from pipeline.passes.rows import Taken, rows_of
+    from pipeline.passes.rows import Selection, rows_of
     from pipeline.recipe import load_recipe
     from pipeline.run import make_backend, run_recipe
     from pipeline.store.dataset import iter_rows
@@ -529,7 +529,7 @@ def test_datasets_are_routed_by_a_language_identified_once(tmp_path, monkeypatch
     # a stream of shards picks by the same names
     [part] = (tmp_path / "store" / "datasets" / "identified").glob("part-*.parquet")
     for wanted, docs in (("srp_Cyrl", 5), ("deu_Latn", 5), ("de", 5), ("rus_Cyrl", 5), ("rus_Latn", 0), ("ces", 0)):
-        assert sum(len(r.rows) for r in rows_of(str(part), Taken({"language": wanted}), ("bytes",))) == docs, wanted
+        assert sum(len(r.rows) for r in rows_of(str(part), Selection({"language": wanted}), ("bytes",))) == docs, wanted
 
     # another threshold asks the model of those alone whose verdict it changes
     known = {r.key for r in Log.read(store).records()}

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def store(bucket, monkeypatch) -> Store:
     monkeypatch.setattr(S3, "clock", HurriedClock())
-    monkeypatch.setattr(retry._Told, "at", -retry.QUIET_S)
+    monkeypatch.setattr(retry._LastWarning, "time", -retry.QUIET_S)
     return Store(f"{bucket}/some/store")
 
 
@@ -105,7 +105,7 @@ def test_what_makes_no_sense_to_repeat_is_not_repeated(s3_server, s3, store):
 
 def test_patience_ends_and_says_so_once_a_minute(s3_server, s3, store, monkeypatch, caplog):
     clock = store.remote.clock = HurriedClock(still=True)
-    monkeypatch.setattr(retry._Told, "at", clock.now() - 61)
+    monkeypatch.setattr(retry._LastWarning, "time", clock.now() - 61)
     s3_server.trouble(lambda *_: "503")
     with caplog.at_level(logging.WARNING, "tokenmill"):
         for _ in range(3):
@@ -147,7 +147,7 @@ def test_no_bucket_no_package_no_credentials(s3, monkeypatch, tmp_path):
 @pytest.mark.parametrize("own", ["abcdefgh12345678", "/slash/first+gh12345678"])       # AWS draws slashes, too
 def test_secrets_do_not_get_into_messages(text, own, monkeypatch):
     monkeypatch.setenv("SOME_SECRET_ACCESS_KEY", own)
-    said = retry.say(OSError(f"{text} {own}"))
+    said = retry.error_text(OSError(f"{text} {own}"))
     for secret in ("AKIA", "deadbeef", "hf_abc", "pass" "word", "ya29.a0", "gh12345678"):
         assert secret not in said
 

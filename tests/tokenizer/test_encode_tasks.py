@@ -399,7 +399,7 @@ def test_batches_are_bounded_in_bytes_and_stay_in_a_row_group(tmp_path):
             assert sum(map(len, texts)) <= BATCH_BYTES or len(texts) == 1
             first, last = int(some.rows[0]), int(some.rows[-1])
             assert not any(first < s <= last for s in starts)
-            assert some.seen == len(texts) <= 256
+            assert some.rows_read == len(texts) <= 256
             rows += some.rows.tolist()
             ids += some.ids
         assert rows == list(range(len(docs)))

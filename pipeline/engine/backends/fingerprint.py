@@ -29,10 +29,10 @@ def declared_libraries() -> list[str]:
     base and its pipeline, and those that add steps and readers."""
     added = {e.dist.name.lower() for group in GROUPS for e in metadata.entry_points(group=group) if e.dist is not None}
     try:
-        wanted = metadata.requires("tokenmill") or []
+        requirements = metadata.requires("tokenmill") or []
     except metadata.PackageNotFoundError:       # the code was shipped as plain folders
         return sorted(added)
-    chosen = [r for r in wanted if "extra ==" not in r or re.search(r"extra == ['\"]pipeline['\"]", r)]
+    chosen = [r for r in requirements if "extra ==" not in r or re.search(r"extra == ['\"]pipeline['\"]", r)]
     return sorted({re.split(r"[^A-Za-z0-9._-]", r, maxsplit=1)[0].lower() for r in chosen} | added)
 
 
@@ -47,13 +47,13 @@ def roots() -> dict[str, str]:
 
 def code_hash(places: dict[str, str]) -> str:
     """Returns a hash of the Python sources of the packages, over relative paths and contents."""
-    h = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, root in sorted(places.items()):
         for path in sorted(Path(root).rglob("*.py")) if root else ():
             body = path.read_bytes()
-            h.update(f"{name}/{path.relative_to(root).as_posix()}\0{len(body)}\0".encode())
-            h.update(body)
-    return h.hexdigest()
+            digest.update(f"{name}/{path.relative_to(root).as_posix()}\0{len(body)}\0".encode())
+            digest.update(body)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,16 @@ def fingerprint(libraries: list[str]) -> Fingerprint:
     return Fingerprint(socket.gethostname(), code_hash(places), places, platform.python_version(), versions, cpu_tag())
 
 
-def differences(ours: Fingerprint, theirs: Fingerprint) -> list[str]:
-    """Returns the differences in `theirs` that would change results, in words; [] if there are none. Folders may
-    differ, and so may the CPU. Only numeric tasks depend on the CPU, and they declare the kind they need
-    (`TaskSpec.cpu`)."""
+def differences(own: Fingerprint, other: Fingerprint) -> list[str]:
+    """Returns the differences of `other` from our `own` fingerprint that would change results, in words; [] if there
+    are none. Folders may differ, and so may the CPU. Only numeric tasks depend on the CPU, and they declare the kind
+    they need (`TaskSpec.cpu`)."""
     result = []
-    if ours.code != theirs.code:
-        result.append(f"other code (there: {', '.join(sorted({r or 'missing' for r in theirs.roots.values()}))})")
-    if ours.python != theirs.python:
-        result.append(f"Python {theirs.python} instead of {ours.python}")
-    for name, version in ours.libraries.items():
-        if theirs.libraries.get(name, "") != version:
-            result.append(f"{name} {theirs.libraries.get(name) or 'missing'} instead of {version or 'none'}")
+    if own.code != other.code:
+        result.append(f"other code (there: {', '.join(sorted({r or 'missing' for r in other.roots.values()}))})")
+    if own.python != other.python:
+        result.append(f"Python {other.python} instead of {own.python}")
+    for name, version in own.libraries.items():
+        if other.libraries.get(name, "") != version:
+            result.append(f"{name} {other.libraries.get(name) or 'missing'} instead of {version or 'none'}")
     return result

@@ -142,7 +142,7 @@ class Fleet:
         self._unplaced_since: dict[ResourceRequest, float] = {}      # kinds that no supervisor takes
         self._deaths, self._last_death = 0, ""       # supervisors that died before they were ready, in a row
         self.alone_since: float | None = None        # since when a supervisor is needed and none is ready
-        self._looked = float("inf")
+        self._polled_at = float("inf")
 
     @property
     def usable(self) -> list[WorkerSlot]:
@@ -157,7 +157,7 @@ class Fleet:
         if not self.hosts:
             return {}
         missing = [k for k in waiting if not any(p.takes(k) for p in self.worker_slots.values())
-                   and not any(self._could(h, k) for h in self.hosts.values())]
+                   and not any(self._could_run(h, k) for h in self.hosts.values())]
         for kind in missing:
             if kind not in self._unfit_since and self.fit_s:
                 log.warning("waiting up to %.0f s for a node: a task cannot run yet: %s", self.fit_s, self._why(kind))
@@ -171,7 +171,7 @@ class Fleet:
     def _open_hosts(self) -> list[Host]:
         return [h for h in self.hosts.values() if not h.draining and h.name not in self.refused]
 
-    def _could(self, host: Host, kind: ResourceRequest) -> bool:
+    def _could_run(self, host: Host, kind: ResourceRequest) -> bool:
         """Whether one task of this kind would fit this node if no other program used it."""
         return (not host.draining and host.name not in self.refused
                 and (not kind.cpu or self.tags.get(host.id, kind.cpu) == kind.cpu)
@@ -180,13 +180,13 @@ class Fleet:
     def before_poll(self, now: float) -> None:
         """Discount time in which this driver did not poll, because the machine was suspended or the driver was stopped.
         Nobody received the supervisors' answers in that time, so it must make no supervisor late."""
-        if (blind := now - self._looked) > BLIND_S:
+        if (blind := now - self._polled_at) > BLIND_S:
             for slot in self.worker_slots.values():
                 slot.polled = min(now, slot.polled + blind)
                 slot.started += 0.0 if slot.ready else min(now - slot.started, blind)
             if self.alone_since is not None:
                 self.alone_since = min(now, self.alone_since + blind)
-        self._looked = now
+        self._polled_at = now
 
     # -- what to do ----------------------------------------------------------------------------------------------
     def plan(self, hosts: Iterable[Host], now: float) -> ScalingPlan:
@@ -204,35 +204,35 @@ class Fleet:
                 plan.leave.append(slot)
                 self._crashed(slot, now)
         free = {h.id: self._free(h) for h in self._open_hosts() if now >= self._crashes.get(h.id, (0, 0.0))[1]}
-        left = self._left()
-        numbers = {h: {n for at, n in self.worker_slots if at == h} for h in free}
+        spare = self._spare_children()
+        numbers = {h: {n for node, n in self.worker_slots if node == h} for h in free}
         preempting = self._preempting_for(free, plan, now)
         self._unplaced_since = {k: since for k, since in self._unplaced_since.items() if k in self.waiting}
         for kind in sorted(self.waiting, key=lambda k: (k not in preempting, -k.gpus, -k.memory_mb, k.cpu)):
-            able = self._able(kind, plan)
+            able = self._takers(kind, plan)
             short = self.waiting[kind] - sum(p.room(kind) for p in able)
             placed = 0
-            for id, rest in free.items():
+            for id, room in free.items():
                 host = self.hosts[id]
-                if not self._could(host, kind):
+                if not self._could_run(host, kind):
                     self._warn_too_small(host, kind)
                     continue
                 elsewhere = preempting - {kind} and self.workers is not None and not kind.gpus
                 if elsewhere or self._preempted.get(id, (kind, 0))[0] != kind:
                     continue                              # freed room is reserved for the kind that preempted
-                while short > placed and (shape := rest.shape_for(host.clamp(kind), left)) is not None:
+                while short > placed and (shape := room.shape_for(host.clamp(kind), spare)) is not None:
                     number = next(n for n in range(len(numbers[id]) + 1) if n not in numbers[id])
                     numbers[id].add(number)
                     plan.start.append((host, number, shape))
-                    rest = free[id] = rest.less(shape)
-                    left -= 0 if shape.gpus else shape.slots
+                    room = free[id] = room.less(shape)
+                    spare -= 0 if shape.gpus else shape.slots
                     placed += self.slot(host, number, shape).capacity(kind)
             if short > placed:
                 if not able and not placed and kind not in preempting:
                     going = self._preempt(kind, free, plan)
                     plan.leave += going
                     self._preempted.update({p.host: (kind, now) for p in going})
-                plan.demand[kind] = min(short - placed, MAX_DEMAND if kind.gpus else max(0, min(left, MAX_DEMAND)))
+                plan.demand[kind] = min(short - placed, MAX_DEMAND if kind.gpus else max(0, min(spare, MAX_DEMAND)))
             if able or placed or kind in preempting:
                 self._unplaced_since.pop(kind, None)
             else:
@@ -246,12 +246,12 @@ class Fleet:
         for host, (kind, _) in list(self._preempted.items()):
             if any(p.leaving and p.host == host for p in self.worker_slots.values()):
                 self._preempted[host] = kind, now
-            if host not in free or kind not in self.waiting or self._able(kind, plan) \
+            if host not in free or kind not in self.waiting or self._takers(kind, plan) \
                     or now - self._preempted[host][1] > PREEMPT_S:
                 del self._preempted[host]
         return {kind for kind, _ in self._preempted.values()}
 
-    def _able(self, kind: ResourceRequest, plan: ScalingPlan) -> list[WorkerSlot]:
+    def _takers(self, kind: ResourceRequest, plan: ScalingPlan) -> list[WorkerSlot]:
         """Returns the supervisors that stay and can take a task of this kind, including those that are still
         starting."""
         return [p for p in self.worker_slots.values() if not p.leaving and p not in plan.leave and p.takes(kind)]
@@ -271,13 +271,14 @@ class Fleet:
         supervisor for a while. There is no such pause after a failed start if no supervisor is ready or starting on a
         node without crashes, so that a hopeless run ends soon."""
         before = 0 if slot.ready and now - slot.started > STEADY_S else self._crashes.get(slot.host, (0, 0.0))[0]
-        alone = not slot.ready and not self._well()
-        rest = min(LONGEST_REST_S, REST_S * 2 ** before) if before and not alone else 0.0
-        self._crashes[slot.host] = before + 1, now + rest
-        if rest > 10:
-            log.warning("node %s lost %d supervisors in a row: it gets no work for %.0f s", slot.name, before + 1, rest)
+        alone = not slot.ready and not self._any_sound()
+        pause_s = min(LONGEST_REST_S, REST_S * 2 ** before) if before and not alone else 0.0
+        self._crashes[slot.host] = before + 1, now + pause_s
+        if pause_s > 10:
+            log.warning("node %s lost %d supervisors in a row: it gets no work for %.0f s", slot.name, before + 1,
+                        pause_s)
 
-    def _well(self) -> bool:
+    def _any_sound(self) -> bool:
         """Whether a supervisor is ready, or is starting on a node without recent crashes."""
         return any(p.ready or p.host not in self._crashes for p in self.worker_slots.values())
 
@@ -293,7 +294,7 @@ class Fleet:
             return None
         if self.alone_since is None:
             self.alone_since = now
-        if self._deaths >= MAX_DEATHS and not self._well():
+        if self._deaths >= MAX_DEATHS and not self._any_sound():
             return f"supervisors die before they are ready: {self._last_death}"
         if self.refused and not self.worker_slots and all(h.name in self.refused for h in self.hosts.values()
                                                    if h.cpus or h.gpus):
@@ -309,13 +310,13 @@ class Fleet:
     def _warn_of_waiting(self, kind: ResourceRequest, now: float) -> None:
         """Warn once that tasks of this kind wait for room that other programs use. (`set_demand` warns of tasks that
         fit no node.)"""
-        able = [h for h in self.hosts.values() if self._could(h, kind)]
+        able = [h for h in self.hosts.values() if self._could_run(h, kind)]
         if not able or not self._unplaced_since.setdefault(kind, now) + WARN_S <= now or ("", kind) in self._warned:
             return
         self._warned.add(("", kind))
         log.warning("%d tasks that declare %s have been waiting for %.0f s for a place: %s", self.waiting[kind],
                     needs(kind), now - self._unplaced_since[kind],
-                    f"--workers {self.workers} are at work" if self._left() < 1 and not kind.gpus
+                    f"--workers {self.workers} are at work" if self._spare_children() < 1 and not kind.gpus
                     else self._places(able))
 
     @staticmethod
@@ -331,9 +332,9 @@ class Fleet:
         return WorkerSlot(shape.slots, max(1, shape.memory_mb - OWN_MB), shape.gpus, self.tags.get(host.id, ""),
                           host.name, host.largest_mb or 0, host=host.id, number=number, shape=shape)
 
-    def _left(self) -> int:
-        taken = sum(p.slots for p in self.worker_slots.values() if not p.gpus)
-        return self.workers - taken if self.workers is not None else 1 << 30
+    def _spare_children(self) -> int:
+        in_use = sum(p.slots for p in self.worker_slots.values() if not p.gpus)
+        return self.workers - in_use if self.workers is not None else 1 << 30
 
     def _free(self, host: Host) -> Available:
         free = Available(host.cpus, host.memory_mb, host.gpus).less(host.others)
@@ -351,17 +352,17 @@ class Fleet:
             return []
         best: tuple[int, list[WorkerSlot]] | None = None
         for host in (self.hosts[id] for id in free):
-            if not self._could(host, kind):
+            if not self._could_run(host, kind):
                 continue
-            room, left, going = free[host.id], self._left(), []
+            room, spare, going = free[host.id], self._spare_children(), []
             movable = [p for p in self.worker_slots.values() if p.host == host.id and p.ready
                        and (p.served or not any(p.takes(k) for k in self.waiting))]
             for slot in sorted(movable, key=lambda p: (len(p.open), p.number)):
                 going.append(slot)
                 room = Available(room.cpus + slot.shape.cpus, room.memory_mb + slot.shape.memory_mb,
                             room.gpus + slot.shape.gpus)
-                left += 0 if slot.gpus else slot.slots
-                if room.shape_for(host.clamp(kind), left) is not None:
+                spare += 0 if slot.gpus else slot.slots
+                if room.shape_for(host.clamp(kind), spare) is not None:
                     cost = sum(len(p.open) for p in going)
                     if best is None or cost < best[0]:
                         best = cost, going

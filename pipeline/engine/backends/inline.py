@@ -57,13 +57,13 @@ class InlineBackend:
     def wait(self, timeout: float) -> list[Event]:
         if not self._queue:
             return []
-        a = self._queue.popleft()
+        assignment = self._queue.popleft()
         cursor = Cursor()
         try:
-            return [Done(a.id, run_attempt(a.spec, self.store, a.attempt, cursor, self.scratch, skip=a.skip,
-                                           clock=self._clock))]
+            return [Done(assignment.id, run_attempt(assignment.spec, self.store, assignment.attempt, cursor,
+                                                    self.scratch, skip=assignment.skip, clock=self._clock))]
         except Exception as e:
-            return [Failed(a.id, failure(e, cursor.read()[0]))]
+            return [Failed(assignment.id, failure(e, cursor.read()[0]))]
         finally:
             self.interruptible = False
 

@@ -59,13 +59,13 @@ class Capacity:
 
     def capacity(self, kind: ResourceRequest) -> int:
         """Number of tasks of this kind that can run at a time if no others do."""
-        found = self._capacity.get((kind, self.cpu))
-        if found is None:                        # cached: computed for every worker and assignment
-            found = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1))) if self.takes(kind) else 0
+        count = self._capacity.get((kind, self.cpu))
+        if count is None:                        # cached: computed for every worker and assignment
+            count = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1))) if self.takes(kind) else 0
             if kind.gpus:
-                found = min(found, per_devices(self.gpus, kind.gpus))
-            self._capacity[kind, self.cpu] = found
-        return found
+                count = min(count, per_devices(self.gpus, kind.gpus))
+            self._capacity[kind, self.cpu] = count
+        return count
 
     def room(self, kind: ResourceRequest) -> int:
         """Number of further tasks of this kind that would start at once."""
@@ -94,10 +94,10 @@ class Capacity:
 
     def remove(self, ids: Iterable[int]) -> set[int]:
         """Remove those of `ids` that it has, and return them."""
-        mine = {i for i in ids if self.open.pop(i, None) is not None}
-        if mine:
+        removed = {i for i in ids if self.open.pop(i, None) is not None}
+        if removed:
             self._pack()
-        return mine
+        return removed
 
     def _pack(self) -> None:
         """Count the assignments of `open` that can run together, taken in the order in which `Supervisor` starts them.
@@ -111,7 +111,7 @@ class Capacity:
                 self._gpus += gpus
 
 
-B = TypeVar("B", bound=Capacity)
+WorkerT = TypeVar("WorkerT", bound=Capacity)
 
 
 def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
@@ -128,7 +128,7 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
     return -prefetched if prefetched < capacity else -max(1, sum(b.slots for b in workers))
 
 
-def most_room(workers: Sequence[B], kind: ResourceRequest) -> list[B]:
+def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT]:
     """Returns the workers that an assignment of this kind may go to, best first. If some would start it at once, only
     these are returned. Equal workers stay in their order."""
     rooms = [(-room, place, b) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
@@ -220,12 +220,12 @@ def needs(kind: ResourceRequest) -> str:
 def cannot(kind: ResourceRequest, places: Iterable[tuple[str, int, float, str]]) -> str:
     """Returns words that say why a kind of task fits no node. `places`: (name, largest task in MB, GPUs, CPU tag or "")
     of every node."""
-    found = sorted(places, key=lambda p: (p[1], p[2], p[0]))
-    if not found:
+    ordered = sorted(places, key=lambda p: (p[1], p[2], p[0]))
+    if not ordered:
         return f"it declares {needs(kind)}, and there is no node"
-    name, memory, gpus, _ = found[-1]
-    tags = Counter(p[3] for p in found if p[3])
-    said = f"it declares {needs(kind)}; the largest node, {name}, can give a task {memory:,} MB and {gpus:g} GPUs"
+    name, memory, gpus, _ = ordered[-1]
+    tags = Counter(p[3] for p in ordered if p[3])
+    reason = f"it declares {needs(kind)}; the largest node, {name}, can give a task {memory:,} MB and {gpus:g} GPUs"
     if kind.cpu and kind.cpu not in tags:
-        said += f", and the nodes are {', '.join(sorted(tags)) or 'of unknown type'}"
-    return said
+        reason += f", and the nodes are {', '.join(sorted(tags)) or 'of unknown type'}"
+    return reason

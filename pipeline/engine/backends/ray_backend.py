@@ -79,9 +79,9 @@ class NoNodes(TokenmillError):
 class SupervisorActor:
     """A `Supervisor` as a Ray actor. Assignments and events are encoded as JSON on their way (`engine.messages`)."""
 
-    def __init__(self, store: str, slots: int, limits: dict[str, Any], **kw: Any) -> None:
+    def __init__(self, store: str, slots: int, limits: dict[str, Any], **options: Any) -> None:
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        self._supervisor = Supervisor(store, slots, Limits(**limits), devices=devices, **kw)
+        self._supervisor = Supervisor(store, slots, Limits(**limits), devices=devices, **options)
 
     def poll(self, assignments: list[dict[str, Any]], timeout: float, linger: float) -> list[dict[str, Any]]:
         events = self._supervisor.poll([ASSIGNMENTS.decode(a) for a in assignments], timeout, linger)
@@ -121,15 +121,15 @@ class RayBackend:
         self.nodes_lost = 0                           # supervisors that died after they were ready
         self._keys: dict[int, str] = {}               # id of an open assignment → its task key
         self._demand = PendingDemand()
-        self._given_back: list[Event] = []            # events for the next `wait`
+        self._returned: list[Event] = []            # events for the next `wait`
         self._head: threading.Event | None = None     # set to end the watch over Ray's head
         self._started = self._own = False
         self._temp: Scratch | None = None
         self._witness: str | None = None
         self._gaps: set[str] = set()                  # gaps of confinement that the user was warned of
         self._libraries = declared_libraries()
-        self._print: Fingerprint | None = None        # fingerprint of this process at its start
-        self._grown = float("-inf")
+        self._own_fingerprint: Fingerprint | None = None        # fingerprint of this process at its start
+        self._planned_at = float("-inf")
         self._exporter = Exporter()
 
     # -- start and end -------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class RayBackend:
             self._witness = f"runs/{WITNESS}{self._clock.new_id()}"    # on a cluster a local path must be a shared one
             self.store.write(self._witness, b"")
         self.fleet.waiting = {ResourceRequest(max(self.child_memory_mb, memory_mb)): 1}   # until `set_demand` is called
-        self._print = fingerprint(self._libraries)    # taken now: files edited later must not change it
+        self._own_fingerprint = fingerprint(self._libraries)    # taken now: files edited later must not change it
         self._started, self.fleet.alone_since = True, None
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class RayBackend:
 
     def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         if set(waiting) - set(self.fleet.waiting):
-            self._grown = float("-inf")               # a new kind of task: plan supervisors for it now
+            self._planned_at = float("-inf")               # a new kind of task: plan supervisors for it now
         return self.fleet.set_demand(waiting, self._clock.now())
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
@@ -200,17 +200,17 @@ class RayBackend:
 
     def cancel(self, ids: list[int]) -> None:
         for slot in self.fleet.worker_slots.values():
-            mine = self._settle(slot, ids)
-            slot.unsent = [a for a in slot.unsent if a.id not in mine]
-            if mine:
-                slot.actor.cancel.remote(sorted(mine))     # runs after the poll in flight, whose events may still come
+            removed = self._settle(slot, ids)
+            slot.unsent = [a for a in slot.unsent if a.id not in removed]
+            if removed:
+                slot.actor.cancel.remote(sorted(removed))  # runs after the poll in flight, whose events may still come
 
     def wait(self, timeout: float) -> list[Event]:
         now = self._clock.now()
         self.fleet.before_poll(now)
-        if due := now - self._grown > GROW_S:
-            self._grown = now
-            self._grow(now)
+        if due := now - self._planned_at > GROW_S:
+            self._planned_at = now
+            self._scale(now)
         self._dismiss([p for p in self.fleet.worker_slots.values() if p.leaving and not p.open])
         for slot in self.fleet.worker_slots.values():
             if slot.poll is None and slot.open:
@@ -218,7 +218,7 @@ class RayBackend:
                 slot.poll, slot.polled = slot.actor.poll.remote([encode(a) for a in slot.unsent], POLL_S, linger), now
                 slot.unsent = []
         polls = {p.poll: p for p in self.fleet.worker_slots.values() if p.poll is not None}
-        events, self._given_back = self._given_back, []
+        events, self._returned = self._returned, []
         if not polls:
             self._check_any()
             if not (events or due):
@@ -233,12 +233,12 @@ class RayBackend:
             try:
                 answer = ray.get(ref)
             except RayError as e:
-                events += self._lost(slot, cause(e), getattr(e, "preempted", False))
+                events += self._handle_death(slot, cause(e), getattr(e, "preempted", False))
                 continue
             try:
-                events += self._heard(slot, [EVENTS.decode(e) for e in answer])
+                events += self._handle_events(slot, [EVENTS.decode(e) for e in answer])
             except ProtocolError as e:
-                events += self._lost(slot, f"it does not speak the engine's protocol: {e}")
+                events += self._handle_death(slot, f"it does not speak the engine's protocol: {e}")
         for slot in polls.values():
             silent = self._clock.now() - slot.polled
             late, slot.late = slot.late, slot.ready and silent > POLL_S + LATE_S
@@ -247,7 +247,7 @@ class RayBackend:
                             "%.0f s unless they do: see whether that machine, or the network to it, stands still",
                             slot.host, silent, SILENT_S - silent)
             if slot.late and silent > SILENT_S:
-                events += self._lost(slot, f"it has not answered for {silent:.0f} s")
+                events += self._handle_death(slot, f"it has not answered for {silent:.0f} s")
         self._check_any()
         return events + self._report(due)
 
@@ -258,7 +258,7 @@ class RayBackend:
         running = (s for p in self.fleet.worker_slots.values() for s in p.running if s.id in p.open)
         return [StatusReport(tuple(running))] if due else []
 
-    def _heard(self, slot: WorkerSlot, events: list[Event]) -> list[Event]:
+    def _handle_events(self, slot: WorkerSlot, events: list[Event]) -> list[Event]:
         for event in events:
             match event:
                 case Ready():
@@ -271,17 +271,17 @@ class RayBackend:
 
     def _settle(self, slot: WorkerSlot, ids: Iterable[int]) -> set[int]:
         """Remove assignments from the slot of a supervisor; returns those of `ids` that it had."""
-        mine = slot.remove(ids)
-        for i in mine:
+        removed = slot.remove(ids)
+        for i in removed:
             self._keys.pop(i, None)
-        return mine
+        return removed
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
         if ray.is_initialized():
             self._exporter.export(run, snapshot, self.nodes_lost)
 
     # -- nodes ---------------------------------------------------------------------------------------------------
-    def _grow(self, now: float) -> None:
+    def _scale(self, now: float) -> None:
         """Start and end supervisors as the fleet decides. A new supervisor gets work only once it has answered."""
         scaling = self.fleet.plan(self._hosts(), now)
         for slot in scaling.leave:
@@ -302,12 +302,12 @@ class RayBackend:
             if not info["Alive"]:
                 continue
             id, total = info["NodeID"], info["Resources"]
-            ours = [p.shape for p in self.fleet.worker_slots.values() if p.host == id]
+            shapes = [p.shape for p in self.fleet.worker_slots.values() if p.host == id]
             used = {r: total.get(r, 0.0) - free.get(id, total).get(r, 0.0) for r in ("CPU", "memory", "GPU")}
-            others = ResourceShape(0, max(0, round(used["CPU"]) - sum(s.cpus for s in ours)),
-                           max(0, (int(used["memory"]) >> 20) - sum(s.memory_mb for s in ours)),
-                           max(0, round(used["GPU"]) - sum(s.gpus for s in ours)))
-            if self._demand.shown and not ours:
+            others = ResourceShape(0, max(0, round(used["CPU"]) - sum(s.cpus for s in shapes)),
+                           max(0, (int(used["memory"]) >> 20) - sum(s.memory_mb for s in shapes)),
+                           max(0, round(used["GPU"]) - sum(s.gpus for s in shapes)))
+            if self._demand.shown and not shapes:
                 others = NOTHING                       # a new node briefly runs our pending demand
             name = f"{info.get('NodeManagerHostname') or info['NodeManagerAddress']} ({id[:8]})"
             memory, largest = int(total.get("memory", 0)) >> 20, None
@@ -340,11 +340,11 @@ class RayBackend:
 
     def _greet(self, slot: WorkerSlot, ready: Ready) -> None:
         """Accept or refuse a supervisor after its first answer."""
-        assert self._print is not None, "start() comes first"
-        ours, theirs = self._print, ready.fingerprint
-        slot.fingerprint = theirs
-        wrong = differences(ours, theirs)
-        if wrong and theirs.code == code_hash(roots()) != ours.code:
+        assert self._own_fingerprint is not None, "start() comes first"
+        own, remote = self._own_fingerprint, ready.fingerprint
+        slot.fingerprint = remote
+        wrong = differences(own, remote)
+        if wrong and remote.code == code_hash(roots()) != own.code:
             wrong.append("which is what stands here by now: the code was changed since this run began; run again")
         if ready.sees_store is False:
             wrong.append(f"it does not see the store {self.store.root}; put the store on a file system that all nodes "
@@ -358,10 +358,10 @@ class RayBackend:
         if gaps and gaps not in self._gaps:
             self._gaps.add(gaps)
             log.warning("workers cannot be confined as they should be on node %s and others: %s", slot.name, gaps)
-        self.fleet.tags[slot.host] = theirs.cpu
+        self.fleet.tags[slot.host] = remote.cpu
         for p in self.fleet.worker_slots.values():
             if p.host == slot.host:
-                p.cpu = theirs.cpu
+                p.cpu = remote.cpu
         self.fleet.greeted(slot, self._clock.now())
 
     def _vacate(self, slot: WorkerSlot) -> None:
@@ -371,13 +371,13 @@ class RayBackend:
         waiting = set(slot.open).difference(status.id for status in slot.running)
         if waiting:
             why = f"node {slot.name} is drained" if slot.drained else f"node {slot.name} makes way"
-            self._given_back.append(Returned(tuple(sorted(waiting)), why))
+            self._returned.append(Returned(tuple(sorted(waiting)), why))
             self.cancel(sorted(waiting))
         if slot.drained:
             log.warning("node %s is drained: %d tasks finish there, %d go elsewhere", slot.name, len(slot.open),
                         len(waiting))
 
-    def _lost(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
+    def _handle_death(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
         """Handle the death of a supervisor: its assignments go back to the scheduler. Another supervisor starts when
         there is room."""
         self.nodes_lost += slot.ready
@@ -394,7 +394,7 @@ class RayBackend:
 
     def _drop(self, slot: WorkerSlot) -> None:
         self.fleet.worker_slots.pop((slot.host, slot.number), None)
-        self._grown = self._clock.now() - GROW_S + 0.5          # plan a replacement soon
+        self._planned_at = self._clock.now() - GROW_S + 0.5          # plan a replacement soon
         with contextlib.suppress(RayError):
             ray.kill(slot.actor)
 

@@ -29,11 +29,11 @@ class PendingDemand:
             pending = self.shown.pop(kind, [])
             if pending:
                 _, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
-            wanted = demand.get(kind, 0)
-            for ref in pending[wanted:]:
+            count = demand.get(kind, 0)
+            for ref in pending[count:]:
                 ray.cancel(ref)
             need = {"num_cpus": 0 if kind.gpus else 1, "num_gpus": share(kind.gpus) if kind.gpus else 0,
                     "memory": kind.memory_mb + OWN_MB << 20}
-            pending = pending[:wanted] + [_pending_task.options(**need).remote() for _ in range(wanted - len(pending))]
+            pending = pending[:count] + [_pending_task.options(**need).remote() for _ in range(count - len(pending))]
             if pending:
                 self.shown[kind] = pending

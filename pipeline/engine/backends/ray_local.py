@@ -19,7 +19,7 @@ log = logging.getLogger("tokenmill")
 
 def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
     """Start Ray on this machine and connect to it. Raises ClusterError when Ray does not come up."""
-    for left in reversed(range(STARTS)):
+    for remaining in reversed(range(STARTS)):
         try:
             ray.init(address="local", num_cpus=cpus, object_store_memory=object_store_mb << 20,
                      include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=temp, **QUIET)
@@ -28,7 +28,7 @@ def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
             _end_what_began(e)
             ray.shutdown()
             why = " ".join(str(e).split())[:200]
-            if not left:
+            if not remaining:
                 raise ClusterError(f"Ray does not start here ({why}); see that there is free memory and room in "
                                    f"{tempfile.gettempdir()}, or run with --backend process") from e
             log.warning("Ray did not start here (%s): once more", why)

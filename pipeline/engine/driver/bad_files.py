@@ -32,7 +32,7 @@ class BadFiles:
         self.written = allowed
         self.allowed = allowed if isinstance(allowed, int) else max(ALWAYS, int(allowed * files))
         #: source → file → reason → bytes not read
-        self.found: dict[str, dict[str, dict[str, int]]] = {}
+        self.by_source: dict[str, dict[str, dict[str, int]]] = {}
         #: files that killed children, until their task has a record: (task's key, number of the file) → the task's
         #: label and the reason
         self._dying: dict[tuple[str, int], str] = {}
@@ -46,9 +46,9 @@ class BadFiles:
     def add(self, bad_files: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
         """Count bad files: source → file → reason → bytes not read."""
         for source, files in bad_files.items():
-            known = self.found.setdefault(source, {})
+            files_of_source = self.by_source.setdefault(source, {})
             for file, reasons in files.items():
-                known[file] = dict(reasons)                  # two datasets may read the same source
+                files_of_source[file] = dict(reasons)                  # two datasets may read the same source
 
     def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
         """Count a file that killed the processes that read it, as a supervisor has just reported. Does nothing if the
@@ -58,7 +58,7 @@ class BadFiles:
 
     def check(self) -> None:
         """Raise TooManyBadFiles when the budget is exceeded."""
-        count = sum(map(len, self.found.values())) + len(self._dying)
+        count = sum(map(len, self.by_source.values())) + len(self._dying)
         if count > self.allowed:
             named = ", ".join(_first([*self.listed(), *self._dying.values()]))
             raise TooManyBadFiles(
@@ -67,7 +67,7 @@ class BadFiles:
 
     def listed(self, source: str | None = None) -> Iterator[str]:
         """Yield 'SOURCE: FILE (reasons)' for each bad file."""
-        for name, files in sorted(self.found.items()):
+        for name, files in sorted(self.by_source.items()):
             for file, reasons in sorted(files.items() if source in (None, name) else ()):
                 yield f"{name}: {file} ({', '.join(sorted(reasons))})"
 
@@ -76,7 +76,7 @@ class BadFiles:
         records of sources; each begins with the source. The files of a source that could not be read are appended to
         its line."""
         lines = {line.partition(":")[0].partition(" gave")[0]: line for line in of_records}
-        for name, files in sorted(self.found.items()):
+        for name, files in sorted(self.by_source.items()):
             size = sum(n for reasons in files.values() for n in reasons.values())
             named = ", ".join(_first([s.partition(": ")[2] for s in self.listed(name)]))
             source = f"source '{name}'"
@@ -88,7 +88,7 @@ class BadFiles:
     def check_source(self, source: str, files: int, detail: str = "") -> None:
         """Raise TooManyBadFiles for a source whose reader failed in every file, because its settings or its code must
         be wrong. Called for a source that gave no document; `detail` is the reader's message about the first file."""
-        failed = [file for file, reasons in self.found.get(source, {}).items() if any(map(_of_the_reader, reasons))]
+        failed = [file for file, reasons in self.by_source.get(source, {}).items() if any(map(_of_the_reader, reasons))]
         if files and len(failed) >= files:
             named = ", ".join(_first(list(self.listed(source)))) + (f": {detail.rstrip('.')}" if detail else "")
             raise TooManyBadFiles(f"source '{source}': its reader failed in every file: {named}; see that `read:` and "

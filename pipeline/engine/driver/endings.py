@@ -29,8 +29,9 @@ class TaskFailed(TokenmillError):
     def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = (), verdict: str = "") -> None:
         self.spec, self.reasons = spec, reasons
         times = f" {len(reasons)} times" if len(reasons) > 1 else ""
-        latest, count = {gist(r): r for r in reasons}, Counter(map(gist, reasons))
-        listing = "; ".join(r if len(latest) == 1 else f"{r} (× {count[g]})" for g, r in latest.items())
+        latest, count = {gist(reason): reason for reason in reasons}, Counter(map(gist, reasons))
+        listing = "; ".join(reason if len(latest) == 1 else f"{reason} (× {count[key]})"
+                            for key, reason in latest.items())
         super().__init__(f"{spec.node}: {spec.label or spec.key} failed{times}: {listing}"
                          f"{f' ({verdict})' if verdict else ''}")
         for traceback in dict.fromkeys(tracebacks):

@@ -66,7 +66,7 @@ class BaseRate:
         """Count an event, such as the death of a node, that ended `attempts` attempts. Reports that name the same host
         within SAME_DEATH_S are one event."""
         self.lost[cause] += attempts
-        self._deaths = {name: at for name, at in self._deaths.items() if now - at <= SAME_DEATH_S}
+        self._deaths = {name: time for name, time in self._deaths.items() if now - time <= SAME_DEATH_S}
         if host not in self._deaths:
             self.events[cause] += 1
         if host:

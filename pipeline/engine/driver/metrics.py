@@ -77,14 +77,14 @@ def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
     passed, encoded = "stages" in counters, "quarantined" in counters and "train" in counters
     if not passed and not encoded:
         return dict.fromkeys(OUTCOMES, 0)
-    lost = sum(counters["quarantined"].values())
+    quarantined = sum(counters["quarantined"].values())
     if encoded:                                               # the documents of two splits
         kept = counters["train"]["docs"] + counters["val"]["docs"]
-        return {"in": kept + lost, "kept": kept, "dropped": 0, "quarantined": lost}
-    seen, kept = (sum(source["docs"] for source in counters[key].values()) for key in ("in", "kept"))
+        return {"in": kept + quarantined, "kept": kept, "dropped": 0, "quarantined": quarantined}
+    documents, kept = (sum(source["docs"] for source in counters[key].values()) for key in ("in", "kept"))
     dropped = sum(n for stage in counters["stages"].values()
                   for sources in stage["dropped"].values() for n in sources.values())
-    return {"in": seen, "kept": kept, "dropped": dropped, "quarantined": lost}
+    return {"in": documents, "kept": kept, "dropped": dropped, "quarantined": quarantined}
 
 
 def samples(run: str, snapshot: Mapping[str, Any], nodes_lost: int = 0) -> Iterator[Sample]:

@@ -58,30 +58,30 @@ class _Node:
     hung: int = 0
     cpu_s: float = 0.0
     started: float | None = None    # when tasks began to run; None while they wait for workers
-    spent: float = 0.0              # seconds it ran before `started`
+    earlier_s: float = 0.0              # seconds it ran before `started`
 
     def seconds(self, now: float) -> float:
-        return self.spent + (now - self.started if self.started is not None else 0.0)
+        return self.earlier_s + (now - self.started if self.started is not None else 0.0)
 
     def start(self, when: float) -> None:
         if self.started is None and self.done < self.parts:
             self.started = when
 
     def stop(self, now: float) -> None:
-        self.spent, self.started = self.seconds(now), None
+        self.earlier_s, self.started = self.seconds(now), None
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        s = max(self.seconds(now), 1e-3)
-        rate = self.weight_run / s
-        left = self.weight - self.weight_done
+        seconds = max(self.seconds(now), 1e-3)
+        rate = self.weight_run / seconds
+        remaining = self.weight - self.weight_done
         return {"parts": self.parts, "done": self.done, "running": self.running, "reused": self.fresh,
                 "bytes": self.weight,
                 "bytes_done": self.weight_done, "docs": self.docs, "quarantined": self.quarantined,
                 "failed_attempts": self.failed, "retried": self.retried, "doubled": self.doubled,
                 "bytes_run": self.weight_run, "documents_run": dict(self.outcomes_run),
                 "cpu_s": round(self.cpu_s, 2), "seconds": round(self.seconds(now), 1),
-                "bytes_per_s": round(rate), "docs_per_s": round(self.docs_run / s, 1),
-                "eta_s": 0 if left == 0 else round(left / rate) if rate else None}
+                "bytes_per_s": round(rate), "docs_per_s": round(self.docs_run / seconds, 1),
+                "eta_s": 0 if remaining == 0 else round(remaining / rate) if rate else None}
 
 
 class Progress:
@@ -107,13 +107,13 @@ class Progress:
         self.traceback: str | None = None
         #: (node, kind, gist of the message) → its latest label and message, and its count; latest last
         self.failures: dict[tuple[str, str, str], tuple[str, str, int]] = {}
-        self._told: dict[str, float] = {}                            # gist of a message → when it was last printed
+        self._printed: dict[str, float] = {}                            # gist of a message → when it was last printed
         self._hung: dict[str, tuple[int, int]] = {}                  # task key → row and stage where it hangs
         self._finished: float | None = None                          # when the last task finished
-        self._written = self._said = self._begun = clock.now()
+        self._written = self._printed_at = self._begun = clock.now()
         self._bars: Bars | None = None
         self._ids: dict[str, TaskID] = {}
-        self._lines_said: dict[str, str] = {}
+        self._last_lines: dict[str, str] = {}
         if mode == "rich":
             console = Console(file=self._stream, emoji=False)        # node names such as index:b:1 hold no emoji
             self._console = console
@@ -122,7 +122,7 @@ class Progress:
                                   TextColumn("{task.fields[say]}", markup=False), console=console, refresh_per_second=4)
                 self._bars.start()
 
-    # -- what the scheduler tells --------------------------------------------------------------------------------
+    # -- reports from the scheduler -------------------------------------------------------------------------------
     def plan_again(self) -> None:
         """Start over: the tasks of all nodes are about to be added again. Those that ran so far will then count as
         reused."""
@@ -191,13 +191,13 @@ class Progress:
             del self.failures[next(iter(self.failures))]
         self._event("failed", node=spec.node, key=spec.key, label=spec.label, kind=kind, message=message)
         if again:
-            self._say_once(message, f"{spec.node}: {spec.label or spec.key}: {message} ({kind}, trying again)")
+            self._print_once(message, f"{spec.node}: {spec.label or spec.key}: {message} ({kind}, trying again)")
 
     def hindered(self, spec: TaskSpec, message: str) -> None:
         """Report a task that waits for the environment, such as disk space or storage that does not answer."""
         message = redact(message)
         self._event("hindered", node=spec.node, key=spec.key, label=spec.label, message=message)
-        self._say_once(message, f"{spec.node}: {spec.label or spec.key}: {message} (waiting, then trying again)")
+        self._print_once(message, f"{spec.node}: {spec.label or spec.key}: {message} (waiting, then trying again)")
 
     def repeated(self, spec: TaskSpec) -> None:
         """Count a task that waits for another attempt, because one failed, was lost, or was given back by its
@@ -211,7 +211,7 @@ class Progress:
 
     def quarantined(self, spec: TaskSpec, row: int, reason: str) -> None:
         self._event("quarantined", node=spec.node, key=spec.key, label=spec.label, row=row, reason=reason)
-        self._say(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
+        self._print(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
 
     def hanging(self, task: Running) -> None:
         """Report a task whose crash cursor (the document that it works on) has not moved for a long time. The task may
@@ -221,7 +221,7 @@ class Progress:
         self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=task.row,
                     stage=stage_of(task) if task.row >= 0 else "", seconds=task.still, host=task.host, pid=task.pid,
                     does=task.does)
-        self._say(f"{spec.node}: {spec.label or spec.key}: {hang_of(task)}")
+        self._print(f"{spec.node}: {spec.label or spec.key}: {hang_of(task)}")
 
     def running(self, slots: int, tasks: list[Running]) -> None:
         """Note which tasks run. A hanging task is shown first, with its position and a remedy, until its cursor moves
@@ -251,14 +251,14 @@ class Progress:
             self._write()
             self._event("stopping")
 
-    # -- what we tell --------------------------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------------------------
     def snapshot(self) -> dict[str, Any]:
         """The state as JSON-able dict: totals, ETA in seconds (None: unknown), and a dict for each node."""
         now = self._clock.now()
         nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
-        left = sum(n.weight - n.weight_done for n in self.nodes.values())
-        spent = max(now - self._begun, 1e-3)
-        rate = sum(n.weight_run for n in self.nodes.values()) / spent
+        remaining = sum(n.weight - n.weight_done for n in self.nodes.values())
+        elapsed = max(now - self._begun, 1e-3)
+        rate = sum(n.weight_run for n in self.nodes.values()) / elapsed
         failures = [{"node": node, "label": label, "kind": kind, "message": message, "times": times}
                     for (node, kind, _), (label, message, times) in self.failures.items()]
         finished = None if self._finished is None else round(now - self._finished, 1)
@@ -266,8 +266,8 @@ class Progress:
                 "seconds": round(now - self._begun, 1), "slots": self.slots,
                 "parts": sum(n.parts for n in self.nodes.values()), "done": sum(n.done for n in self.nodes.values()),
                 "docs": sum(n.docs for n in self.nodes.values()),
-                "docs_per_s": round(sum(n.docs_run for n in self.nodes.values()) / spent, 1),
-                "bytes_left": left, "eta_s": 0 if left == 0 else round(left / rate) if rate else None,
+                "docs_per_s": round(sum(n.docs_run for n in self.nodes.values()) / elapsed, 1),
+                "bytes_left": remaining, "eta_s": 0 if remaining == 0 else round(remaining / rate) if rate else None,
                 "nodes": nodes, "running": self.tasks, "failures": failures, "error": self.error,
                 "traceback": self.traceback}
 
@@ -309,8 +309,8 @@ class Progress:
             self._written = now
             self._write()
             self._event("progress", **self.snapshot())
-        if self.mode == "rich" and self._bars is None and now - self._said >= PLAIN_S:
-            self._said = now
+        if self.mode == "rich" and self._bars is None and now - self._printed_at >= PLAIN_S:
+            self._printed_at = now
             self._lines()
 
     def _write(self) -> None:
@@ -323,42 +323,42 @@ class Progress:
             self._stream.write(json.dumps({"event": event, **fields}) + "\n")
             self._stream.flush()
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self.mode == "rich":
             console = self._bars.console if self._bars is not None else self._console
             console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
-    def _say_once(self, message: str, line: str) -> None:
+    def _print_once(self, message: str, line: str) -> None:
         """Print `line`, unless a message that differs only in its paths was printed in the last AGAIN_S seconds. All
         workers may meet the same failure."""
         now, key = self._clock.now(), gist(message)
-        if now - self._told.get(key, -AGAIN_S) >= AGAIN_S:
-            self._told[key] = now
-            self._say(line)
+        if now - self._printed.get(key, -AGAIN_S) >= AGAIN_S:
+            self._printed[key] = now
+            self._print(line)
 
     def _lines(self) -> None:
         for name, node in self.nodes.items():
-            if (words := self._words(node)) != self._lines_said.get(name):       # a finished pass is printed once
-                self._lines_said[name] = words
-                self._say(f"{name}: {words}")
+            if (words := self._words(node)) != self._last_lines.get(name):       # a finished pass is printed once
+                self._last_lines[name] = words
+                self._print(f"{name}: {words}")
 
     def _words(self, node: _Node) -> str:
-        s = node.snapshot(self._clock.now())
-        words = [f"{s['done']}/{s['parts']}"]
-        if s["reused"]:
-            words.append(f"{s['reused']} reused")
-        if s["bytes_per_s"]:
-            words.append(f"{size(s['bytes_per_s'])}/s")
-        if s["docs_per_s"]:
-            words.append(f"{s['docs_per_s']:,.0f} docs/s")
-        if s["quarantined"]:
-            words.append(f"{s['quarantined']} in quarantine")
+        counts = node.snapshot(self._clock.now())
+        words = [f"{counts['done']}/{counts['parts']}"]
+        if counts["reused"]:
+            words.append(f"{counts['reused']} reused")
+        if counts["bytes_per_s"]:
+            words.append(f"{size(counts['bytes_per_s'])}/s")
+        if counts["docs_per_s"]:
+            words.append(f"{counts['docs_per_s']:,.0f} docs/s")
+        if counts["quarantined"]:
+            words.append(f"{counts['quarantined']} in quarantine")
         if node.hung:
             words.append(f"{node.hung} without progress")
-        if s["done"] == s["parts"]:
-            words.append(clock(s["seconds"]))
-        elif s["eta_s"] is not None:
-            words.append(f"{clock(s['eta_s'])} left")
+        if counts["done"] == counts["parts"]:
+            words.append(clock(counts["seconds"]))
+        elif counts["eta_s"] is not None:
+            words.append(f"{clock(counts['eta_s'])} left")
         return "  ".join(words)
 
     def _draw(self, name: str) -> None:
@@ -374,8 +374,8 @@ class Progress:
 def stage_of(task: Running) -> str:
     """Name of the stage that a task is in; "read" while a record is read."""
     chain = task.spec.args.get("chain", ())
-    at = task.stage
-    return chain[at].get("name", str(at)) if 0 <= at < len(chain) else str(at) if at >= 0 else "read"
+    stage = task.stage
+    return chain[stage].get("name", str(stage)) if 0 <= stage < len(chain) else str(stage) if stage >= 0 else "read"
 
 
 #: state of a child without progress → what the user can do
@@ -405,5 +405,6 @@ def age(seconds: float) -> str:
 
 def clock(seconds: float) -> str:
     """A duration for people: 75 → '1:15', 4000 → '1:06:40'."""
-    s = int(seconds)
-    return f"{s // 3600}:{s % 3600 // 60:02d}:{s % 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"
+    total = int(seconds)
+    return (f"{total // 3600}:{total % 3600 // 60:02d}:{total % 60:02d}" if total >= 3600 else
+            f"{total // 60}:{total % 60:02d}")

@@ -96,12 +96,12 @@ class TaskBatch:
     def __init__(self, number: int, specs: Iterable[TaskSpec]) -> None:
         self.number = number
         self.source: Iterator[TaskSpec] | None = iter(specs)     # None once read to its end
-        self.size = self.left = 0
+        self.size = self.unfinished = 0
         self.node = ""                                           # that of its first task
 
     @property
     def complete(self) -> bool:
-        return self.source is None and self.left == 0
+        return self.source is None and self.unfinished == 0
 
 
 class TaskQueue:
@@ -156,19 +156,19 @@ class TaskQueue:
         batch.node = batch.node or next((s.node for s in specs), "")
         missing = {s.key: s for s in reversed(specs) if s.key not in fresh}
         keys = list(missing)
-        asked: set[str] = set()                               # by any batch, and by this one
-        asked_here: set[str] = set()
+        awaited: set[str] = set()                             # keys that some batch waits for already
+        awaited_here: set[str] = set()                        # those that this batch waits for
         for first in range(0, len(keys), MOST_KEYS):
-            some = keys[first:first + MOST_KEYS]
+            chunk = keys[first:first + MOST_KEYS]
             for key, number in self._db.execute(
-                    f"SELECT key, batch FROM waiter WHERE key IN ({','.join('?' * len(some))})", some):
-                asked.add(key)
+                    f"SELECT key, batch FROM waiter WHERE key IN ({','.join('?' * len(chunk))})", chunk):
+                awaited.add(key)
                 if number == batch.number:
-                    asked_here.add(key)
+                    awaited_here.add(key)
         self._db.executemany("INSERT INTO waiter VALUES (?, ?)", (
-            (key, batch.number) for key in keys if key not in asked_here))
-        batch.left += len(missing) - len(asked_here)
-        new = missing.keys() - asked                          # no batch has asked for these keys before
+            (key, batch.number) for key in keys if key not in awaited_here))
+        batch.unfinished += len(missing) - len(awaited_here)
+        new = missing.keys() - awaited                          # no batch has asked for these keys before
         self._push([spec for key, spec in missing.items() if key in new])
         return new
 
@@ -205,7 +205,7 @@ class TaskQueue:
     def done(self, key: str) -> None:
         """Note that a task is done: the batches that contain it no longer wait for it."""
         for number, in self._db.execute("SELECT batch FROM waiter WHERE key = ?", (key,)).fetchall():
-            self._batches[number].left -= 1
+            self._batches[number].unfinished -= 1
         self._db.execute("DELETE FROM waiter WHERE key = ?", (key,))
 
     def finished(self) -> list[tuple[TaskBatch, TaskRecords]]:

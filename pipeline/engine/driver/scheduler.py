@@ -101,7 +101,7 @@ class Scheduler:
     def _forget(self) -> None:
         self._queue = TaskQueue(self.log.get_all, self._dispatch_seed)
         self._retries: deque[TaskSpec] = deque()     # dispatched before new tasks
-        self._left: Counter[str] = Counter()         # tasks in the queue, by node
+        self._undispatched: Counter[str] = Counter()         # tasks in the queue, by node
         self._damaged: dict[str, str] = {}           # unreadable file → the error
 
     def __enter__(self) -> Scheduler:
@@ -110,7 +110,7 @@ class Scheduler:
     def __exit__(self, *_: object) -> None:
         try:
             self.backend.cancel(list(self._flights))
-            list(self._landed(list(self._flights)))
+            list(self._remove_flights(list(self._flights)))
             self._forget()
             if self.executed:
                 self.log.flush()
@@ -172,7 +172,7 @@ class Scheduler:
         self.check_stop()
         for specs, fresh in self._queue.read(READ_AHEAD):
             self.reused += len(fresh)
-            self._left.update({s.key: s.node for s in specs if s.key not in fresh}.values())
+            self._undispatched.update({s.key: s.node for s in specs if s.key not in fresh}.values())
             if self.progress:
                 self.progress.planned(specs, fresh)
             if self.bad_files:
@@ -193,7 +193,7 @@ class Scheduler:
         events, failure = self.backend.wait(0.0 if self._queue.unread else 0.5), None
         for event in events:
             try:
-                self._take(event)
+                self._handle(event)
             except TaskFailed as e:      # do not lose the other events of this poll
                 failure = failure or e
         # commit a quarantine at once: it cost at least two children, and a dead driver must not lose it
@@ -206,17 +206,17 @@ class Scheduler:
         if self.bad_files:
             self.bad_files.check()
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         """Act on one event. Events of attempts that were given up in the meantime are ignored."""
         match event:
             case Done(id, record) if id in self._flights:
                 self._commit(id, record)
             case Failed(id, failure) if id in self._flights:
-                self._failed(self._landed([id]), failure)
+                self._failed(self._remove_flights([id]), failure)
             case Lost(ids, message, host):
-                self._failed(self._landed(ids), Failure("lost", message), host)
+                self._failed(self._remove_flights(ids), Failure("lost", message), host)
             case Returned(ids):
-                self._repeat(self._landed(ids))
+                self._repeat(self._remove_flights(ids))
             case Quarantined(id, row, stage, reason) if id in self._flights:
                 self._quarantine(self._flights[id].spec, row, stage, reason)
             case Hanging(status) if self.progress and status.id in self._flights:
@@ -226,7 +226,7 @@ class Scheduler:
             case StatusReport(running) if self.progress:
                 self.progress.running(self.backend.slots, [self._running(s) for s in running if s.id in self._flights])
 
-    def _landed(self, ids: Iterable[int]) -> list[Flight]:
+    def _remove_flights(self, ids: Iterable[int]) -> list[Flight]:
         """Remove these attempts from the attempts in flight, and return them. Ids of attempts that are not in flight
         are ignored."""
         landed, now = [], self._clock.now()
@@ -267,7 +267,7 @@ class Scheduler:
         self._times[spec.node].append(self._clock.now() - flight.started)
         self._history.pop(spec.key, None)
         twins = [i for i in self._attempts[spec.key] if i != id]
-        self._landed([id, *twins])
+        self._remove_flights([id, *twins])
         if twins:
             self.backend.cancel(twins)
         if self.bad_files:
@@ -291,7 +291,7 @@ class Scheduler:
         for kind in self._queue.kinds():
             while self._queue.waiting.get(kind) and self._has_room(kind):
                 spec = self._queue.pop(kind)
-                self._left[spec.node] -= 1
+                self._undispatched[spec.node] -= 1
                 self._dispatch(spec)
         if not (len(self._queue) or self._retries or self._queue.unread):
             self._double_stragglers(idle=True)
@@ -331,7 +331,7 @@ class Scheduler:
         if self._clock.now() - self._doubled < self.straggler_s / LOOKS:
             return
         self._doubled = self._clock.now()
-        unfinished = {*(node for node, n in self._left.items() if n > 0), *(s.node for s in self._retries)}
+        unfinished = {*(node for node, n in self._undispatched.items() if n > 0), *(s.node for s in self._retries)}
         for spec in to_double(self._flights.values(), self._times, self._clock.now(), idle=idle, unfinished=unfinished,
                               awaited=self._awaited, slots=self.backend.slots, least_s=self.straggler_s):
             # prefetched in place of a waiting task, or put on an idle slot
@@ -353,9 +353,9 @@ class Scheduler:
     def _failed(self, flights: list[Flight], failure: Failure, host: str = "") -> None:
         """Count attempts that failed together, on node `host` if that is known, and repeat their tasks. Raises
         TaskFailed when one of these tasks gets no further attempt."""
-        lost: Counter[tuple[float, str]] = Counter((f.spec.gpus, f.spec.cpu) for f in flights)
+        counts: Counter[tuple[float, str]] = Counter((f.spec.gpus, f.spec.cpu) for f in flights)
         if failure.kind in CAUSES:
-            for place, number in lost.items():
+            for place, number in counts.items():
                 self._base_rates[place].failed(failure.kind, number, host, self._clock.now())
         if failure.kind == "damaged":        # not repeated until that file is made anew (`DamageFound`)
             self._damaged[failure.path] = failure.message
@@ -363,7 +363,7 @@ class Scheduler:
         ended: TaskFailed | None = None
         for flight in {f.spec.key: f for f in flights}.values():      # a straggler and its double are one loss
             try:
-                self._count(flight, failure, lost[flight.spec.gpus, flight.spec.cpu])
+                self._count(flight, failure, counts[flight.spec.gpus, flight.spec.cpu])
             except TaskFailed as e:          # the others are still to be counted
                 ended = ended or e
         if ended is not None:
@@ -425,9 +425,9 @@ class Scheduler:
         """Ask for a stop, from any thread. No further task begins, and running tasks may finish within `grace_s`
         seconds. Then the run kills its children, commits finished tasks and raises Interrupted. Of several requests the
         earliest deadline counts."""
-        at = self._clock.now() + grace_s
-        if self._stop is None or at < self._stop_at:
-            self._stop_at, self._stop = at, signum
+        deadline = self._clock.now() + grace_s
+        if self._stop is None or deadline < self._stop_at:
+            self._stop_at, self._stop = deadline, signum
 
     def check_stop(self) -> None:
         """Raise Interrupted when a stop was requested and either no task runs any more or the grace time is over."""

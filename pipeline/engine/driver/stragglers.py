@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pipeline.engine.task import TaskSpec
 
 FACTOR = 3.0             # limit if a slot is idle: this times the node's p95; else this times its median, at least p95
-KNOWN = 5                # finished tasks of a node that are needed before its durations mean anything
+MIN_FINISHED = 5                # finished tasks of a node that are needed before its durations mean anything
 SHARE = 10               # one in this many slots may hold a second attempt that displaces other work
 
 
@@ -63,8 +63,8 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
 def _limit(times: Sequence[float], idle: bool, blocks: bool) -> float:
     """Returns the seconds after which a task of a node gets a second attempt, given the `times` of finished tasks of
     the node. `blocks`: other nodes of the plan wait only for the running tasks of this one."""
-    if len(times) < KNOWN or not (idle or blocks):
+    if len(times) < MIN_FINISHED or not (idle or blocks):
         return float("inf")
-    known = sorted(times)
-    median, p95 = known[(len(known) - 1) // 2], known[int(0.95 * (len(known) - 1))]
+    ordered = sorted(times)
+    median, p95 = ordered[(len(ordered) - 1) // 2], ordered[int(0.95 * (len(ordered) - 1))]
     return FACTOR * p95 if idle else max(FACTOR * median, p95)

@@ -32,7 +32,17 @@ from typing import Any, BinaryIO
 import numpy as np
 import xxhash
 
-from pipeline.engine.shuffle.merge import LIMITS, MergeLimits, Read, Run, in_few, in_whole, merge, pread, sort_keys
+from pipeline.engine.shuffle.merge import (
+    LIMITS,
+    MergeLimits,
+    Read,
+    Run,
+    group_equal,
+    limit_runs,
+    merge,
+    pread,
+    sort_keys,
+)
 from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store
 
@@ -138,8 +148,8 @@ class SegmentWriter:
                     digest.update(data)
                     f.write(data)
                 sums.append(digest.digest())
-            pages = [offsets[a:a + PAGE + 1].tobytes() + b"".join(sums[a:a + PAGE])
-                     for a in range(0, self.buckets, PAGE)]
+            pages = [offsets[begin:begin + PAGE + 1].tobytes() + b"".join(sums[begin:begin + PAGE])
+                     for begin in range(0, self.buckets, PAGE)]
             header["index"] = "".join(xxhash.xxh3_128_hexdigest(page) for page in pages)
             f.seek(0)
             f.write(_head(header, self.covers) + b"".join(pages))
@@ -147,21 +157,21 @@ class SegmentWriter:
         self.largest = int(self._counts.max()) * self.dtype.itemsize
         self.content = _content(header)
 
-    def _bucket(self, bucket: int, rest: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields the records of a bucket in blocks. The records `rest`, which were not spilled, are merged with those
-        of all spilled runs."""
+    def _bucket(self, bucket: int, unspilled: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the records of a bucket in blocks. The records `unspilled`, which are still in memory, are merged with
+        those of all spilled runs."""
         if not self._runs:
-            yield rest
+            yield unspilled
             return
         sources = [self._run(run, bucket) for run in self._runs]
-        yield from merge([*sources, _of_array(rest)], self.key, self.dtype.itemsize, MergeLimits(self.memory))
+        yield from merge([*sources, _of_array(unspilled)], self.key, self.dtype.itemsize, MergeLimits(self.memory))
 
     def _run(self, run: np.ndarray, bucket: int) -> tuple[Read, int]:
         first, stop, size = int(run[bucket]), int(run[bucket + 1]), self.dtype.itemsize
         fd = self._spill.fileno()  # type: ignore[union-attr]
 
-        def read(a: int, b: int) -> np.ndarray:
-            return np.frombuffer(pread(fd, (b - a) * size, (first + a) * size), self.dtype)
+        def read(begin: int, end: int) -> np.ndarray:
+            return np.frombuffer(pread(fd, (end - begin) * size, (first + begin) * size), self.dtype)
         return read, stop - first
 
     def _discard(self) -> None:
@@ -263,13 +273,14 @@ class SegmentFile:
         if not 0 <= bucket < self.buckets:
             raise IndexError(f"{self.store.at(self.path)} has buckets 0 to {self.buckets - 1}, not {bucket}")
         number, place = divmod(bucket, PAGE)
-        held = min(PAGE, self.buckets - number * PAGE)
-        at, size = self.after + number * (8 * (PAGE + 1) + SUM * PAGE), 8 * (held + 1) + SUM * held
-        page = self.head[at:at + size] if at + size <= len(self.head) else _range(self.store, self.path, at, at + size)
+        page_buckets = min(PAGE, self.buckets - number * PAGE)
+        offset, size = self.after + number * (8 * (PAGE + 1) + SUM * PAGE), 8 * (page_buckets + 1) + SUM * page_buckets
+        end = offset + size
+        page = self.head[offset:end] if end <= len(self.head) else _range(self.store, self.path, offset, end)
         if xxhash.xxh3_128_hexdigest(page) != self.index[2 * SUM * number:2 * SUM * (number + 1)]:
             raise DamagedFile(self.path, f"has a damaged index at bucket {bucket}")
         first, stop = np.frombuffer(page, "<u8", 2, 8 * place).tolist()
-        return first, stop, page[8 * (held + 1) + SUM * place:][:SUM]
+        return first, stop, page[8 * (page_buckets + 1) + SUM * place:][:SUM]
 
 
 def _range(store: Store, path: str, start: int, stop: int) -> bytes:
@@ -316,23 +327,24 @@ def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int,
     large the bucket is; one file is open at a time.
     """
     runs: list[Run] = []
-    like: SegmentFile | None = None
+    first_file: SegmentFile | None = None
     # many heads of remote files are fetched at a time
     for number, file in enumerate(store.map(lambda ref: SegmentFile.open(store, ref), refs)):
-        if like is None:
-            like = file
-        elif (file.dtype, file.key) != (like.dtype, like.key):
+        if first_file is None:
+            first_file = file
+        elif (file.dtype, file.key) != (first_file.dtype, first_file.key):
             raise ValueError(f"{store.at(file.path)} holds {file.dtype} sorted by {file.key}, but "
-                             f"{store.at(like.path)} {like.dtype} by {like.key}; they cannot be merged")
+                             f"{store.at(first_file.path)} {first_file.dtype} by {first_file.key}; they cannot be "
+                             f"merged")
         runs.append(_run_of(file, bucket, number if numbered else None))
-    if like is None:
+    if first_file is None:
         return
-    dtype = _numbered(like.dtype) if numbered else like.dtype
+    dtype = _numbered(first_file.dtype) if numbered else first_file.dtype
     # the file number does not enter the order: ties already are in the order of the files
-    key = like.dtype.names if numbered and like.key is None else like.key
+    key = first_file.dtype.names if numbered and first_file.key is None else first_file.key
     with tempfile.TemporaryDirectory(prefix="merge-", dir=scratch) as folder:
-        blocks = merge(in_few(runs, key, dtype, folder, limits), key, dtype.itemsize, limits)
-        yield from in_whole(blocks, whole) if whole else blocks
+        blocks = merge(limit_runs(runs, key, dtype, folder, limits), key, dtype.itemsize, limits)
+        yield from group_equal(blocks, whole) if whole else blocks
 
 
 def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -348,16 +360,17 @@ def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
     """
     first, stop, expected = file.bounds(bucket)
     store, path, dtype, start = file.store, file.path, file.dtype, file.start
-    digest, upto = xxhash.xxh3_128(), 0
+    digest, position = xxhash.xxh3_128(), 0
 
-    def read(a: int, b: int) -> np.ndarray:
-        nonlocal upto
-        records = _read(store, path, dtype, start, first + a, first + b)
-        if a != upto:
-            raise RuntimeError(f"{path}: records {a} to {b} of bucket {bucket} are read out of turn, after {upto}")
+    def read(begin: int, end: int) -> np.ndarray:
+        nonlocal position
+        records = _read(store, path, dtype, start, first + begin, first + end)
+        if begin != position:
+            raise RuntimeError(f"{path}: records {begin} to {end} of bucket {bucket} are read out of turn, after "
+                               f"{position}")
         digest.update(records.view(np.uint8).data)
-        upto = b
-        if b == stop - first and digest.digest() != expected:
+        position = end
+        if end == stop - first and digest.digest() != expected:
             raise DamagedFile(path, f"is damaged in bucket {bucket}")
         if number is None:
             return records

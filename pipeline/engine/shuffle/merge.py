@@ -79,8 +79,8 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
     if (key is not None and not key) or len(runs) == 1:
         step = max(1, memory // 2 // itemsize)
         for run in runs:
-            for a in range(0, run.length, step):
-                yield run.read(a, min(a + step, run.length))
+            for start in range(0, run.length, step):
+                yield run.read(start, min(start + step, run.length))
         return
     if sum(run.length for run in runs) * itemsize <= memory // 4:
         yield from _in_order([run.read(0, run.length) for run in runs], key)
@@ -100,9 +100,9 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
         yield from _in_order([run.take(limit, "left") for run in runs], key)
         for run in runs:                           # records equal to `limit`, run by run
             while True:
-                found = run.take(limit, "right")
-                if len(found):
-                    yield found
+                block = run.take(limit, "right")
+                if len(block):
+                    yield block
                 if len(run.keys) or run.next == run.length:
                     break
                 run.fill(step, key)
@@ -126,68 +126,68 @@ class _Run:
         """Remove and return the records of the block whose keys are below `limit` (`side` 'left'), or at most `limit`
         ('right')."""
         n = int(np.searchsorted(self.keys, limit, side))
-        found, self.block, self.keys = self.block[:n], self.block[n:], self.keys[n:]
-        return found
+        records, self.block, self.keys = self.block[:n], self.block[n:], self.keys[n:]
+        return records
 
 
 def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[np.ndarray]:
     blocks = [b for b in blocks if len(b)]
     if len(blocks) > 1:
-        every = np.concatenate(blocks)
-        yield every[np.argsort(sort_keys(every, key), kind="stable")]
+        joined = np.concatenate(blocks)
+        yield joined[np.argsort(sort_keys(joined, key), kind="stable")]
     elif blocks:
         yield blocks[0]
 
 
 # -- many runs, whole keys -------------------------------------------------------------------------------------------
-def in_few(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
-           limits: MergeLimits = LIMITS) -> list[Run]:
+def limit_runs(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
+               limits: MergeLimits = LIMITS) -> list[Run]:
     """Return the same records in at most `limits.fan_in` runs; records with equal keys keep their order. Groups of
     consecutive runs are merged into files in the folder `scratch`. No file stays open. Runs without key fields are
     returned as they are."""
     runs = [run for run in runs if run[1]]
     files: list[str] = []
     while len(runs) > limits.fan_in and (key is None or key):
-        made = []
-        for a in range(0, len(runs), limits.fan_in):
+        merged = []
+        for first in range(0, len(runs), limits.fan_in):
             number, path = tempfile.mkstemp(prefix="merged.", dir=scratch)
             with open(number, "wb") as file:
-                for block in merge(runs[a:a + limits.fan_in], key, dtype.itemsize, limits):
+                for block in merge(runs[first:first + limits.fan_in], key, dtype.itemsize, limits):
                     file.write(np.ascontiguousarray(block).view(np.uint8).data)
-            made.append(path)
+            merged.append(path)
         for path in files:
             os.unlink(path)
-        files, runs = made, [_of_file(path, dtype) for path in made]
+        files, runs = merged, [_of_file(path, dtype) for path in merged]
     return runs
 
 
 def _of_file(path: str, dtype: np.dtype[Any]) -> Run:
     size = dtype.itemsize
 
-    def read(a: int, b: int) -> np.ndarray:
+    def read(start: int, stop: int) -> np.ndarray:
         with open(path, "rb") as file:
-            return np.frombuffer(pread(file.fileno(), (b - a) * size, a * size), dtype)
+            return np.frombuffer(pread(file.fileno(), (stop - start) * size, start * size), dtype)
     return read, os.path.getsize(path) // size
 
 
-def in_whole(blocks: Iterable[np.ndarray], fields: Sequence[str]) -> Iterator[np.ndarray]:
+def group_equal(blocks: Iterable[np.ndarray], fields: Sequence[str]) -> Iterator[np.ndarray]:
     """Regroup sorted blocks so that all records with equal `fields` are in one block. `fields` are the first fields of
     the key. Memory: a block, and the longest run of equal records."""
-    held: list[np.ndarray] = []
+    group: list[np.ndarray] = []
     for block in blocks:
         if not len(block):
             continue
         keys = sort_keys(block, fields)
         cut = int(np.searchsorted(keys, keys[-1], "left"))       # start of the last group of equal records
-        if held and (cut or keys[0] != sort_keys(held[-1][-1:], fields)[0]):
-            held.append(block[:cut])
-            yield np.concatenate(held)
-            held = []
+        if group and (cut or keys[0] != sort_keys(group[-1][-1:], fields)[0]):
+            group.append(block[:cut])
+            yield np.concatenate(group)
+            group = []
         elif cut:
             yield block[:cut]
-        held.append(block[cut:])
-    if held:
-        yield np.concatenate(held)
+        group.append(block[cut:])
+    if group:
+        yield np.concatenate(group)
 
 
 def pread(fd: int, size: int, offset: int) -> bytes:

@@ -100,13 +100,13 @@ def _deliver(spec: TaskSpec, store: Store, attempt: str, out: Out) -> dict[str, 
         files[file] = FileInfo(path=f"objects/{spec.key}/{attempt}.{file}", bytes=os.path.getsize(local),
                                sha256=digest.hexdigest(), content=note.get("content") or digest.hexdigest(),
                                rows=note.get("rows", 0), meta=note.get("meta") or {})
-    sent: list[str] = []
+    uploaded: list[str] = []
     try:
         for file, info in files.items():
-            sent.append(info.path)
+            uploaded.append(info.path)
             store.upload(out.path(file), info.path)
     except BaseException:
-        for path in sent:
+        for path in uploaded:
             with contextlib.suppress(Exception):      # files left behind are garbage: no record names them
                 store.remove(path)
         raise

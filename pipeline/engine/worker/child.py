@@ -48,7 +48,7 @@ def _receive(source: BufferedReader) -> Work | None:
 def main() -> None:
     cursor_fd, parent = int(sys.argv[1]), int(sys.argv[2])
     process.die_with_parent(parent)
-    limits.first_to_go()
+    limits.raise_oom_score()
     broker = None
     if len(sys.argv) > 3:
         confinement.enter(json.loads(sys.argv[4]))

@@ -123,13 +123,13 @@ def gist(message: str) -> str:
 
 def damaged_path(error: BaseException) -> str:
     """The path of the damaged file, if `error`, one of its causes or one of its contexts is a DamagedFile; else ""."""
-    at: BaseException | None = error
-    seen: set[int] = set()                   # an error raised again while handled is its own context
-    while at is not None and id(at) not in seen:
-        if isinstance(at, DamagedFile):
-            return at.path
-        seen.add(id(at))
-        at = at.__cause__ or at.__context__
+    current: BaseException | None = error
+    visited: set[int] = set()                   # an error raised again while handled is its own context
+    while current is not None and id(current) not in visited:
+        if isinstance(current, DamagedFile):
+            return current.path
+        visited.add(id(current))
+        current = current.__cause__ or current.__context__
     return ""
 
 
@@ -259,7 +259,8 @@ class CrashTriage:
             return None
         row = self._row
         # later rows get other numbers, so their verdicts no longer hold and triage must repeat them
-        self.skip = {r: said for r, said in self.skip.items() if r < row} | {row: (stage, fault.reason)}
+        earlier = {skipped: verdict for skipped, verdict in self.skip.items() if skipped < row}
+        self.skip = earlier | {row: (stage, fault.reason)}
         if len(self.skip) > self.max_quarantined:
             raise GaveUp("exception", f"more than {self.max_quarantined} documents and files of this partition had to "
                                       f"be quarantined, the last for {fault.reason}: bad code, not bad data")

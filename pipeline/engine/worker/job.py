@@ -18,11 +18,11 @@ class Job:
     assignment: Assignment
     triage: CrashTriage
     started: float = 0.0     # monotonic, when its first child received it
-    rests: float = 0.0       # monotonic, when it may be tried again after an environment failure
+    retry_at: float = 0.0       # monotonic, when it may be tried again after an environment failure
     overtaken: int = 0       # jobs behind it in the queue that started before it
     place: tuple[int, int, int] = (-1, -1, -1)      # last position of its cursor
     since: float = 0.0       # monotonic, when its cursor got there
-    told: int = 0            # number of times it was reported as hanging there
+    reports: int = 0            # number of times it was reported as hanging there
     fresh: bool = False      # it needs a new child: a warm one was sealed for other stages
 
     @property

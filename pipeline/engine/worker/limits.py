@@ -54,11 +54,11 @@ class Limits:
         its documents are run again one by one, and none of them is blamed for the batch."""
         return self.cpu_s * min(rows, max(16, rows / 8))
 
-    def hangs(self, still: float, idle: float, told: int) -> bool:
+    def hangs(self, still: float, idle: float, reports: int) -> bool:
         """Whether to report a task as hanging. Its crash cursor (the document it works on) has not moved for `still`
         seconds, and its child has used no CPU time for `idle` seconds; the limit is shorter for a child that uses none.
-        The limits double with each of the `told` reports so far."""
-        doubled = float(2 ** told)
+        The limits double with each of the `reports` made so far."""
+        doubled = float(2 ** reports)
         return still >= self.hanging_s * doubled or min(still, idle) >= self.idle_s * doubled
 
     def to_json(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def die_of(number: int) -> NoReturn:
     os._exit(1)                                         # the signal did not end this process
 
 
-def first_to_go(score: int = 500) -> None:
+def raise_oom_score(score: int = 500) -> None:
     """Make the kernel's OOM killer choose this process before its supervisor and Ray."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
         f.write(str(score))
@@ -127,8 +127,8 @@ def memory_use() -> tuple[int, int]:
 def _machine() -> tuple[int, int]:
     info = {}
     for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        info[name] = int(rest.split()[0]) * 1024
+        name, _, value = line.partition(":")
+        info[name] = int(value.split()[0]) * 1024
     return info["MemTotal"] - info["MemAvailable"], info["MemTotal"]
 
 
@@ -173,23 +173,23 @@ class Devices:
         has it, so that whole devices stay free."""
         if share < 1:
             fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)
-            taken = {self.names[fitting[0][1]]: share} if fitting and share else {}
-            if share and not taken:
+            parts = {self.names[fitting[0][1]]: share} if fitting and share else {}
+            if share and not parts:
                 return None
         else:
-            whole = [name for name, free in self._free.items() if free > 1 - 1e-6][:int(share)]
-            if len(whole) < share:
+            unused = [name for name, free in self._free.items() if free > 1 - 1e-6][:int(share)]
+            if len(unused) < share:
                 return None
-            taken = dict.fromkeys(whole, 1.0)
-        for name, part in taken.items():
+            parts = dict.fromkeys(unused, 1.0)
+        for name, part in parts.items():
             self._free[name] -= part
-        return taken
+        return parts
 
     def copy(self) -> Devices:
         other = Devices(self.names)
         other._free = dict(self._free)
         return other
 
-    def give_back(self, taken: Mapping[str, float]) -> None:
-        for name, part in taken.items():
+    def give_back(self, parts: Mapping[str, float]) -> None:
+        for name, part in parts.items():
             self._free[name] += part

@@ -25,7 +25,7 @@ from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.job import Job
 
-SAID_BYTES = 16 << 10        # bytes of stderr kept for a failure message
+STDERR_BYTES = 16 << 10        # bytes of stderr kept for a failure message
 #: variables that set the number of threads of libraries. A child has one thread: parallelism comes from the number of
 #: children, and results must not depend on threads
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS",
@@ -44,7 +44,7 @@ class ChildProcess:
         confined_arguments: list[str] = []
         inherited = [memory]
         if self.broker is not None:
-            inherited.append(self.broker.theirs.fileno())
+            inherited.append(self.broker.child_end.fileno())
             confined_arguments = [str(inherited[1]), json.dumps(confinement.secret_files(env))]
         try:
             os.ftruncate(memory, mmap.PAGESIZE)
@@ -59,7 +59,7 @@ class ChildProcess:
         finally:
             os.close(memory)
             if self.broker is not None:
-                self.broker.theirs.close()
+                self.broker.child_end.close()
         self.pid = self._process.pid
         self.returncode = 0
         self.job: Job | None = None
@@ -73,14 +73,14 @@ class ChildProcess:
         for pipe in (self._in, self._out, self._err):
             os.set_blocking(pipe.fileno(), False)         # a stopped child must not block us
         self._sending, self._received = bytearray(), bytearray()
-        self._said: deque[bytes] = deque()
+        self._stderr: deque[bytes] = deque()
         self._open = {"out", "err"}
 
     def register(self, selector: selectors.BaseSelector) -> None:
         selector.register(self._out, selectors.EVENT_READ, (self, "out"))
         selector.register(self._err, selectors.EVENT_READ, (self, "err"))
         if self.broker is not None:
-            selector.register(self.broker.ours, selectors.EVENT_READ, (self, "storage"))
+            selector.register(self.broker.own_end, selectors.EVENT_READ, (self, "storage"))
 
     def give(self, job: Job, order: Work) -> None:
         """Send the work order of a job. Bytes for which the pipe has no room yet are kept until `send` is called."""
@@ -108,7 +108,7 @@ class ChildProcess:
         broker."""
         if what == "storage":
             assert self.broker is not None
-            selector.unregister(self.broker.ours)
+            selector.unregister(self.broker.own_end)
             self.broker.start(self.job.spec.roots if self.job else ())
             return None
         pipe = self._out if what == "out" else self._err
@@ -141,13 +141,13 @@ class ChildProcess:
             return None
 
     def _keep(self, data: bytes) -> None:
-        self._said.append(data)
-        while sum(map(len, self._said)) - len(self._said[0]) > SAID_BYTES:
-            self._said.popleft()
+        self._stderr.append(data)
+        while sum(map(len, self._stderr)) - len(self._stderr[0]) > STDERR_BYTES:
+            self._stderr.popleft()
 
-    def said(self) -> str:
+    def stderr_tail(self) -> str:
         """Returns the end of the child's stderr, which also holds what the child printed."""
-        return b"".join(self._said)[-SAID_BYTES:].decode("utf-8", "replace").strip()
+        return b"".join(self._stderr)[-STDERR_BYTES:].decode("utf-8", "replace").strip()
 
     def finished(self) -> None:
         self.job = None
@@ -191,11 +191,11 @@ class ChildProcess:
 
 class StorageBroker:
     """The process that accesses object storage for a confined child (`store.broker`), as its supervisor handles it. At
-    first there is only a pair of sockets, of which the child gets `theirs`. The process starts when the child first
+    first there is only a pair of sockets, of which the child gets `child_end`. The process starts when the child first
     writes."""
 
     def __init__(self, store: str, scratch: str, env: Mapping[str, str]) -> None:
-        self.ours, self.theirs = socket.socketpair()
+        self.own_end, self.child_end = socket.socketpair()
         #: roots it serves; None until the process has started
         self.roots: tuple[str, ...] | None = None
         self._store, self._scratch, self._env = store, scratch, env
@@ -203,20 +203,21 @@ class StorageBroker:
 
     def start(self, roots: tuple[str, ...]) -> None:
         """Start the process for the store and `roots`. Does nothing if the child merely closed its socket."""
-        with self.ours, contextlib.suppress(OSError):
-            if self.ours.recv(1, socket.MSG_PEEK):
+        with self.own_end, contextlib.suppress(OSError):
+            if self.own_end.recv(1, socket.MSG_PEEK):
                 os.mkdir(self._scratch, 0o700)
                 self.roots = roots
                 settings = json.dumps({"store": self._store, "roots": roots, "scratch": self._scratch})
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "pipeline.store.broker", str(self.ours.fileno()), str(os.getpid()),
+                    [sys.executable, "-P", "-m", "pipeline.store.broker", str(self.own_end.fileno()), str(os.getpid()),
                      settings], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    pass_fds=(self.ours.fileno(),), start_new_session=True, env=_environment(self._env, self._scratch))
+                    pass_fds=(self.own_end.fileno(),), start_new_session=True,
+                    env=_environment(self._env, self._scratch))
 
     def end(self, selector: selectors.BaseSelector) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            selector.unregister(self.ours)
-        self.ours.close()
+            selector.unregister(self.own_end)
+        self.own_end.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -94,7 +94,7 @@ class Supervisor:
         self._parts: dict[ChildProcess, dict[str, float]] = {}       # child → its parts of the devices
         self._events: list[Event] = [ready]
         self._selector = selectors.DefaultSelector()
-        self._said = self._squeezed = self._short = self._looked = clock.now()
+        self._reported_at = self._pressure_checked_at = self._pressure_at = self._watched_at = clock.now()
 
     # -- the one call --------------------------------------------------------------------------------------------
     def poll(self, assignments: Sequence[Assignment], timeout: float, linger: float = 0.0) -> list[Event]:
@@ -124,10 +124,10 @@ class Supervisor:
                 break
         self._start()                            # start new jobs now: no event will wake the caller for that
         events, self._events = self._events, []
-        if self._clock.now() - self._said >= PROGRESS_S:
-            self._said = self._clock.now()
+        if self._clock.now() - self._reported_at >= PROGRESS_S:
+            self._reported_at = self._clock.now()
             events.append(StatusReport(tuple(
-                self._status(c, c.job, self._said)._replace(row=c.cursor.read()[0])
+                self._status(c, c.job, self._reported_at)._replace(row=c.cursor.read()[0])
                 for c in self._children if c.job)))
         return events
 
@@ -136,12 +136,12 @@ class Supervisor:
         self._queue = deque(j for j in self._queue if j.id not in ids)
         for child in list(self._children):
             if child.job and child.job.id in ids:
-                self._bury(child)
+                self._end_child(child)
 
     def close(self) -> None:
         """Kill all children and remove all scratch."""
         for child in list(self._children):
-            self._bury(child)
+            self._end_child(child)
         self._queue.clear()
         self._selector.close()
         self.scratch.close()
@@ -163,7 +163,7 @@ class Supervisor:
                 continue
             child.node = job.spec.node
             job.started = job.started or self._clock.now()
-            job.place, job.since, job.told = (-1, -1, -1), self._clock.now(), 0
+            job.place, job.since, job.reports = (-1, -1, -1), self._clock.now(), 0
             triage = job.triage
             try:
                 child.give(job, Work(job.spec, job.assignment.attempt, self.store, child.scratch, skips(triage.skip),
@@ -179,13 +179,13 @@ class Supervisor:
         busy = [c.job for c in self._children if c.job]
         if len(busy) >= self._allowed:
             return None
-        taken = sum(j.spec.memory_mb for j in busy)
+        declared_mb = sum(j.spec.memory_mb for j in busy)
         now = self._clock.now()
         for place, job in enumerate(self._queue):
-            if job.rests > now:
+            if job.retry_at > now:
                 continue
-            if (not busy or taken + job.spec.memory_mb <= self.memory_mb) and (
-                    self._warm(job) or self._could_have(job.share)):
+            if (not busy or declared_mb + job.spec.memory_mb <= self.memory_mb) and (
+                    self._warm(job) or self._can_free(job.share)):
                 for passed in islice(self._queue, place):
                     passed.overtaken += 1
                 return job
@@ -193,7 +193,7 @@ class Supervisor:
                 return None
         return None
 
-    def _could_have(self, share: float) -> bool:
+    def _can_free(self, share: float) -> bool:
         """Whether this share of the devices is free, or would be if idle children ended."""
         trial = self.devices.copy()
         for child in self._children:
@@ -237,9 +237,9 @@ class Supervisor:
         idle = [c for c in self._children if not c.job]
         alike = [c for c in idle if bool(self._parts[c]) == bool(job.spec.gpus)]
         if alike or len(self._children) >= self.slots:
-            self._bury((alike or idle)[0])
+            self._end_child((alike or idle)[0])
         while (part := self.devices.take(job.share)) is None:
-            self._bury(next(c for c in self._children if not c.job and self._parts[c]))
+            self._end_child(next(c for c in self._children if not c.job and self._parts[c]))
         folder = ""
         try:
             with disk_full(self.scratch.path):
@@ -301,13 +301,13 @@ class Supervisor:
                     self._failed(job, Failure(e.kind, str(e)))
         # repeat a failed attempt in a fresh child: the state of the old one may have caused the failure
         if not isinstance(answer, Finished) or child.cpu_seconds() >= self.limits.recycle_cpu_s:
-            self._bury(child)
+            self._end_child(child)
 
     def _hindered(self, job: Job, message: str, traceback: str = "") -> None:
         """Handle a job that the environment kept from its work: try it again here later or, after several tries, report
         that it failed."""
         try:
-            job.rests = self._clock.now() + job.triage.hindered(message)
+            job.retry_at = self._clock.now() + job.triage.hindered(message)
             self._queue.append(job)
             self._events.append(Hindered(job.id, redact(message)))
         except GaveUp as e:
@@ -323,14 +323,14 @@ class Supervisor:
     def _watch(self) -> None:
         """Look for dead children, and for children that exceed their limits."""
         now = self._clock.now()
-        if (blind := now - self._looked) > BLIND_S:
+        if (blind := now - self._watched_at) > BLIND_S:
             # this machine or the driver stood still: time in which nobody watched the children must not count against
             # them
             for child in self._children:
                 child.quiet_since = min(now, child.quiet_since + blind)
                 if child.job:
                     child.job.since = min(now, child.job.since + blind)
-        self._looked = now
+        self._watched_at = now
         for child in list(self._children):
             if child.exited():
                 answer = child.drain()           # it may have died just after answering
@@ -339,21 +339,21 @@ class Supervisor:
                 if child in self._children:
                     self._died(child, None)
             elif child.job:
-                self._mind(child, child.job, child.cursor.read(), now)
+                self._report_hanging(child, child.job, child.cursor.read(), now)
                 fault = excess(child, child.job, self.limits, now)
                 if fault is not None:
                     self._died(child, fault)
-        if now - self._squeezed >= self.limits.pressure_s:
-            self._squeezed = now
+        if now - self._pressure_checked_at >= self.limits.pressure_s:
+            self._pressure_checked_at = now
             self._relieve()
 
-    def _mind(self, child: ChildProcess, job: Job, cursor: tuple[int, int, int], now: float) -> None:
+    def _report_hanging(self, child: ChildProcess, job: Job, cursor: tuple[int, int, int], now: float) -> None:
         """Report a task whose crash cursor does not move, with its position. The report is repeated each time the
         standstill has lasted twice as long."""
         if cursor != job.place:
-            job.place, job.since, job.told = cursor, now, 0
-        elif self.limits.hangs(now - job.since, now - child.quiet_since, job.told):
-            job.told += 1
+            job.place, job.since, job.reports = cursor, now, 0
+        elif self.limits.hangs(now - job.since, now - child.quiet_since, job.reports):
+            job.reports += 1
             self._events.append(Hanging(self._status(child, job, now)))
 
     def _status(self, child: ChildProcess, job: Job, now: float) -> TaskStatus:
@@ -366,10 +366,10 @@ class Supervisor:
         used, total = measure.memory_use()
         busy = [c for c in self._children if c.job]
         if used <= self.limits.memory_share * total or not self._children:
-            if self._allowed < self.slots and self._squeezed - self._short > RELIEF_S:
-                self._allowed, self._short = self._allowed + 1, self._squeezed
+            if self._allowed < self.slots and self._pressure_checked_at - self._pressure_at > RELIEF_S:
+                self._allowed, self._pressure_at = self._allowed + 1, self._pressure_checked_at
             return
-        self._short = self._squeezed
+        self._pressure_at = self._pressure_checked_at
         sizes = {}
         for child in self._children:
             try:
@@ -378,7 +378,7 @@ class Supervisor:
                 sizes[child.pid] = 0.0
         largest = max(self._children, key=lambda c: sizes[c.pid])
         if not largest.job:
-            self._bury(largest)
+            self._end_child(largest)
             return
         self._allowed = max(1, len(busy) - 1)
         if len(busy) > 1 or used - sum(sizes.values()) * 2**20 <= self.limits.memory_share * total:
@@ -388,7 +388,7 @@ class Supervisor:
     def _died(self, child: ChildProcess, fault: Fault | None) -> None:
         """End a child that is dead, or that must die for `fault`. Crash triage then decides how its job goes on."""
         job = child.job
-        self._bury(child)
+        self._end_child(child)
         if job is None:
             return
         cursor = child.last_position
@@ -399,11 +399,11 @@ class Supervisor:
                 self._events.append(Quarantined(job.id, *quarantined))
             self._queue.appendleft(job)
         except GaveUp as e:
-            stderr = child.said()
+            stderr = child.stderr_tail()
             self._failed(job, Failure(e.kind, str(e),
                                       traceback=f"last words of the child:\n{stderr}" if stderr else ""))
 
-    def _bury(self, child: ChildProcess) -> None:
+    def _end_child(self, child: ChildProcess) -> None:
         child.end(self._selector)
         self._children.remove(child)
         self.devices.give_back(self._parts.pop(child))
