@@ -36,8 +36,8 @@ from stages.read.conversation import (
     with_system,
 )
 from stages.read.jsonl import Jsonl, columns_of, make_document
-from stages.read.parquet import Parquet, per_batch, too_large, unread
-from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, skipped
+from stages.read.parquet import Parquet, rows_per_batch, too_large, unread_columns
+from stages.read.reader import Reader, Slice, Split, bad, check_file, is_machine_fault, skipped
 from stages.stage import SettingsError, signal
 
 #: keys of images, sound and video: a record of lines or arrays that has one is refused, columns of tables are not read
@@ -93,38 +93,39 @@ class Records(Reader):
         try:
             with open_parquet(local) as file:
                 names = file.schema_arrow.names
-                wanted, passed = self._keys(), unread(self.columns, file.schema_arrow)
-                kept = {n for n in self.columns.of(names) if n not in wanted and n not in passed}
-                columns = [n for n in names if n in wanted or n in kept]
+                keys, binary = self._keys(), unread_columns(self.columns, file.schema_arrow)
+                meta_columns = {n for n in self.columns.of(names) if n not in keys and n not in binary}
+                columns = [n for n in names if n in keys or n in meta_columns]
                 named = (*self.columns.named, *self.columns.signals)
                 if missing := [key for key in named if key.partition(".")[0] not in columns]:
                     raise SettingsError(f"{slice.path}: no column '{missing[0]}'; it has "
                                      f"{', '.join(file.schema_arrow.names)}. Mend `keep:`")
                 stop = file.num_row_groups if slice.stop is None else slice.stop
                 for group in range(slice.start, stop):
-                    info, seen = file.metadata.row_group(group), ordinal
-                    for column in passed:
+                    info, number = file.metadata.row_group(group), ordinal
+                    for column in binary:
                         self.columns.lose(column, "binary", info.num_rows)
                     if info.total_byte_size > 4 << 30:
                         yield ordinal, group, too_large(info, info.total_byte_size, slice, group, ordinal)
                     elif columns:
-                        for batch in file.iter_batches(per_batch(info, columns, local), row_groups=[group],
+                        for batch in file.iter_batches(rows_per_batch(info, columns, local), row_groups=[group],
                                                        columns=columns):
                             for i in range(len(batch)):
-                                yield seen, group, self._row(batch, i, kept, slice, group, seen)
-                                seen += 1
+                                yield number, group, self._row(batch, i, meta_columns, slice, group, number)
+                                number += 1
                     else:
-                        for seen in range(ordinal, ordinal + info.num_rows):
-                            yield seen, group, {}
+                        for number in range(ordinal, ordinal + info.num_rows):
+                            yield number, group, {}
                     ordinal += info.num_rows
         except (pa.ArrowException, OSError) as e:
-            if environment(e):
+            if is_machine_fault(e):
                 raise
             yield ordinal, group, bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0],
                                       fatal=True)
 
-    def _row(self, batch: pa.RecordBatch, i: int, kept: set[str], slice: Slice, group: int, ordinal: int) -> Any:
-        """A row of a batch, or a `BadRecord`. If Python cannot hold a value of one of the columns `kept`, only
+    def _row(self, batch: pa.RecordBatch, i: int, meta_columns: set[str], slice: Slice, group: int,
+             ordinal: int) -> Any:
+        """A row of a batch, or a `BadRecord`. If Python cannot hold a value of one of the columns `meta_columns`, only
         that value is lost."""
         with suppress(ArithmeticError, RecursionError, TypeError, ValueError, pa.ArrowInvalid):
             return batch.slice(i, 1).to_pylist()[0]
@@ -136,7 +137,7 @@ class Records(Reader):
                 raise
             except (ArithmeticError, RecursionError, TypeError, ValueError, pa.ArrowException) as e:
                 reason = "invalid_utf8" if isinstance(e, UnicodeDecodeError) else "bad_value"
-                if name not in kept:
+                if name not in meta_columns:
                     return bad(reason, slice, group, ordinal, detail=getattr(e, "reason", type(e).__name__))
                 self.columns.lose(name, reason)
         return row
@@ -169,8 +170,8 @@ class Records(Reader):
             return
         for member, conversation in self.conversations(row):
             try:
-                if seen := next((key for key in MEDIA if row.get(key)), None):
-                    raise Refused("not_text", f"the record has {seen}")
+                if media_key := next((key for key in MEDIA if row.get(key)), None):
+                    raise Refused("not_text", f"the record has {media_key}")
                 turns = checked(conversation())
                 turns = [t._replace(content=clean(t.content)) for t in turns]
                 text, spans = render(turns, self.template)
@@ -218,9 +219,9 @@ class Sft(Records):
             return
         listed = first(row, c.messages)
         if listed is None:
-            asked, said = first(row, c.instruction), first(row, c.output)
-            if isinstance(asked, (list, tuple)) and isinstance(said, (list, tuple)):     # TRL's conversational prompts
-                yield "", lambda: with_system([*messages(asked), *messages(said)], row, c)
+            question, answer = first(row, c.instruction), first(row, c.output)
+            if isinstance(question, (list, tuple)) and isinstance(answer, (list, tuple)):  # TRL's conversational form
+                yield "", lambda: with_system([*messages(question), *messages(answer)], row, c)
             else:
                 yield "", lambda: instruction(row, c)
         else:

@@ -17,7 +17,7 @@ from stages.extract.html import limits
 from stages.extract.html.math import expose
 from stages.extract.html.metadata import describe
 from stages.stage import Stage, StageConfig, signal
-from stages.text.encoding import decode, once
+from stages.text.encoding import decode, without_double_encoding
 
 #: a file that begins with one of these is no page, whatever the server declared
 _BINARY = (b"%PDF-", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"PK\x03\x04", b"\x1f\x8b", b"RIFF", b"\x00\x00\x01\x00",
@@ -183,7 +183,7 @@ class Html(Stage):
         utf8 = data if encoding == "utf-8" else page.encode("utf-8", "surrogatepass")
         if limits.nodes(utf8, self.config.max_nodes) > self.config.max_nodes:
             return "html_too_many_nodes"
-        page = once(page, utf8)
+        page = without_double_encoding(page, utf8)
         text = self._engine.text(page) if self.config.format == "text" else self._engine.markdown(expose(page))
         if text is None:
             return "html_too_deep"

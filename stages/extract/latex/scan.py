@@ -35,7 +35,7 @@ from stages.extract.latex.words import (
     UNITS,
     WORDS,
 )
-from stages.text.kept import MARKS, Kept
+from stages.text.placeholders import MARKS, Placeholders
 
 #: longest formula between dollar signs and longest optional argument, characters
 _INLINE, _OPTION = 4000, 400
@@ -75,8 +75,8 @@ _AMS_TITLE = re.compile(r"\\title(?![A-Za-z])([^\n]{0,400}(?:\n[^\n]{1,400}){0,5
 class Scan:
     """Converts a LaTeX source to text in one pass. The source must be without comments and macro definitions."""
 
-    def __init__(self, text: str, theorems: dict[str, str], captions: bool, kept: Kept) -> None:
-        self.text, self.theorems, self.captions, self.kept = text, theorems, captions, kept
+    def __init__(self, text: str, theorems: dict[str, str], captions: bool, placeholders: Placeholders) -> None:
+        self.text, self.theorems, self.captions, self.placeholders = text, theorems, captions, placeholders
         self.closing = braces(text)
         self.ends: dict[str, list[int]] = {}                    # environment → positions of its \end
         for m in re.finditer(r"\\end[ \t]*\{([A-Za-z]{1,40}\*?)\}", text):
@@ -123,7 +123,7 @@ class Scan:
         inner = re.sub(r"\\(?:thanks|footnote)\s*\{.*", "", inner, flags=re.DOTALL)
         if not inner or "\\title" in inner:  # a title with \title in it is dropped, to avoid recursion
             return ""
-        return " ".join(Scan(inner, {}, False, self.kept).run()[0].split())
+        return " ".join(Scan(inner, {}, False, self.placeholders).run()[0].split())
 
     def _token(self, m: re.Match[str]) -> int:
         """Handle one token; returns the position to go on from."""
@@ -155,7 +155,7 @@ class Scan:
     def _formula(self, start: int, stop: int, block: bool) -> int:
         said = _LABEL.sub("", self.text[start:stop])
         said = re.sub(r"\n\s*\n", "\n", said)
-        self.out.append(f"\n\n{self.kept.keep(said.strip())}\n\n" if block else self.kept.keep(said))
+        self.out.append(f"\n\n{self.placeholders.keep(said.strip())}\n\n" if block else self.placeholders.keep(said))
         return stop
 
     def _dollar(self, m: re.Match[str]) -> int:
@@ -240,7 +240,7 @@ class Scan:
             self.out.append(f"\n\n{kind}. ")
             return self._blank(at)
         if "\\begin" not in note and "[" not in note:           # a note with statements in it is not scanned
-            note = " ".join(Scan(note, {}, False, self.kept).run()[0].split())
+            note = " ".join(Scan(note, {}, False, self.placeholders).run()[0].split())
         self.out.append(f"\n\n{note if note.lower().startswith(kind.lower()) else f'{kind} ({note})'}. ")
         return self._blank(at)
 
@@ -317,7 +317,7 @@ class Scan:
         elif word in UNITS and brace >= 0:                      # \ensuremath{x} and quantities are formulas
             end = self._past(at, UNITS[word])
             inner = self.text[brace + 1:end - 1] if UNITS[word] == 1 else self.text[m.start():end]
-            put(inner if word == "num" else self.kept.keep(f"${inner}$"))
+            put(inner if word == "num" else self.placeholders.keep(f"${inner}$"))
             return end
         else:
             return self._other(word, at, brace)
