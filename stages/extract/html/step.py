@@ -191,13 +191,13 @@ class Html(Stage):
         if encoding != "utf-8":
             doc.meta["encoding"] = encoding
         if self.config.metadata:
-            said = describe(page, doc.date or "")
-            canonical = said.pop("canonical", "")
+            facts = describe(page, doc.date or "")
+            canonical = facts.pop("canonical", "")
             if not doc.url:
                 doc.url = canonical
             elif canonical not in ("", doc.url):
-                said["canonical"] = canonical
-            doc.meta.update(said)
+                facts["canonical"] = canonical
+            doc.meta.update(facts)
         doc.text = limits.stream_safe(text).strip()
         return None if doc.text else "no_text"
 

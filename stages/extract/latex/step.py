@@ -60,7 +60,7 @@ class Latex(Stage):
 
 
 def plain(source: str, *, captions: bool = True) -> tuple[str, str]:
-    """(text of a LaTeX source, its title or "")."""
+    """Returns (text of a LaTeX source; its title, "" if it gives none)."""
     placeholders = Placeholders()                               # formulas and listings, put back at the end
     text = set_aside(without_stand_ins(source.replace("\r\n", "\n").replace("\r", "\n")), placeholders.keep)
     theorems = dict(_THEOREM.findall(text)[:MACROS])

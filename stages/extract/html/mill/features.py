@@ -111,8 +111,8 @@ def word_hashes(text, start, stop, out):
 
 
 @njit(cache=True, nogil=True)
-def per_mille(part, whole):
-    return np.int32(np.int64(part) * 1000 // whole) if whole > 0 else np.int32(0)
+def per_mille(part, total):
+    return np.int32(np.int64(part) * 1000 // total) if total > 0 else np.int32(0)
 
 
 @njit(cache=True, nogil=True)
@@ -177,7 +177,7 @@ def describe(elements, n_el, blocks, n_bl, text, out):
             mains += elements[i, E_UNITS]
         if elements[i, E_UNITS] >= 60:
             alike_most = max(alike_most, path2[i])
-    # the dominant element: down from the root while one child holds most of the prose
+    # The dominant element is the innermost one that holds at least six tenths of the page's prose.
     heir = np.zeros(n_el, np.int32)
     for i in range(1, n_el):
         up = elements[i, E_PARENT]
@@ -192,13 +192,13 @@ def describe(elements, n_el, blocks, n_bl, text, out):
     for i in range(dominant + 1, n_el):
         inside[i] = inside[elements[i, E_PARENT]]
     # texts that occur more than once on the page
-    same = np.zeros(n_bl, np.int64)
+    text_hashes = np.zeros(n_bl, np.int64)
     for k in range(n_bl):
         h = np.uint64(14695981039346656037)
         for i in range(blocks[k, B_START], blocks[k, B_END]):
             h = (h ^ np.uint64(text[i])) * np.uint64(1099511628211)
-        same[k] = np.int64(h)
-    duplicates = count_alike(same, n_bl)
+        text_hashes[k] = np.int64(h)
+    duplicates = count_alike(text_hashes, n_bl)
     first_h1 = -1
     for k in range(n_bl):
         box = blocks[k, B_BOX]
@@ -332,7 +332,7 @@ SECOND = ["own", "before1", "before2", "before3", "after1", "after2", "after3", 
           "near", "alike", "section_before", "section_after", "tag_alike"]
 
 
-def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+def structures(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     """Returns a number for the structure of each block (int64[blocks]). Two blocks get the same number when their block
     elements have the same tag and classes, and the parents of these elements do, too. This function is not compiled,
     since numba takes three seconds to compile a sort."""
@@ -343,13 +343,13 @@ def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def look_again(elements, n_el, blocks, n_bl, make, first, out):
+def second_features(elements, n_el, blocks, n_bl, structure, first, out):
     """Write the features of the second pass to `out` (int32[blocks, len(SECOND)]). They are probabilities from the
     first pass (`first`, int32[blocks], 0..1000): those of the block and its neighbours, and means over larger parts of
     the page.
 
     Means are weighted by the lengths of the blocks. The mean of an element is over all blocks inside it. `make[k]` is
-    the number that `makes` gave to the structure of block k.
+    the number that `structures` gave to the structure of block k.
     """
     total = np.zeros(n_el, np.int64)
     weight = np.zeros(n_el, np.int64)
@@ -359,8 +359,8 @@ def look_again(elements, n_el, blocks, n_bl, make, first, out):
     alike_weight = np.zeros(n_bl, np.int64)
     for k in range(n_bl):
         w = np.int64(blocks[k, B_UNITS]) + 5
-        alike[make[k]] += w * first[k]
-        alike_weight[make[k]] += w
+        alike[structure[k]] += w * first[k]
+        alike_weight[structure[k]] += w
         box = blocks[k, B_BOX]
         total[box] += w * first[k]
         weight[box] += w
@@ -390,7 +390,7 @@ def look_again(elements, n_el, blocks, n_bl, make, first, out):
             t_sum += w * first[j]
             w_sum += w
         o[12] = t_sum // w_sum
-        o[13] = alike[make[k]] // alike_weight[make[k]]
+        o[13] = alike[structure[k]] // alike_weight[structure[k]]
         o[14] = run
         run = (run * 7 + first[k]) // 8
     run = np.int64(0)
