@@ -70,7 +70,7 @@ class CodeTable(Parquet):
             if repository is not None and current != name:
                 yield from repository.documents()
                 repository = None
-            examined = self._examined(item)
+            examined = self._source_document(item)
             if not self.config.repository or current is None:
                 yield examined
                 continue
@@ -80,7 +80,7 @@ class CodeTable(Parquet):
         if repository is not None:
             yield from repository.documents()
 
-    def _examined(self, doc: Document) -> Document | Skipped:
+    def _source_document(self, doc: Document) -> Document | Skipped:
         c, row = self.config, dict(doc.meta)
         doc.meta = {k: v for k, v in row.items() if k not in self._used_only}
         path, repository, licences = (row.get(self.columns.name(column)) for column in

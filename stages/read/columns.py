@@ -111,11 +111,11 @@ class Columns:
             return
         try:
             doc.meta[name] = json_value(value)
-        except Lost as e:
+        except NotKept as e:
             self.lose(key, str(e))
 
 
-class Lost(Exception):
+class NotKept(Exception):
     """A value cannot be held in `meta`. The text of the exception is the reason."""
 
 
@@ -131,23 +131,23 @@ def as_number(value: Any) -> float | None:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON stores it and gives it back; NaN and infinity become null. Raises Lost if `meta` cannot
-    hold the value."""
+    """Return a value as JSON stores it and gives it back; NaN and infinity become null. Raises NotKept if `meta`
+    cannot hold the value."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = _text(value)
     if type(value) is str:
         if len(value) > MAX_VALUE:
-            raise Lost("too_long")
+            raise NotKept("too_long")
         return clean(value)
     if type(value) is bool or type(value) is int or (type(value) is float and math.isfinite(value)):
         return value
     try:
         plain = clean(json.dumps(value, default=_plain, ensure_ascii=False))
         if len(plain) > MAX_VALUE:
-            raise Lost("too_long")
+            raise NotKept("too_long")
         return json.loads(plain, parse_constant=lambda _: None)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
-        raise Lost("bad_value") from e
+        raise NotKept("bad_value") from e
 
 
 def _plain(value: Any) -> str:
@@ -159,7 +159,7 @@ def _text(value: bytes | bytearray | memoryview) -> str:
     try:
         return bytes(value).decode("utf-8")
     except UnicodeDecodeError:
-        raise Lost("binary") from None
+        raise NotKept("binary") from None
 
 
 def clean(text: str) -> str:

@@ -312,7 +312,7 @@ def transcript(text: str) -> list[Turn]:
                      for speaker, content in zip(pieces[1::2], pieces[2::2])])
 
 
-def checked(turns: list[Turn]) -> list[Turn]:
+def checked_turns(turns: list[Turn]) -> list[Turn]:
     """Return the turns up to the assistant's last. Raises Refused if the assistant speaks first or not at all, or if
     all its turns have weight 0."""
     while turns and turns[-1].role != "assistant":

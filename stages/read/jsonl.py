@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from stages.document import BadRecord, Document, document_id
-from stages.read.columns import Columns, ColumnsConfig, Lost, clean, json_value
+from stages.read.columns import Columns, ColumnsConfig, NotKept, clean, json_value
 from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, locator, skipped
 from stages.read.streams import Damaged, Stream, coding_of, is_array, read_elements, read_lines
 from stages.stage import signal
@@ -198,7 +198,7 @@ def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, 
     if config.id and (value := get(config.id)) is not None:
         try:
             doc.meta["id"] = json_value(value)
-        except Lost as e:
+        except NotKept as e:
             columns.lose(config.id, str(e))
     columns.fill(doc, get, meta_columns)
     return doc

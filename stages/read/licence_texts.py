@@ -180,8 +180,9 @@ def licence_text(text: str) -> str | None:
     hashes = triples(words)
     near = matches(hashes)
     for match in near:
-        if fits(match, words):
-            sole = alone(match, words) and not _has_second_licence(match, near) and not _holders_terms(text, match.form)
+        if fits_form(match, words):
+            sole = stands_alone(match, words) and not _has_second_licence(match, near) \
+                and not _holders_terms(text, match.form)
             return match.form.licence if sole else ""
     return "" if near else None
 
@@ -219,7 +220,7 @@ def _length(runs: list[tuple[int, int]]) -> int:
     return sum(b - a for a, b in runs)
 
 
-def fits(match: Match, words: list[str]) -> bool:
+def fits_form(match: Match, words: list[str]) -> bool:
     """Whether a match is the licence of its form: enough of the form is there, and no added words speak of terms."""
     size = match.form.size
     if any(not match.form.required.isdisjoint(range(a, b)) for a, b in match.missing):
@@ -231,7 +232,7 @@ def fits(match: Match, words: list[str]) -> bool:
     return all(_TERMS.isdisjoint(_HARMLESS.sub(" ", " ".join(words[a:b])).split()) for a, b in match.added)
 
 
-def alone(match: Match, words: list[str]) -> bool:
+def stands_alone(match: Match, words: list[str]) -> bool:
     """Whether only few words stand around a match and none of them speak of other terms."""
     before, after = words[:match.start], words[match.stop:]
     if match.form.size >= _LONG:

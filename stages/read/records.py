@@ -27,7 +27,7 @@ from stages.read.conversation import (
     Refused,
     Template,
     Turn,
-    checked,
+    checked_turns,
     first,
     instruction,
     messages,
@@ -172,7 +172,7 @@ class Records(Reader):
             try:
                 if media_key := next((key for key in MEDIA if row.get(key)), None):
                     raise Refused("not_text", f"the record has {media_key}")
-                turns = checked(conversation())
+                turns = checked_turns(conversation())
                 turns = [t._replace(content=clean(t.content)) for t in turns]
                 text, spans = render(turns, self.template)
             except Refused as e:

@@ -134,20 +134,20 @@ def _inline(text: str) -> str:
     """Return a text without the markup of external links, emphasis, tags and entities. Labels and contents stay."""
     text = _EXTERNAL.sub(lambda m: (m[1] or "").lstrip(" \t"), text)
     text = re.sub(r"'{2,5}", "", text)
-    text = _TAG.sub("", _BREAK.sub("\n", _RAISED.sub(_raised, text)))
+    text = _TAG.sub("", _BREAK.sub("\n", _RAISED.sub(_super_or_subscript, text)))
     text = _LONG_NUMBER.sub(lambda m: f"&#{m[1].lstrip('0')[:20] or '0'};", text)
     text = _MAGIC.sub("", html.unescape(text)).replace("\xa0", " ").replace("\r", "")
     text = _OPENING.sub("(", _BARE.sub("", text.replace(_EQUALS, "=")))
     return _COMMAS.sub(",", _CLOSING.sub("", text))
 
 
-def _raised(m: re.Match[str]) -> str:
+def _super_or_subscript(m: re.Match[str]) -> str:
     """10<sup>6</sup> → 10⁶, H<sub>2</sub>O → H₂O, x<sub>max</sub> → x_max; 19<sup>th</sup> stays a word."""
     content, low = m[2].strip(), m[1].lower() == "sub"
     script = content.rstrip(",;:")
     if script != content:
-        return (_raised(_RAISED.fullmatch(f"<{m[1]}>{script}</{m[1]}>") or m) + content[len(script):] if script
-                else content)
+        return (_super_or_subscript(_RAISED.fullmatch(f"<{m[1]}>{script}</{m[1]}>") or m) + content[len(script):]
+                if script else content)
     if not script:
         return ""
     signs = script.translate(_LOW if low else _HIGH)
@@ -307,7 +307,7 @@ def _table(inner: str, placeholders: Placeholders) -> str:
         elif rows[-1] and stripped:
             facts, value = rows[-1][-1]
             rows[-1][-1] = facts, value + " " + stripped.lstrip("*#:; ")
-    cells = [row for row in _spanned(rows) if any(row)]
+    cells = [row for row in _rows_with_spans(rows) if any(row)]
     wide = max(map(len, cells), default=0)
     if len(cells) < 2 or len(cells) > _ROWS or not 2 <= wide <= _COLUMNS:
         return "\n"
@@ -315,7 +315,7 @@ def _table(inner: str, placeholders: Placeholders) -> str:
     return f"\n\n{placeholders.keep(chr(10).join([lines[0], '|' + '---|' * wide, *lines[1:]]))}\n\n"
 
 
-def _spanned(rows: list[list[tuple[str, str]]]) -> Iterator[list[str]]:
+def _rows_with_spans(rows: list[list[tuple[str, str]]]) -> Iterator[list[str]]:
     """Rows of plain cells. A cell that spans rows is repeated in each; one that spans columns is followed by empty
     cells."""
     repeats: dict[int, tuple[int, str]] = {}                    # column → (rows that still repeat a value, the value)

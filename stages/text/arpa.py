@@ -46,7 +46,7 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
     unigrams = np.zeros((len(words), 2), np.float32)
     unigrams[0, 0] = UNKNOWN
     unigrams[orders[0][0][:, 0]] = orders[0][1]
-    grams = _closed(unigrams, orders[1:])
+    grams = _with_missing_ends(unigrams, orders[1:])
     try:
         write_model(out, words, unigrams, [len(k) for k, _ in grams], grams, normalize=normalize, pieces=pieces)
     except ValueError as e:
@@ -54,8 +54,8 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
     return [len(words), *(len(k) for k, _ in grams)]
 
 
-def _closed(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]]
-            ) -> list[tuple[np.ndarray, np.ndarray]]:
+def _with_missing_ends(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]]
+                       ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (hashes, values) of the n-grams of every order from 2 on. The end of each n-gram (all its words but the
     first) is added to the order below if that order lacks it."""
     ids = [i for i, _ in orders]

@@ -111,7 +111,7 @@ class BadWords:
             if not entry or entry in left_out:
                 continue
             if (self.unspaced and _UNSPACED.search(entry)) or not any(map(str.isalnum, entry)):
-                if entry not in (anywhere := self._anywhere.setdefault(entry[0], [])) and not _everywhere(entry):
+                if entry not in (anywhere := self._anywhere.setdefault(entry[0], [])) and not _is_everywhere(entry):
                     anywhere.append(entry)
                 continue
             words = list(_words(entry, self.unspaced).finditer(entry))
@@ -174,7 +174,8 @@ class BadWords:
         at = 0
         while (begin := self._begins.search(text, at)) is not None:
             at = begin.start()
-            entry = next((e for e in self._anywhere[begin[0]] if text.startswith(e, at) and _alone(text, at, e)), None)
+            entry = next((e for e in self._anywhere[begin[0]]
+                          if text.startswith(e, at) and _stands_alone(text, at, e)), None)
             if entry is None:
                 at += 1
             else:
@@ -202,7 +203,7 @@ def _gaps(text: str, words: list[re.Match[str]]) -> tuple[str, ...]:
     return tuple(_LOOSE.sub("", text[a.end():b.start()]) for a, b in pairwise(words))
 
 
-def _everywhere(entry: str) -> bool:
+def _is_everywhere(entry: str) -> bool:
     """Whether an entry would be found in nearly every text: because it is too short to mean anything in a script
     without spaces between words, or because it has neither a letter nor a symbol."""
     if len(entry) == 1 and not _KATAKANA.fullmatch(entry):
@@ -211,7 +212,7 @@ def _everywhere(entry: str) -> bool:
         c.isalpha() or unicodedata.category(c) == "So" for c in entry)
 
 
-def _alone(text: str, at: int, entry: str) -> bool:
+def _stands_alone(text: str, at: int, entry: str) -> bool:
     """Whether an entry found at position `at` is not part of a longer word, as far as its script shows."""
     before, after = text[at - 1:at], text[at + len(entry):at + len(entry) + 1]
     if _KATAKANA.fullmatch(entry):

@@ -99,13 +99,13 @@ def decode(data: bytes, charset: str = "") -> tuple[str, str]:
         pass
     candidates: list[str] = []
     mean_run = _mean_run(data)
-    for guess in (lambda: declared, lambda: _declared_in_page(data), lambda: _detected(data)):
+    for guess in (lambda: declared, lambda: _declared_in_page(data), lambda: _by_statistics(data)):
         name = guess()
         if name and name not in candidates and name != "utf-8":
             candidates.append(name)
             if (mean_run > _LATIN_RUN if name in _LATIN else mean_run < _OTHER_RUN):
                 continue
-            if (text := _strictly(data, name)) is not None:
+            if (text := _decoded_strictly(data, name)) is not None:
                 return text, name
     text = data.decode("utf-8", "replace")
     replaced = text.count("\ufffd")
@@ -160,7 +160,7 @@ def _declared_in_page(data: bytes) -> str:
     return canonical((match[1] or match[2]).decode("ascii", "replace")) if match else ""
 
 
-def _detected(data: bytes) -> str:
+def _by_statistics(data: bytes) -> str:
     """The encoding by byte statistics. The statistics take some Korean and Japanese pages for broken UTF-8 or Western
     pages, so the letters of such pages are checked as well."""
     sample = data[:_SAMPLE]
@@ -169,13 +169,13 @@ def _detected(data: bytes) -> str:
     if (name in ("", "utf-8") or name.startswith(("cp125", "iso8859", "koi8", "mac"))) and non_ascii * 5 > len(sample):
         for codec, letters, share in _LETTERS:
             # a character may be cut at the end of the sample
-            text = sample.decode(codec, "replace") if _strictly(data, codec) is not None else ""
+            text = sample.decode(codec, "replace") if _decoded_strictly(data, codec) is not None else ""
             if len(letters.findall(text)) > share * (len(text) - len(text.encode("ascii", "ignore"))) > 0:
                 return codec
     return _COMMONER.get(name, name)
 
 
-def _strictly(data: bytes, name: str) -> str | None:
+def _decoded_strictly(data: bytes, name: str) -> str | None:
     """Return `data` decoded as `name`, or None if the bytes are not valid in that encoding. Single-byte encodings
     accept nearly all bytes, so None is also returned if the text has many control characters."""
     try:

@@ -53,10 +53,10 @@ def repeated_words(text: str, n: int, *, top: bool) -> list[Span]:
     else:
         before: set[tuple[str, ...]] = set()
         places = [i for i, run in enumerate(runs) if run in before or before.add(run)]    # type: ignore[func-returns-value]
-    return joined([(words[i][0], words[i + n - 1][1]) for i in places])[:MOST]
+    return merged_spans([(words[i][0], words[i + n - 1][1]) for i in places])[:MOST]
 
 
-def joined(spans: list[Span]) -> list[Span]:
+def merged_spans(spans: list[Span]) -> list[Span]:
     """Spans in order, those that overlap or touch as one."""
     out: list[Span] = []
     for begin, end in sorted(spans):

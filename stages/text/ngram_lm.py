@@ -250,17 +250,17 @@ def write_model(path: str | os.PathLike[str], words: Sequence[str], unigrams: np
     sizes = {**{name: len(data) for name, data in small.items()}, **{name: 16 * n for name, n in slots.items()}}
     header = b""
     for _ in range(4):                                 # the length of the header moves the sections after it
-        at, places = _up(len(MAGIC) + 8 + len(header)), {}
+        at, places = _aligned(len(MAGIC) + 8 + len(header)), {}
         for name, size in sizes.items():
             places[name] = [at, size]
-            at = _up(at + size)
+            at = _aligned(at + size)
         doc = {"order": len(counts) + 1, "counts": [len(words), *counts], "normalize": normalize, **(facts or {}),
                "sections": places}
         text = json.dumps(doc, sort_keys=True).encode()
         if len(text) <= len(header):
             header = text.ljust(len(header))
             break
-        header = text.ljust(_up(len(text)))
+        header = text.ljust(_aligned(len(text)))
     with open(path, "wb") as f:
         f.write(MAGIC + len(header).to_bytes(8, "little") + header)
         for name, data in small.items():
@@ -280,5 +280,5 @@ def _table(n: str, slots: int, keys: np.ndarray, values: np.ndarray) -> np.ndarr
     return table
 
 
-def _up(n: int) -> int:
+def _aligned(n: int) -> int:
     return -(-n // _ALIGN) * _ALIGN

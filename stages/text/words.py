@@ -154,21 +154,21 @@ class Vocabulary:
         for i in np.flatnonzero(self.chunks.rows["unsure"][chunks]).tolist():
             if i >= stop:
                 first, stop = i, i + 1
-                while first and self._joined(data, chunks, spans, first):
+                while first and self._may_span(data, chunks, spans, first):
                     first -= 1
-                while stop <= last and self._joined(data, chunks, spans, stop):
+                while stop <= last and self._may_span(data, chunks, spans, stop):
                     stop += 1
                 if stop - first > 1:
                     runs.append((first, stop))
         return runs
 
-    def _joined(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, i: int) -> bool:
+    def _may_span(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, i: int) -> bool:
         """Whether a special case may extend from chunk i - 1 of the text into chunk i."""
         end, start = spans[i - 1, 1], spans[i, 0]
         return (start - end == 1 and data[end] == 32
                 and (self._edge(chunks[i - 1], 1), self._edge(chunks[i], 0)) in self.language.pairs)
 
-    def _merged(self, data: np.ndarray, spans: np.ndarray) -> list[str]:
+    def _words_together(self, data: np.ndarray, spans: np.ndarray) -> list[str]:
         """Return the words of chunks that are separated by single spaces only."""
         tokens: list[str] = []
         breaks: list[bool] = []
@@ -185,7 +185,7 @@ class Vocabulary:
             return self.unsure[chunk][side]
         return self.words[self.chunks.edge(chunk, side)]
 
-    def _looked_up(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int] | None]:
+    def _find_chunks(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int] | None]:
         """Find the chunks of a text, and add those that the table lacks. Returns (chunk numbers, start and end of each
         chunk in `data`, argument for `_forget`). The last is None if no long chunks were added. Long chunks do not stay
         in the table: the caller removes them by `_forget`."""
@@ -204,7 +204,7 @@ class Vocabulary:
         return chunks, spans, before if long else None
 
     def _forget(self, before: tuple[int, int, int] | None) -> None:
-        """Remove the long chunks of a text from the table. `before` is the last result of `_looked_up`."""
+        """Remove the long chunks of a text from the table. `before` is the last result of `_find_chunks`."""
         if before is not None:
             for chunk in range(before[0], self.chunks.count):
                 self.unsure.pop(chunk, None)
@@ -213,7 +213,7 @@ class Vocabulary:
     def encode(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the word numbers of a text, int32, and its lines, int32[n, 4] as in `Chunks.fold`."""
         data = utf8(text)
-        chunks, spans, before = self._looked_up(data)
+        chunks, spans, before = self._find_chunks(data)
         ids, lines, unsure = self.chunks.fold(data, chunks, spans)
         if any(special in text for special in self.language.spaced):
             ids = np.array([self.number(word) for word in self.language.words(text)], np.int32)
@@ -224,7 +224,7 @@ class Vocabulary:
             pieces: list[np.ndarray] = []
             place = 0
             for first, stop in runs:
-                words = self._merged(data, spans[first:stop])
+                words = self._words_together(data, spans[first:stop])
                 pieces += ids[place:ends[first - 1] if first else 0], np.array(list(map(self.number, words)), np.int32)
                 place = ends[stop - 1]
             ids = np.concatenate([*pieces, ids[place:]])
@@ -236,7 +236,7 @@ class Vocabulary:
         """Count the sentences of a line, as spaCy's sentencizer splits it. An empty line is one sentence. After an end
         mark, white space other than a single space also begins a sentence."""
         data = utf8(line)
-        chunks, spans, before = self._looked_up(data)
+        chunks, spans, before = self._find_chunks(data)
         if (any(special in line for special in self.language.spaced)
                 or (len(self.unsure) and self._contested(data, chunks, spans))):
             count = 1 + self._sentence_step(self.language.tokens(line), 0)[0]

@@ -15,7 +15,7 @@ from stages.document import Document
 from stages.extract.html import metadata
 from stages.extract.html.markdown import write
 from stages.extract.html.marks import dollars, fence
-from stages.extract.html.math import expose
+from stages.extract.html.math import formulas_as_tex
 from stages.extract.html.step import ENGINES, Html
 from stages.text.encoding import decode, without_double_encoding
 
@@ -130,20 +130,20 @@ def test_hostile_formulas_are_read_in_no_time(page):
     import time
 
     began = time.process_time()
-    expose(page)
+    formulas_as_tex(page)
     assert time.process_time() - began < 3
 
 
 def test_display_formulas_and_what_is_none():
-    assert expose('<p>a<math display="block" alttext="E=mc^2"></math>b') == "<p>a<br>\\[E=mc^2\\]<br>b"
+    assert formulas_as_tex('<p>a<math display="block" alttext="E=mc^2"></math>b') == "<p>a<br>\\[E=mc^2\\]<br>b"
     for page in ("<p>plain", "<math><mi>x</mi></math> y", "<math> never closed", "<script type='math/tex'>x",
                  "<img class=latex>", '<span class="katex-html"> never closed <math>'):
-        assert expose(page).replace("</span>", "") in (page, " never closed <math>")
+        assert formulas_as_tex(page).replace("</span>", "") in (page, " never closed <math>")
     for seed in range(300):
         rng = random.Random(seed)
         parts = [KATEX, WIKIPEDIA, MATHJAX, IMAGE, "<math", "</math>", "</span>", "<script type='math/tex'>",
                  "</script>", "x"]
-        expose("".join(p[:rng.randrange(1, len(p) + 1)] for p in rng.choices(parts, k=8)))
+        formulas_as_tex("".join(p[:rng.randrange(1, len(p) + 1)] for p in rng.choices(parts, k=8)))
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Bounds a web page before it is parsed: `shorten` limits the bytes that are read, and `nodes` counts the elements that
-a parser would create.
+"""Bounds a web page before it is parsed: `shorten` limits the bytes that are read, and `count_nodes` counts the
+elements that a parser would create.
 
 Real pages above two megabytes are large because of scripts, styles, drawings and inline images, not because of text, so
 these are removed first. A page that is still too long is cut, as crawls cut pages (Common Crawl: at 1 MiB until 2025,
@@ -121,7 +121,7 @@ _SCRIPT, _OPTION, _SVG, _MATH, _TEMPLATE = (np.uint32(_fnv(name)) for name in (
 _END_OF_SCRIPT = np.frombuffer(b"/script", np.uint8)
 
 
-def nodes(page: bytes, most: int) -> int:
+def count_nodes(page: bytes, most: int) -> int:
     """Counts the elements that an HTML5 parser makes of a page in UTF-8, including formatting elements that it reopens.
     The count stops soon after it exceeds `most`. The result is also larger than `most` for a page that has more than
     `ATTRIBUTES` attributes in one tag, more than `OPTIONS` options or more than `TEMPLATES` nested templates."""

@@ -38,7 +38,7 @@ _LONGEST = 100_000
 _MOST_TAGS = 300_000
 
 
-def expose(page: str) -> str:
+def formulas_as_tex(page: str) -> str:
     """Returns the page with TeX in place of its formulas. A page without formulas is returned unchanged."""
     lower = page.lower()
     if not (any(word in lower for word in _WORDS) or _TEX.search(lower)) or _LIKELY.search(page) is None:

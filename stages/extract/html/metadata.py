@@ -114,7 +114,7 @@ def describe(page: str, crawled: str = "") -> dict[str, str]:
     `crawled` is the ISO date of the fetch. A date on the page that is more than two days later is ignored.
     """
     head = page[:next((end for end in (page.find(tag, 0, HEAD) for tag in _HEAD_ENDS) if end > 0), HEAD)]
-    facts, authors, links, times = _head_facts(head + "".join(_marked(page, len(head))))
+    facts, authors, links, times = _head_facts(head + "".join(_microdata_tags(page, len(head))))
     json_ld = list(_json_ld(page))
     result: dict[str, str] = {}
     title = _title(facts.get("title") or _tag_title(head), _heading(page))
@@ -218,7 +218,7 @@ def _head_facts(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, s
             (published + other_times)[:8])
 
 
-def _marked(page: str, at: int) -> Iterator[str]:
+def _microdata_tags(page: str, at: int) -> Iterator[str]:
     """Yields the tags of a page's body that may state author or date: `<time>` and microdata. The body begins at
     `at`."""
     for mark in _MARKS if page.find('itemprop="', at, HEAD) >= 0 else _MARKS[:1]:
@@ -279,13 +279,13 @@ def _byline(page: str) -> str:
         tag = nearby[max(nearby.rfind("<", 0, place), 0):] if place >= 0 else nearby
         if (content := _CONTENT.match(tag)) is not None:
             return _person(unescape(content[1]))
-        if name := _person(_inner(tag)):
+        if name := _person(_text_after_tag(tag)):
             return name
     at = page.find('rel="author"', 0, HEAD)
-    return _person(_inner(page[at:at + _NEAR])) if at >= 0 else ""
+    return _person(_text_after_tag(page[at:at + _NEAR])) if at >= 0 else ""
 
 
-def _inner(tag: str) -> str:
+def _text_after_tag(tag: str) -> str:
     """Returns the text after the first start tag in `tag`, up to the next tag. Up to four inline tags before the text
     are skipped."""
     begin = tag.find(">") + 1

@@ -25,7 +25,7 @@ from stages.extract.html import fallbacks, private
 from stages.extract.html.private import settings, xpaths
 from stages.extract.html.step import FAST_TRAFILATURA
 
-#: blake2b of the expressions replaced here, in the order of `_replaced`
+#: blake2b of the expressions replaced here, in the order of `_replaced_expressions`
 FINGERPRINT = "22a358864caaeadb08ba50561f961d36"
 #: answers of one rule that are cached before the cache is emptied
 MEMO = 100_000
@@ -276,7 +276,7 @@ class _Forum:
 
 
 # -- installation ----------------------------------------------------------------------------------------------------
-def _replaced() -> Iterator[etree.XPath]:
+def _replaced_expressions() -> Iterator[etree.XPath]:
     yield from xpaths.OVERALL_DISCARD_XPATH
     yield from xpaths.RAW_TREE_PRUNE_XPATH
     yield from xpaths.REMOVE_COMMENTS_AND_LISTS_XPATH
@@ -287,7 +287,8 @@ def _replaced() -> Iterator[etree.XPath]:
 
 
 def fingerprint() -> str:
-    return hashlib.blake2b("\n".join(getattr(x, "path", "") for x in _replaced()).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b("\n".join(getattr(x, "path", "") for x in _replaced_expressions()).encode(),
+                           digest_size=16).hexdigest()
 
 
 def install() -> bool:

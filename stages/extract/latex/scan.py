@@ -364,7 +364,7 @@ class Scan:
         write, option = self.out.append, _OPTIONAL.match(self.text, at) or _QUOTED.match(self.text, at)
         numbered, items = self.lists[-1] if self.lists else (False, 1)
         self.lists[-1:] = [(numbered, items + 1)] if self.lists else []
-        self._unspaced(" ~\t\n")
+        self._strip_output(" ~\t\n")
         write("\n\n" if not items and len(self.lists) == 1 else BREAK)
         write(INDENT * (min(len(self.lists) - 1, 8) if word == "item" else 1)
               + (f"{items + 1}. " if numbered else "- "))
@@ -386,7 +386,7 @@ class Scan:
     def _dropped(self, word: str, at: int) -> int:
         """Position after a command that is dropped with its arguments."""
         if word == "label":
-            self._unspaced()
+            self._strip_output()
         elif word in ("vskip", "hskip", "kern"):
             length = _LENGTH.match(self.text, at) or _NAMED.match(self.text, at)
             return length.end() if length else at
@@ -402,7 +402,7 @@ class Scan:
         """Write a line of pseudo-code (algorithmic, algpseudocode)."""
         write, (before, after, more) = self.out.append, ALGORITHM[word]
         self.indent = max(0, self.indent - (word in DEDENTS))
-        self._unspaced(" ~\t\n")
+        self._strip_output(" ~\t\n")
         write((BREAK if self.lines else "\n\n") + INDENT * min(self.indent, 12) + before)
         self.lines += 1
         self.indent += more
@@ -421,7 +421,7 @@ class Scan:
         match = _REST.match(self.text, at)
         return at if match is None else match.end()
 
-    def _unspaced(self, blanks: str = " ~\t") -> None:
+    def _strip_output(self, blanks: str = " ~\t") -> None:
         """Remove the blanks at the end of the output."""
         while self.out and len(self.out[-1]) < _OPTION and not self.out[-1].strip(blanks):
             self.out.pop()

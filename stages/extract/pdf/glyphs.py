@@ -48,7 +48,7 @@ def accents(code: np.ndarray, inserted: np.ndarray, inked: np.ndarray, loose: np
             continue
         code[base], code[i], inked[i] = _composed(code[base], mark), 0, False
         for a, b in ((max(before[:1], default=-1), min(after[:1], default=-1)), (base, i), (i, base)):
-            if 0 <= a < b <= a + 8 and not _apart(a, b, inked, loose, tight[base, 3] - tight[base, 2]):
+            if 0 <= a < b <= a + 8 and not _is_apart(a, b, inked, loose, tight[base, 3] - tight[base, 2]):
                 between = np.arange(a + 1, b)
                 code[between[inserted[between]]] = 0
 
@@ -70,7 +70,7 @@ def _carries(k: Any, i: int, mark: str, loose: np.ndarray, tight: np.ndarray) ->
     return near & (2 * tight[i, 2] >= bottom + top) & (tight[i, 2] - top <= top - bottom)
 
 
-def _apart(a: int, b: int, inked: np.ndarray, loose: np.ndarray, high: float) -> bool:
+def _is_apart(a: int, b: int, inked: np.ndarray, loose: np.ndarray, high: float) -> bool:
     """Whether two characters are separated by white or stand on different lines."""
     if not (inked[a] and inked[b]):
         return False
@@ -126,7 +126,7 @@ def logical(text: str, inserted: list[bool], box: list[list[int]]) -> str:
         if k and _white(parts[k - 1], part, kinds[k - 1] == kinds[k] == "R", votes > 0):
             out.append(" ")
         out.append(group)
-    return "".join(_turned(out) if votes > 0 else out)
+    return "".join(_reading_order(out) if votes > 0 else out)
 
 
 def _white(a: list, b: list, letters: bool, drawn: bool) -> bool:
@@ -148,7 +148,7 @@ def _kind(text: str) -> str:
     return "R" if kind in ("R", "AL") else "L" if kind == "L" else "N" if kind in ("EN", "AN") else "-"
 
 
-def _turned(parts: list[str]) -> list[str]:
+def _reading_order(parts: list[str]) -> list[str]:
     """Put parts that are given from left to right into reading order."""
     kinds = [_kind(part) for part in parts]
     if kinds.count("R") >= kinds.count("L"):

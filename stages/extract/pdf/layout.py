@@ -224,7 +224,7 @@ def _lines(rows: list[list[Piece]], rtl: bool) -> Block:
             out += _table_lines(rows[at:end], edges, rtl)
         else:
             end = at + max(1, (end - at) // 2)
-            out += [_joined(row, rtl) for row in rows[at:end]]
+            out += [_joined_line(row, rtl) for row in rows[at:end]]
         at = end
     return out
 
@@ -236,7 +236,7 @@ def _box(row: list[Piece]) -> tuple[int, int, int, int]:
     return min(p.left for p in row), longest.top, max(p.right for p in row), longest.bottom
 
 
-def _joined(row: list[Piece], rtl: bool) -> Line:
+def _joined_line(row: list[Piece], rtl: bool) -> Line:
     """The pieces of a row as one line. In a fixed-pitch font, gaps become as many spaces as fit."""
     mono = _pitch(row)
     if mono:
@@ -338,7 +338,7 @@ def _table_lines(rows: list[list[Piece]], edges: list[int], rtl: bool) -> Block:
         inside: list[list[Piece]] = [[] for _ in edges]
         for p in row:
             inside[_column(edges, p)].append(p)
-        cells = [_joined(cell, rtl).text if cell else "" for cell in inside]
+        cells = [_joined_line(cell, rtl).text if cell else "" for cell in inside]
         if rtl:
             cells.reverse()
         if out and len(row) == 1 and not cells[0] and 3 * (row[0].top - out[-1].bottom) < row[0].bottom - row[0].top:

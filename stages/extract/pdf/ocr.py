@@ -170,7 +170,7 @@ def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, 
         process.no_core()
         process.limit_data(process.data_bytes() + memory)  # until the engine starts, the parent's memory counts, too
         image = draw()
-        if not inked(image):
+        if not is_inked(image):
             os._exit(_BLANK)
         if glyphs(image) > most:
             os._exit(_DENSE)
@@ -187,7 +187,7 @@ def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, 
         os._exit(1)
 
 
-def inked(image: np.ndarray) -> bool:
+def is_inked(image: np.ndarray) -> bool:
     """Whether the picture is not blank: more than one pixel in 50,000 is dark."""
     return 50_000 * int((image < 128).sum()) > image.size
 
@@ -272,8 +272,8 @@ def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageC
     from the positions of successive words, run to the right. Lines whose heights differ only because some lack
     ascenders or descenders all get the usual height.
     """
-    turn = _turn(words)
-    turned = [_turned(word, turn, width, height) for word in words]
+    turn = _quarter_turns(words)
+    turned = [_rotated_word(word, turn, width, height) for word in words]
     if turn % 2:
         width, height = height, width
     groups: list[list[Word]] = []
@@ -305,7 +305,7 @@ def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageC
     return PageChars(pieces, *size, chars, len(words), 0, 0), min(99, sure)
 
 
-def _turn(words: list[Word]) -> int:
+def _quarter_turns(words: list[Word]) -> int:
     """Returns by how many quarter turns, clockwise, the text is turned: 0 for upright text; 1, 2, 3 for lines that run
     downwards, to the left, upwards."""
     votes: Counter[int] = Counter()
@@ -316,7 +316,7 @@ def _turn(words: list[Word]) -> int:
     return max(range(4), key=lambda k: (votes[k], -k))
 
 
-def _turned(word: Word, turn: int, width: int, height: int) -> Word:
+def _rotated_word(word: Word, turn: int, width: int, height: int) -> Word:
     left, top, right, bottom = word[1:5]
     left, top, right, bottom = ((left, top, right, bottom), (top, width - right, bottom, width - left),
                                 (width - right, height - bottom, width - left, height - top),

@@ -63,7 +63,7 @@ def quality_of(page: PageChars) -> Quality:
             if len(chunk) > 100:
                 words += any(map(str.isalpha, chunk))
                 continue
-            kind, latin, latin_vowels, latin_beyond_ascii = _judged(chunk)
+            kind, latin, latin_vowels, latin_beyond_ascii = _judge_chunk(chunk)
             letters += latin
             beyond_ascii += latin_beyond_ascii
             vowels += latin_vowels
@@ -86,7 +86,7 @@ _NONE, _SINGLE, _WIDE, _WORD, _LIKE = range(5)
 
 
 @lru_cache(maxsize=1 << 16)
-def _judged(chunk: str) -> tuple[int, int, int, int]:
+def _judge_chunk(chunk: str) -> tuple[int, int, int, int]:
     """Returns (kind of a chunk of text without spaces, `_NONE` … `_LIKE`; number of its Latin letters; of its vowels;
     of its Latin letters outside ASCII)."""
     if not chunk.isascii():

@@ -17,7 +17,7 @@ import pypdfium2.raw as pdfium_c
 
 from stages.document import Document
 from stages.extract.pdf.chars import PageChars, pieces_of
-from stages.extract.pdf.cipher import shifted
+from stages.extract.pdf.cipher import is_shifted
 from stages.extract.pdf.layout import blocks_of
 from stages.extract.pdf.ocr import LIBRARIES, PROGRAMS, Engine, engine, glyphs, page_of, words_of
 from stages.extract.pdf.picture import DECODED, dots, draw, pictures, size
@@ -47,7 +47,7 @@ _NO_FONTS = pdfium_c.FPDF_SYSFONTINFO(version=1)
 pdfium_c.FPDF_SetSystemFontInfo(_NO_FONTS)
 
 
-class _Read(NamedTuple):
+class _PageRead(NamedTuple):
     """A page as it was read. `route` says how: t by its text layer, o by OCR. It is e for an empty page, and s for a
     page that has something on it but gave no text, even if OCR was not tried. It is c if the letters of the text layer
     differ from those drawn and OCR did not help."""
@@ -188,7 +188,7 @@ class Pdf(Stage):
         doc.signals["pdf_pages"] = float(count)
         if count > self.config.max_pages:
             return "pdf_too_many_pages"
-        reads: list[_Read | None] = []
+        reads: list[_PageRead | None] = []
         chars = tries = 0
         for number in range(count):
             try:
@@ -210,7 +210,7 @@ class Pdf(Stage):
             reads.append(read)
         return self._finish(doc, file, reads)
 
-    def _read(self, page: pdfium.PdfPage, cap: int, tries: int) -> _Read | None:
+    def _read(self, page: pdfium.PdfPage, cap: int, tries: int) -> _PageRead | None:
         """Read one page. Its text layer is used if it is neither missing nor degraded. Otherwise OCR is tried, provided
         that it was tried on fewer than `ocr_pages` pages of the document before (`tries`). The text of OCR is used if
         it is better. `cap` is the number of characters that the document may still have."""
@@ -220,13 +220,13 @@ class Pdf(Stage):
         finally:
             layer.close()
         quality = quality_of(chars)
-        cipher = shifted([piece.text for piece in chars.pieces])
+        cipher = is_shifted([piece.text for piece in chars.pieces])
         if cipher:
             quality = quality._replace(confidence=0)
         covered, pixels = pictures(page) if quality.chars < _STAMP or quality.confidence < DEGRADED else (False, 0)
         missing = quality.chars < FEW or (quality.chars < _STAMP and covered)
         if not missing and quality.confidence >= DEGRADED:
-            return _Read(Page(blocks_of(chars), chars.height), quality, "t")
+            return _PageRead(Page(blocks_of(chars), chars.height), quality, "t")
         route = "t" if quality.chars else "s" if pdfium_c.FPDFPage_CountObjects(page.raw) > 0 else "e"
         ocr_tried = False
         dpi = dots(page) if pixels <= DECODED and tries < self.config.ocr_pages else 0
@@ -236,12 +236,12 @@ class Pdf(Stage):
                 ocr_quality = quality_of(ocr[0])._replace(confidence=ocr[1])
                 is_better = ocr_quality.chars > 2 * quality.chars if missing else ocr[1] > quality.confidence
                 if is_better and ocr[1] > _SURE:
-                    return _Read(Page(blocks_of(ocr[0]), ocr[0].height), ocr_quality, "o", ocr_tried)
+                    return _PageRead(Page(blocks_of(ocr[0]), ocr[0].height), ocr_quality, "o", ocr_tried)
             elif route == "s":
                 route = "e"
         if cipher:
-            return _Read(Page([], chars.height), quality, "c", ocr_tried)
-        return _Read(Page(blocks_of(chars), chars.height), quality, route, ocr_tried)
+            return _PageRead(Page([], chars.height), quality, "c", ocr_tried)
+        return _PageRead(Page(blocks_of(chars), chars.height), quality, route, ocr_tried)
 
     def _read_by_ocr(self, engine: Engine, page: pdfium.PdfPage, dpi: int) -> tuple[PageChars, int] | None:
         """Returns (page as OCR reads it, confidence 0 to 99); None for a blank page. A page of little text and low
@@ -257,7 +257,7 @@ class Pdf(Stage):
                 break
         return best
 
-    def _finish(self, doc: Document, file: pdfium.PdfDocument, reads: list[_Read | None]) -> str | None:
+    def _finish(self, doc: Document, file: pdfium.PdfDocument, reads: list[_PageRead | None]) -> str | None:
         good = [read for read in reads if read is not None]
         if not good:
             return "pdf_damaged"
