@@ -81,12 +81,12 @@ class CodeTable(Parquet):
             yield from repository.documents()
 
     def _source_document(self, doc: Document) -> Document | Skipped:
-        c, row = self.config, dict(doc.meta)
+        config, row = self.config, dict(doc.meta)
         doc.meta = {k: v for k, v in row.items() if k not in self._used_only}
         path, repository, licences = (row.get(self.columns.name(column)) for column in
-                                      (c.file_path, c.repository_name, c.licence))
+                                      (config.file_path, config.repository_name, config.licence))
         path = str(path or "")
-        reason = (None if c.vendored else path_reason(path)) or examine(doc, doc.text, path, c)
+        reason = (None if config.vendored else path_reason(path)) or examine(doc, doc.text, path, config)
         if reason:
             return Skipped(reason, id=doc.id, locator=doc.locator)
         doc.meta["path"] = path

@@ -196,7 +196,7 @@ def _turn(i: int, message: Any) -> Turn | None:
         content, reasoning = _parts(i, content, reasoning)
     if calls := message.get("tool_calls") or _as_list(message.get("function_call")):
         if not isinstance(calls, (list, tuple)) or not isinstance(content, str | None):
-            raise Refused("bad_turn", f"turn {i} has tool calls that are none")
+            raise Refused("bad_turn", f"turn {i} has tool calls that are no list, or content that is no text")
         content = "\n".join(filter(None, (content, *map(_call, calls))))
     if content is None and role == "system":
         return None

@@ -136,14 +136,15 @@ class Parquet(Reader):
 
     def _field_columns(self) -> tuple[str, ...]:
         """Return the columns that become the id, URL, date and language of a document."""
-        c = self.config
-        return c.id, c.url, c.date, c.language
+        config = self.config
+        return config.id, config.url, config.date, config.language
 
     def _batch(self, batch: pa.RecordBatch, slice: Slice, group: int, ordinal: int) -> Iterator[Document | BadRecord]:
-        texts, c = batch.column(self.config.text), self.config
+        texts, config = batch.column(self.config.text), self.config
         meta_columns = [n for n in self.columns.of(batch.schema.names) if n in batch.schema.names]
         needed = {*self._field_columns(), *self.columns.signals, *meta_columns}
-        columns = {n: texts if n == c.text else _values(batch.column(n)) for n in batch.schema.names if n in needed}
+        columns = {n: texts if n == config.text else _values(batch.column(n))
+                   for n in batch.schema.names if n in needed}
         all_lists = all(type(column) is list for column in columns.values())
         if all_lists and (documents := self._fast_documents(texts, columns, meta_columns, slice, group, ordinal)):
             yield from documents
@@ -159,7 +160,7 @@ class Parquet(Reader):
             if data is None:
                 yield bad("missing_text", slice, group, ordinal + i, detail="null")
                 continue
-            if len(data) > c.max_bytes:
+            if len(data) > config.max_bytes:
                 yield bad("too_large", slice, group, ordinal + i, detail=f"{len(data)} bytes")
                 continue
             try:
@@ -177,7 +178,7 @@ class Parquet(Reader):
 
             try:
                 doc: Document | BadRecord = make_document(slice, ordinal + i, group, text,
-                                                          get if rows is None else rows[i].get, c, self.columns,
+                                                          get if rows is None else rows[i].get, config, self.columns,
                                                           meta_columns, surrogates=False)
             except MemoryError:
                 raise
@@ -192,9 +193,9 @@ class Parquet(Reader):
         """Return the documents of a batch at a third of the usual cost, or None if its rows must be checked one by one.
         This needs a batch whose columns hold only strings, numbers and booleans. All its texts must be present, valid
         UTF-8 and not blank, and together small."""
-        c = self.config
+        config = self.config
         if self.columns.name_conflicts(meta_columns) or texts.null_count \
-                or texts.nbytes > min(_PLAIN_BYTES, c.max_bytes) or c.text in columns \
+                or texts.nbytes > min(_PLAIN_BYTES, config.max_bytes) or config.text in columns \
                 or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
             return None
         try:
@@ -202,7 +203,8 @@ class Parquet(Reader):
         except UnicodeDecodeError:
             return None
         absent = [None] * len(strings)
-        ids, urls, dates, languages = (columns.get(name, absent) for name in (c.id, c.url, c.date, c.language))
+        ids, urls, dates, languages = (columns.get(name, absent) for name in (
+            config.id, config.url, config.date, config.language))
         if not all(strings) or any(map(str.isspace, strings)) or not all(
                 map(_sound, (columns[name] for name in meta_columns))) or not all(
                 map(_numbers, (columns[name] for name in self.columns.signals))) or any(

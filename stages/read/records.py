@@ -144,8 +144,8 @@ class Records(Reader):
 
     def _keys(self) -> set[str]:
         """Return the columns that the settings name, and of a dotted path also its first part."""
-        c = self.config.model_dump(exclude={"template", "max_bytes", "keep", "answers"})
-        named = [v for value in c.values() for v in ([value] if isinstance(value, str) else value)]
+        settings = self.config.model_dump(exclude={"template", "max_bytes", "keep", "answers"})
+        named = [v for value in settings.values() for v in ([value] if isinstance(value, str) else value)]
         named += () if self.config.keep == "all" else self.config.keep
         return {part for name in named for part in (name, name.partition(".")[0])} - {""}
 
@@ -213,19 +213,19 @@ class Sft(Records):
         history: tuple[str, ...] = signal(("history",), "keys of earlier questions with their answers")
 
     def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
-        c = self.config
+        config = self.config
         if row.get("label") is False:                       # TRL's unpaired preferences: a disliked answer
             yield "", lambda: _refuse("disliked", "label: false")
             return
-        listed = first(row, c.messages)
+        listed = first(row, config.messages)
         if listed is None:
-            question, answer = first(row, c.instruction), first(row, c.output)
+            question, answer = first(row, config.instruction), first(row, config.output)
             if isinstance(question, (list, tuple)) and isinstance(answer, (list, tuple)):  # TRL's conversational form
-                yield "", lambda: with_system([*messages(question), *messages(answer)], row, c)
+                yield "", lambda: with_system([*messages(question), *messages(answer)], row, config)
             else:
-                yield "", lambda: instruction(row, c)
+                yield "", lambda: instruction(row, config)
         else:
-            yield "", lambda: with_system(messages(listed), row, c)
+            yield "", lambda: with_system(messages(listed), row, config)
 
 
 class Preference(Records):

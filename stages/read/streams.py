@@ -61,7 +61,7 @@ class Stream:
             open_as: dict[str, Any] = {"bz2": bz2.BZ2File, "xz": lzma.LZMAFile}
             self._stream = (gzip.GzipFile(fileobj=self._file) if self.coding == "gzip"
                             else open_as[self.coding](self._file) if self.coding else self._file)
-            # read1: one step of the decompressor, so that an error never takes along bytes that came before it
+            # read1 runs one step of the decompressor, so that an error does not lose the bytes of earlier steps
             self._read = self._stream.read1
 
     def read(self, size: int = _BLOCK) -> bytes:

@@ -289,7 +289,7 @@ class _Cuts(_Xml):
                 while block:
                     if coding and inflate.eof:
                         if not cuts[1:] and not self.pages and not (self.head_read and file_at <= BEYOND):
-                            return None                         # the head must be a small stream of its own
+                            return None                         # the first stream must be small and hold the head
                         inflate = bz2.BZ2Decompressor()
                         if self.depth == 1 and self.pages and xml_at - cuts[-1][1] >= self.target:
                             cuts.append((file_at, xml_at, self.pages))

@@ -111,7 +111,7 @@ def _with_unique_files(kernel: Any) -> Any:
     then point to the code of the other, which would run on arguments of the wrong types. With unique names, no file is
     written twice. When a source changes, the files of its old kernels stay in __pycache__ until it is emptied.
     """
-    files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # there is none without `cache=True`
+    files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # None without `cache=True`
     if files is not None:
         files._data_name = lambda number: f"{files._index_name.removesuffix('.nbi')}.{uuid.uuid4().hex}.nbc"
     return kernel

@@ -183,7 +183,7 @@ def _head_facts(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, s
     published: list[str] = []
     other_times: list[str] = []
     label = ""
-    for piece in head.split("<")[1:]:                       # a tag ends where the next one begins, whatever its quotes
+    for piece in head.split("<")[1:]:                     # a tag with an unclosed quote ends where the next tag begins
         kind = piece[:4].lower()
         if kind not in _KINDS or (m := _METADATA_TAG.match(kind + piece[4:])) is None:
             continue

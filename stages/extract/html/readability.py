@@ -3,8 +3,8 @@ scores the blocks around paragraphs, and takes the best block together with the 
 
 Three parts of the algorithm can take very long. It examines all siblings of an empty block with an image, so 40,000
 such blocks in a row take a quarter of an hour. It rereads nested blocks. When it removes an element, it appends the
-text after the element to the text before it. `Bounded` counts this work and gives up at a fixed amount, many times what
-any of 1,864 real pages takes. When trafilatura uses readability as its fallback, it then continues without it.
+text after the element to the text before it. `Bounded` counts this work and stops at a fixed amount, which is many
+times what any of 1,864 real pages takes. If trafilatura uses readability as its fallback, it then continues without it.
 """
 
 from __future__ import annotations

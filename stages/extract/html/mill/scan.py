@@ -346,13 +346,13 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
             tag_start = i
             closing = i + 1 < n and page[i + 1] == 47
             j = i + 2 if closing else i + 1
-            h = np.uint32(FNV)
+            tag_hash = np.uint32(FNV)
             dash = False
             while j < n and page[j] != 62 and page[j] != 32:
-                h = np.uint32((h ^ np.uint32(page[j])) * np.uint32(16777619))
+                tag_hash = np.uint32((tag_hash ^ np.uint32(page[j])) * np.uint32(16777619))
                 dash = dash or page[j] == 45
                 j += 1
-            tag = lookup(tag_keys, tag_values, h)
+            tag = lookup(tag_keys, tag_values, tag_hash)
             kind = kinds[tag]
             if tag == 0 and dash:
                 kind = BLOCK
@@ -366,9 +366,9 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
                     skipping -= 1
                     continue
                 level = top
-                while level > 0 and top - level < 8 and names[level] != h:
+                while level > 0 and top - level < 8 and names[level] != tag_hash:
                     level -= 1
-                if level == 0 or names[level] != h:
+                if level == 0 or names[level] != tag_hash:
                     continue
                 while top >= level:
                     if open_block and elements[stack[top], E_BOX] == stack[top]:
@@ -391,12 +391,12 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
             if skipping or kind in (RAW, VOID, BREAK):
                 j = past_attributes(page, j)
             else:
-                tag_facts[F_SIGNATURE] = h
+                tag_facts[F_SIGNATURE] = tag_hash
                 j, n_hash = attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_word, hidden_word,
                                        tag_facts, hashes)
             i = j + 1
             if kind == RAW:
-                i = after_raw(page, i, h)
+                i = after_raw(page, i, tag_hash)
                 continue
             if kind == VOID:
                 if tag == IMG:
@@ -438,7 +438,7 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
             above = stack[top]
             top += 1
             stack[top] = n_el
-            names[top] = h
+            names[top] = tag_hash
             for k in range(ELEMENT):
                 elements[n_el, k] = 0
             elements[n_el, E_TAG] = tag
@@ -474,8 +474,8 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
         if skipping:
             i += 1
             continue
-        el = stack[top]
-        flags = elements[el, E_FLAGS]
+        element = stack[top]
+        flags = elements[element, E_FLAGS]
         if in_word and not pending:                     # the most frequent case: the rest of a word of ASCII letters
             j = i
             upper = 0
@@ -509,12 +509,12 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
                 pending = False
             continue
         if not open_block:
-            box = elements[el, E_BOX]
+            box = elements[element, E_BOX]
             for k in range(BLOCK_COLUMNS):
                 blocks[n_bl, k] = 0
             blocks[n_bl, B_START] = n_text
             blocks[n_bl, B_BOX] = box
-            blocks[n_bl, B_FLAGS] = elements[el, E_FLAGS]
+            blocks[n_bl, B_FLAGS] = elements[element, E_FLAGS]
             blocks[n_bl, B_IMAGES] = images
             blocks[n_bl, B_INPUTS] = inputs
             blocks[n_bl, B_FIRST] = char_class
