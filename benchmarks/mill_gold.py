@@ -225,8 +225,8 @@ def features_digest() -> bytes:
         f.describe(page.elements, len(page.elements), page.blocks, len(page.blocks), page.text, first)
         chances = (np.arange(len(page.blocks)) * 389 % 1001).astype(np.int32)
         second = np.empty((len(page.blocks), len(f.SECOND)), np.int32)
-        f.look_again(page.elements, len(page.elements), page.blocks, len(page.blocks),
-                     f.makes(page.elements, page.blocks), chances, second)
+        f.second_features(page.elements, len(page.elements), page.blocks, len(page.blocks),
+                          f.structures(page.elements, page.blocks), chances, second)
         digest.update(first.astype("<i4").tobytes() + second.astype("<i4").tobytes())
     return digest.digest()
 

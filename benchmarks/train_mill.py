@@ -141,8 +141,8 @@ def look(trees: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
 
 def again(arrays: Any, first: np.ndarray) -> np.ndarray:
     out = np.empty((len(first), len(f.SECOND)), np.int32)
-    f.look_again(arrays.elements, len(arrays.elements), arrays.blocks, len(arrays.blocks),
-                 f.makes(arrays.elements, arrays.blocks), first, out)
+    f.second_features(arrays.elements, len(arrays.elements), arrays.blocks, len(arrays.blocks),
+                      f.structures(arrays.elements, arrays.blocks), first, out)
     return out
 
 

@@ -50,14 +50,14 @@ SLICE_SCHEMA = pa.schema([("row", pa.uint32()), ("reason", pa.string()), ("kept"
 class PartRef:
     """One part of the barrier's input, in plan order (source path order within a dataset)."""
 
-    key: str                      # content key of the task that made it
+    key: str                      # content key of the task that wrote it
     dataset: str                  # dataset or source it comes from, as named in `from:` / `priority:`
     rank: int                     # priority: 0 is kept first when documents of two datasets are duplicates
     rows: int                     # number of documents that take part in the barrier
     bytes: int                    # size of its text file
     text: FileRef                 # kept.parquet, the columns of docs/contracts.md: Documents on disk
     side: FileRef | None          # side table of the barrier's `prepare` stage: `row` (uint32), `id`, its own columns
-    gone: FileRef | None = None   # row set: rows of `text` that are gone; the side table does not have them
+    gone: FileRef | None = None   # row set: rows of `text` that earlier barriers removed; the side table lacks them
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ WaveTasks = Callable[[Done], Iterable[TaskDraft]]
 class Wave:
     """Tasks that may run at the same time. `tasks` makes them from the results of the earlier waves.
 
-    When all tasks of the wave have ended and `again` returns True, the wave runs once more. Its `tasks` then find the
-    results of its previous round under its own `name`.
+    When all tasks of the wave have ended and `again` returns True, the wave runs once more. `tasks` then gets the
+    results of the wave's previous round, too, under the wave's own `name`.
     """
 
     name: str
@@ -127,7 +127,7 @@ def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | Non
     covers the values of the rows, not the Parquet bytes."""
     write_table(table, out.path(name), write_statistics=False)
     h = hashlib.sha256()
-    for row in (row for batch in table.to_batches(4096) for row in batch.to_pylist()):       # a list of all is large
+    for row in (row for batch in table.to_batches(4096) for row in batch.to_pylist()):   # a list of all rows is large
         similarity = "" if row["similarity"] is None else row["similarity"].hex()
         h.update(f"{row['row']}\t{row['reason']}\t{row['kept'] or ''}\t{similarity}\t{row['cluster']}"
                  f"{''.join(chr(9) + n['id'] + n['similarity'].hex() for n in row['near'] or ())}\n".encode())

@@ -91,10 +91,10 @@ READERS: dict[str, str] = {
 def load(target: str) -> Any:
     """Import and return the object that the string 'module:attribute' names."""
     module, _, attribute = target.partition(":")
-    found: Any = importlib.import_module(module)
+    value: Any = importlib.import_module(module)
     for part in attribute.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 #: entry points by which packages add steps and readers
@@ -106,12 +106,12 @@ def _installed(group: str) -> dict[str, str]:
     """Return {name: 'module:Class'} of the entry points that installed packages add to `group`. Raises NameTaken if two
     packages add different classes under one name."""
     result: dict[str, metadata.EntryPoint] = {}
-    for e in metadata.entry_points(group=group):
-        other = result.setdefault(e.name, e)
-        if (other.module, other.attr) != (e.module, e.attr):
-            raise NameTaken(f"'{e.name}' is added by two packages, as {other.module}:{other.attr} and as "
-                            f"{e.module}:{e.attr}; uninstall one of them")
-    return {name: f"{e.module}:{e.attr}" for name, e in result.items()}
+    for entry in metadata.entry_points(group=group):
+        first = result.setdefault(entry.name, entry)
+        if (first.module, first.attr) != (entry.module, entry.attr):
+            raise NameTaken(f"'{entry.name}' is added by two packages, as {first.module}:{first.attr} and as "
+                            f"{entry.module}:{entry.attr}; uninstall one of them")
+    return {name: f"{entry.module}:{entry.attr}" for name, entry in result.items()}
 
 
 def steps() -> dict[str, str]:
@@ -136,10 +136,10 @@ def reader_target(name: str) -> str:
     return READERS.get(name) or _target("reader", name, readers)
 
 
-def _target(kind: str, name: str, known: Callable[[], dict[str, str]]) -> str:
+def _target(kind: str, name: str, registered: Callable[[], dict[str, str]]) -> str:
     if ":" in name:
         return name
-    names = known()
+    names = registered()
     if name not in names:
         raise UnknownName(kind, name, names)
     return names[name]
@@ -156,9 +156,9 @@ class UnknownName(TokenmillError, LookupError):
 
     exit_code = 2
 
-    def __init__(self, kind: str, name: str, known: dict[str, str]) -> None:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}"
+    def __init__(self, kind: str, name: str, names: dict[str, str]) -> None:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(names))}"
         super().__init__(f"unknown {kind} '{name}': {hint}")
 
 

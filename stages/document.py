@@ -86,10 +86,10 @@ class Document:
 
     def view(self, name: str, make: Any) -> Any:
         """The cached view `name` of the text, made by `make(text)` at first use."""
-        found = self._views.get(name)
-        if found is None:
-            found = self._views[name] = make(self._text)
-        return found
+        cached = self._views.get(name)
+        if cached is None:
+            cached = self._views[name] = make(self._text)
+        return cached
 
     @property
     def words(self) -> Any:

@@ -141,11 +141,12 @@ class Stage:
     extracts: bool = False
     #: the reader for files that `tokenmill extract --as` accepts under the name of this step; "": no such files
     read_by: ClassVar[str] = ""
-    #: False when it does not read the text, so that it may precede the step that makes it
+    #: False when the stage does not read the text; it may then stand before the step that makes the text
     reads_text: ClassVar[bool] = True
-    #: its kind as `tokenmill steps` shows it; "": derived from the other attributes
+    #: the kind of stage that `tokenmill steps` shows; "": derived from the other attributes
     does: ClassVar[str] = ""
-    #: True when it sets `doc.language`: verdicts of earlier steps by language cannot be replayed from the stored value
+    #: True when the stage sets `doc.language`. The stored language is then not the one that earlier steps saw, so their
+    #: verdicts by language cannot be derived from it
     sets_language: ClassVar[bool] = False
     #: False when `process` also drops documents for reasons that `verdict` does not know, such as a list of addresses,
     #: although it has written signals of the document. No verdict then tells that such a document would be kept
@@ -156,15 +157,15 @@ class Stage:
     #: until the store holds measurements of real runs. Lint compares the values of steps to judge their order. None:
     #: unknown
     cost_ms: ClassVar[float | None] = None
-    #: bytes of text left per byte of input, for a usual crawl
+    #: bytes of text that the stage keeps per byte of its input, for a usual crawl
     leaves: ClassVar[float] = 1.0
-    #: True when it drops documents and so saves other steps work
+    #: True when the stage drops documents, which saves later steps work
     drops: ClassVar[bool] = False
-    #: True when it changes the text of documents it keeps, so that later steps see another text
+    #: True when the stage changes the text of documents that it keeps, so that later steps see another text
     edits: ClassVar[bool] = False
-    #: languages its rules are made for; (): any language
+    #: languages for which the stage's rules are made; (): any language
     made_for: ClassVar[tuple[str, ...]] = ()
-    #: the setting that lists the languages it keeps; "": there is none
+    #: the setting that lists the languages whose documents the stage keeps; "": it has no such setting
     keeps: ClassVar[str] = ""
     #: memory of one child process while this stage is loaded, MB
     memory_mb: int = 300
@@ -219,9 +220,9 @@ class Stage:
 
     @classmethod
     def matches(cls, text: str, reason: str) -> list[tuple[int, int]]:
-        """Return the places (first character, one past the last) in a dropped text that stand for the reason, in order.
-        Reports mark them in examples. Called with the stored text, after personal data has been removed from it. Empty
-        where the rule knows no place."""
+        """Return the places (first character, one past the last) in a dropped text that show why it was dropped, in
+        order. Reports mark them in examples. Called with the stored text, after personal data has been removed from it.
+        The list is empty if no place in the text is the reason."""
         return []
 
     def reads(self) -> dict[str, str]:

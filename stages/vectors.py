@@ -62,6 +62,7 @@ def expand(text: str | list[Any]) -> str:
 
 
 def document(case: dict[str, Any]) -> Document:
+    """Return the document that a case describes, as it is before the stage."""
     html = case.get("html")
     return Document("0" * 32, expand(case.get("text", "")), url=case.get("url", ""), language=case.get("language", ""),
                     date=case.get("date"), meta=dict(case.get("meta", {})), signals=dict(case.get("before", {})),
@@ -103,7 +104,7 @@ def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
         score = doc.signals.get(name)
         near = value is not None and score is not None and not stage.exact and abs(score - value) <= stage.grid
         pairs.append((f"signals.{name}", value if near else score, value))
-    return [f"{what}: {is_!r} instead of {wanted!r}" for what, is_, wanted in pairs if is_ != wanted]
+    return [f"{label}: {actual!r} instead of {expected!r}" for label, actual, expected in pairs if actual != expected]
 
 
 def replay_differences(stage: Stage, case: dict[str, Any], others: Iterable[Stage]) -> list[str]:
@@ -114,9 +115,9 @@ def replay_differences(stage: Stage, case: dict[str, Any], others: Iterable[Stag
     result under both configs, and every difference is listed.
     """
     reason, doc = outcome(stage, case)
-    before, lines = _left(reason, doc), []
+    before, lines = _result_parts(reason, doc), []
     for other in others:
-        then, found = outcome(other, case)
+        other_reason, other_doc = outcome(other, case)
         try:
             if stored_verdict(stage, doc) != stored_verdict(other, doc):
                 continue
@@ -126,15 +127,16 @@ def replay_differences(stage: Stage, case: dict[str, Any], others: Iterable[Stag
                   if getattr(stage.config, field) != getattr(other.config, field)]
         under = ", ".join(f"{field} {getattr(other.config, field)!r}" for field in sorted(fields))
         start = f"replay under {under}: verdict gives {stored_verdict(other, doc)!r} as before"
-        lines += [f"{start}, but {what} is {now!r} instead of {was!r}"
-                  for what, was, now in zip(_LEFT, before, _left(then, found)) if repr(was) != repr(now)]
+        lines += [f"{start}, but {part} is {now!r} instead of {was!r}"
+                  for part, was, now in zip(_RESULT_PARTS, before, _result_parts(other_reason, other_doc))
+                  if repr(was) != repr(now)]
     return lines
 
 
-_LEFT = ("reason", "text", "language", "meta", "signals", "side table")
+_RESULT_PARTS = ("reason", "text", "language", "meta", "signals", "side table")
 
 
-def _left(reason: str | None, doc: Document) -> tuple[Any, ...]:
+def _result_parts(reason: str | None, doc: Document) -> tuple[Any, ...]:
     """Return the parts of a stage's result, in the order of _LEFT."""
     return reason, doc.text, doc.language, doc.meta, dict(sorted(doc.signals.items())), doc.side
 

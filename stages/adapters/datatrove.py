@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import model_validator
 
 from stages.document import BadRecord, Document, document_id
-from stages.read.reader import Reader, Slice, bad, check_file, environment, locator
+from stages.read.reader import Reader, Slice, bad, check_file, is_machine_fault, locator
 from stages.stage import Stage, StageConfig, signal
 from stages.text.encoding import decode
 
@@ -216,7 +216,7 @@ class DatatroveReader(Reader):
                 yield _document(their_document, slice, ordinal, self.lost, pages="Warc" in block)
                 ordinal += 1
         except Exception as e:
-            if environment(e) or isinstance(e, ImportError) or getattr(e, "filename", None) is not None:
+            if is_machine_fault(e) or isinstance(e, ImportError) or getattr(e, "filename", None) is not None:
                 raise                                   # memory, disk or a library failed: the file is not to blame
             yield bad("unreadable", slice, 0, ordinal, detail=f"{type(e).__name__}: {e}", fatal=True)
 

@@ -220,16 +220,16 @@ def unwrapped(text: str, width: int) -> str:
         base = _indent(lines)
         parts = [" ".join(lines[0].split())]
         for before, line in pairwise(lines):
-            said, last = " ".join(line.split()), parts[-1]
+            content, last = " ".join(line.split()), parts[-1]
             if _begins(before, line, base) or not any(map(str.isalnum, line)) or not any(map(str.isalnum, before)):
-                parts.append("\n" + said)                       # a paragraph of its own, or a line of signs
-            elif (cut := _CUT.search(last)) and (going_on := _BEGINNING.match(said)):
-                whole, halves = (cut[1] + going_on[0]).lower(), f"{cut[1]}-{going_on[0]}".lower()
-                if last[-1] != "-" or words[whole] > words[halves]:
+                parts.append("\n" + content)                    # a paragraph of its own, or a line of signs
+            elif (cut := _CUT.search(last)) and (continuation := _BEGINNING.match(content)):
+                joined, hyphenated = (cut[1] + continuation[0]).lower(), f"{cut[1]}-{continuation[0]}".lower()
+                if last[-1] != "-" or words[joined] > words[hyphenated]:
                     parts[-1] = last[:-1]                        # a word that was cut: exam-/ple
-                parts.append(said)
+                parts.append(content)
             # a dash or a hyphen between two lines joins two words: well-/known, said--/and, said/--and
             else:
-                parts.append(said if last.endswith(("-", "—")) or said.startswith(("--", "—")) else " " + said)
+                parts.append(content if last.endswith(("-", "—")) or content.startswith(("--", "—")) else " " + content)
         out.append("".join(parts))
     return "".join(out)

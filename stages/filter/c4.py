@@ -113,7 +113,7 @@ class C4(Stage):
 
     @classmethod
     def matches(cls, text: str, reason: str) -> list[marks.Span]:
-        return marks.found(_PHRASES[reason], text) if reason in _PHRASES else []
+        return marks.pattern_spans(_PHRASES[reason], text) if reason in _PHRASES else []
 
     def verdict(self, doc: Document) -> str | None:
         """Decides by the number of sentences only. Phrases drop a document whatever the threshold is."""

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from stages.stage import Bound, Stage, StageConfig, decision, signal
-from stages.text.marks import Span, found
+from stages.text.marks import Span, pattern_spans
 from stages.text.words import warm
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class GopherQuality(Stage):
 
     @classmethod
     def matches(cls, text: str, reason: str) -> list[Span]:
-        return found(_PLACES[reason], text) if reason in _PLACES else []
+        return pattern_spans(_PLACES[reason], text) if reason in _PLACES else []
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

@@ -1,6 +1,6 @@
-"""Source code: one document per file. The text is the whole file, with its comments, docstrings and licence header.
-`meta.code_language` is the programming language (by name and content, `read.languages`), `meta.licence` the licence
-that the head of the file names, if any.
+"""Reads source code: one document per file. The text is the whole file, with its comments, docstrings and licence
+header. `meta.code_language` is the programming language (by name and content, `read.languages`), `meta.licence` the
+licence that the head of the file names, if any.
 
 Files that are not worth learning from are left out and counted: `hidden` (a path component begins with a dot),
 `vendored`, `minified`, `generated`, `data` (rules of `read.authored`), `binary`, `long_lines` (a line beyond 1,000
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stages.document import BadRecord, Document
-from stages.read.authored import BUNDLES, encoded, generated, left_out
+from stages.read.authored import BUNDLES, is_data, is_generated, path_reason
 from stages.read.files import Files
 from stages.read.languages import LANGUAGES, NAMES, language
 from stages.read.licence import licence
@@ -29,7 +29,7 @@ from stages.text.encoding import decode
 #: languages written with one paragraph per line, which StarCoder2's rule of long lines exempts
 _PROSE = {"tex", "markdown", "restructuredtext", "smt"}
 _LONGEST_PROSE = 100_000
-#: files of more non-blank characters than this must be a quarter alphanumeric; a few lines may hold more signs
+#: A file of more non-blank characters than this must be a quarter alphanumeric. A shorter one may have more signs.
 _FEW = 400
 #: byte order marks of UTF-16 and little-endian UTF-32, whose text is full of NULs
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
@@ -54,13 +54,14 @@ class Code(Files):
     class Config(CodeConfig):
         pass
 
-    def _one(self, data: bytes | None, slice: Slice, offset: int, member: str, ordinal: int) -> Document | BadRecord:
-        if data is None:                                      # a big source file is common and sound: no quarantine
+    def _from_bytes(self, data: bytes | None, slice: Slice, offset: int, member: str,
+                    ordinal: int) -> Document | BadRecord:
+        if data is None:                       # a big source file is not damaged, so it is counted, not quarantined
             return skipped("too_large", slice, offset, ordinal, member=member)
-        return super()._one(data, slice, offset, member, ordinal)
+        return super()._from_bytes(data, slice, offset, member, ordinal)
 
     def document(self, doc: Document, data: bytes, path: str) -> str | None:
-        if not self.config.vendored and (reason := left_out(path)):
+        if not self.config.vendored and (reason := path_reason(path)):
             return reason
         if b"\x00" in data[:8192] and not data.startswith(_WIDE):
             return "binary"
@@ -84,49 +85,50 @@ class Code(Files):
         if not (self.config.repository and is_archive(slice.path)):
             yield from super().read(local, slice)
             return
-        whole = Repository(self.config, slice.source, slice.path)
+        repository = Repository(self.config, slice.source, slice.path)
         for item in super().read(local, slice):
-            yield from whole.add(item, item.locator["sub"])
-        yield from whole.documents()
+            yield from repository.add(item, item.locator["sub"])
+        yield from repository.documents()
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
         """Reads files one after the other; the files of one repository's folder become one document."""
-        whole, folder = None, ""
+        repository, folder = None, ""
         for local, slice in files:
-            now = self.group(slice.path)
-            if whole is not None and now != folder:
-                yield from whole.documents()
-                whole = None
-            if not now:
+            group = self.group(slice.path)
+            if repository is not None and group != folder:
+                yield from repository.documents()
+                repository = None
+            if not group:
                 yield from self.read(local, slice)
                 continue
-            if whole is None:
-                whole, folder = Repository(self.config, slice.source, now, now.rstrip("./") or slice.source), now
+            if repository is None:
+                repository, folder = Repository(self.config, slice.source, group,
+                                                group.rstrip("./") or slice.source), group
             for item in self.read(local, slice):
-                yield from whole.add(item, slice.path.removeprefix(now))
-        if whole is not None:
-            yield from whole.documents()
+                yield from repository.add(item, slice.path.removeprefix(group))
+        if repository is not None:
+            yield from repository.documents()
 
 
 def examine(doc: Document, text: str, path: str, config: CodeConfig) -> str | None:
     """Fill in the document of a source file. Returns None, or the reason why the file makes no document."""
     text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-    found = language(path, text)
-    if not found:
+    language_name = language(path, text)
+    if not language_name:
         return "other_type"
-    if generated(path, text):
+    if is_generated(path, text):
         return "generated"
     lengths = [len(line) for line in text.split("\n")]
-    longest = _LONGEST_PROSE if found in _PROSE else config.max_line
-    if max(lengths) > longest or (found not in _PROSE and sum(lengths) > config.mean_line * len(lengths)):
+    longest = _LONGEST_PROSE if language_name in _PROSE else config.max_line
+    if max(lengths) > longest or (language_name not in _PROSE and sum(lengths) > config.mean_line * len(lengths)):
         return "minified" if path.lower().endswith(BUNDLES) else "long_lines"
-    solid = len(text) - sum(map(text.count, " \t\n"))
-    if solid > _FEW and sum(map(str.isalnum, text)) * 4 < solid:
+    nonblank = len(text) - sum(map(text.count, " \t\n"))
+    if nonblank > _FEW and sum(map(str.isalnum, text)) * 4 < nonblank:
         return "few_letters"
-    if encoded(text) or "<?xml version=" in text[:100]:
+    if is_data(text) or "<?xml version=" in text[:100]:
         return "data"
     doc.text, doc.mime = text, "text/plain"
-    doc.meta["code_language"] = found
-    if said := licence(text):
-        doc.meta["licence"] = said
+    doc.meta["code_language"] = language_name
+    if spdx := licence(text):
+        doc.meta["licence"] = spdx
     return None

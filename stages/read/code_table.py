@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet
 from stages.document import BadRecord, Document
-from stages.read.authored import left_out
+from stages.read.authored import path_reason
 from stages.read.code import CodeConfig, examine
 from stages.read.parquet import Parquet
-from stages.read.reader import Skipped, Slice, Split, environment
+from stages.read.reader import Skipped, Slice, Split, is_machine_fault
 from stages.read.repository import Repository
 from stages.stage import signal
 
@@ -52,41 +52,41 @@ class CodeTable(Parquet):
         if c.repository and c.signals:
             raise ValueError("`signals:` are of one row, and with `repository: true` a document is made of many; take "
                              "out one of the two")
-        own = tuple(column for column in (c.file_path, c.repository_name, c.licence) if column)
-        given = () if c.keep == "all" else c.keep
+        used = tuple(column for column in (c.file_path, c.repository_name, c.licence) if column)
+        listed = () if c.keep == "all" else c.keep
         if c.keep != "all" or c.repository:
-            self.columns.all, self.columns.named = False, tuple(dict.fromkeys((*own, *given)))
-        self.required = tuple(dict.fromkeys((*self.required, *own)))
-        self._own = {self.columns.name(column) for column in own if column not in given}
+            self.columns.all, self.columns.named = False, tuple(dict.fromkeys((*used, *listed)))
+        self.required = tuple(dict.fromkeys((*self.required, *used)))
+        self._used_only = {self.columns.name(column) for column in used if column not in listed}
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        whole, name = None, None
+        repository, name = None, None
         for item in super().read(local, slice):
             if isinstance(item, BadRecord):
-                wide = item.reason == "too_large" and "row group" not in item.detail
-                yield Skipped("too_large", id=item.id, locator=item.locator) if wide else item
+                oversized = item.reason == "too_large" and "row group" not in item.detail
+                yield Skipped("too_large", id=item.id, locator=item.locator) if oversized else item
                 continue
-            now, record = item.meta.get(self.columns.name(self.config.repository_name)), item.locator["record"]
-            if whole is not None and now != name:
-                yield from whole.documents()
-                whole = None
-            examined = self._examined(item)
-            if not self.config.repository or now is None:
+            current, record = item.meta.get(self.columns.name(self.config.repository_name)), item.locator["record"]
+            if repository is not None and current != name:
+                yield from repository.documents()
+                repository = None
+            examined = self._source_document(item)
+            if not self.config.repository or current is None:
                 yield examined
                 continue
-            if whole is None:
-                whole, name = Repository(self.config, slice.source, slice.path, str(now), record), now
-            yield from whole.add(examined, str(item.meta.get("path", "")))
-        if whole is not None:
-            yield from whole.documents()
+            if repository is None:
+                repository, name = Repository(self.config, slice.source, slice.path, str(current), record), current
+            yield from repository.add(examined, str(item.meta.get("path", "")))
+        if repository is not None:
+            yield from repository.documents()
 
-    def _examined(self, doc: Document) -> Document | Skipped:
-        c, row = self.config, dict(doc.meta)
-        doc.meta = {k: v for k, v in row.items() if k not in self._own}
+    def _source_document(self, doc: Document) -> Document | Skipped:
+        config, row = self.config, dict(doc.meta)
+        doc.meta = {k: v for k, v in row.items() if k not in self._used_only}
         path, repository, licences = (row.get(self.columns.name(column)) for column in
-                                      (c.file_path, c.repository_name, c.licence))
+                                      (config.file_path, config.repository_name, config.licence))
         path = str(path or "")
-        reason = (None if c.vendored else left_out(path)) or examine(doc, doc.text, path, c)
+        reason = (None if config.vendored else path_reason(path)) or examine(doc, doc.text, path, config)
         if reason:
             return Skipped(reason, id=doc.id, locator=doc.locator)
         doc.meta["path"] = path
@@ -115,19 +115,19 @@ class CodeTable(Parquet):
             with open_parquet(local) as file:
                 ends = [self._ends(file, group) for group in range(file.num_row_groups)]
         except (pa.ArrowException, OSError) as e:
-            if environment(e):
+            if is_machine_fault(e):
                 raise
             return None                                         # `read` says what is wrong
-        whole: list[Split] = []
+        merged: list[Split] = []
         for piece in pieces:
             before = next((ends[g] for g in range(piece.start - 1, -1, -1) if ends[g]), None)
             after = next((ends[g] for g in range(piece.start, len(ends)) if ends[g]), None)
-            if whole and (before is None or after is None or before[1] == after[0]):
-                last = whole.pop()
+            if merged and (before is None or after is None or before[1] == after[0]):
+                last = merged.pop()
                 piece = Split(last.start, piece.stop, last.ordinal, last.records + piece.records,
                               last.bytes + piece.bytes)
-            whole.append(piece)
-        return whole
+            merged.append(piece)
+        return merged
 
     def _ends(self, file: pq.ParquetFile, group: int) -> tuple[Any, Any] | None:
         """Names of the repositories of the first and the last row of a row group; None if it is empty."""

@@ -1,5 +1,5 @@
-"""Keeps the remaining columns (or keys) of a record: those that the settings of the reader do not name as text, id,
-url …
+"""Copies the remaining columns (or keys) of a record to the document's `meta`: those that the settings of the reader do
+not name as text, id, url …
 
 The setting `keep: all`, the default, puts each of these columns into `meta` with its JSON type. If `keep` is a list,
 only the columns in it are kept. The numbers in the columns under `signals` become signals of the document, for the step
@@ -27,7 +27,8 @@ MAX_VALUE = 1 << 16
 #: most columns named in `lost`; the losses of others are counted together, so that hostile keys take no memory
 MAX_NAMES = 100
 OTHERS = "(others)"
-#: keys of `meta` that the pipeline sets: the cluster of near-duplicates decides which documents are held out
+#: Keys of `meta` that the pipeline sets. A column must not forge them, since the cluster of near-duplicates decides
+#: which documents are held out for evaluation.
 RESERVED = frozenset({"cluster", "near_duplicates"})
 
 
@@ -65,7 +66,7 @@ class Columns:
         """The key of a column in `meta`."""
         return f"their_{column}" if column in self._reserved else column
 
-    def taken(self, keys: Collection[str]) -> set[str]:
+    def name_conflicts(self, keys: Collection[str]) -> set[str]:
         """Return the columns of `keys` that cannot be kept, because a renamed column (`their_NAME`) has their name."""
         return {self.name(key) for key in keys if key in self._reserved}.intersection(keys)
 
@@ -73,7 +74,7 @@ class Columns:
         """Copy the values of the columns `keys` into `doc.meta`, and the numbers in the columns under `signals` into
         `doc.signals`. `get(key)` returns the value of a column. If two columns would have the same name in `meta`, the
         renamed one (`their_NAME`) is kept and the other is lost, whatever their order is."""
-        taken = self.taken(keys)
+        conflicts = self.name_conflicts(keys)
         for key in self.signals:
             value = self._value(key, get)
             number = as_number(value)
@@ -83,7 +84,7 @@ class Columns:
                 self._keep(doc, key, value)
         for key in keys:
             value = self._value(key, get)
-            if value is not None and key in taken:
+            if value is not None and key in conflicts:
                 self.lose(key, "name_taken")
             elif value is not None:
                 self._keep(doc, key, value)
@@ -110,11 +111,11 @@ class Columns:
             return
         try:
             doc.meta[name] = json_value(value)
-        except Lost as e:
+        except NotKept as e:
             self.lose(key, str(e))
 
 
-class Lost(Exception):
+class NotKept(Exception):
     """A value cannot be held in `meta`. The text of the exception is the reason."""
 
 
@@ -130,23 +131,23 @@ def as_number(value: Any) -> float | None:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON stores it and gives it back; NaN and infinity become null. Raises Lost if `meta` cannot
-    hold the value."""
+    """Return a value as JSON stores it and gives it back; NaN and infinity become null. Raises NotKept if `meta`
+    cannot hold the value."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = _text(value)
     if type(value) is str:
         if len(value) > MAX_VALUE:
-            raise Lost("too_long")
+            raise NotKept("too_long")
         return clean(value)
     if type(value) is bool or type(value) is int or (type(value) is float and math.isfinite(value)):
         return value
     try:
         plain = clean(json.dumps(value, default=_plain, ensure_ascii=False))
         if len(plain) > MAX_VALUE:
-            raise Lost("too_long")
+            raise NotKept("too_long")
         return json.loads(plain, parse_constant=lambda _: None)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
-        raise Lost("bad_value") from e
+        raise NotKept("bad_value") from e
 
 
 def _plain(value: Any) -> str:
@@ -158,11 +159,11 @@ def _text(value: bytes | bytearray | memoryview) -> str:
     try:
         return bytes(value).decode("utf-8")
     except UnicodeDecodeError:
-        raise Lost("binary") from None
+        raise NotKept("binary") from None
 
 
 def clean(text: str) -> str:
-    """The text with lone surrogates replaced by U+FFFD."""
+    """Return the text with lone surrogates replaced by U+FFFD."""
     if text.isascii():
         return text
     try:

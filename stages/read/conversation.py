@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from pydantic import model_validator
 
-from stages.read.jsonl import MAX_DEPTH, deeper
+from stages.read.jsonl import MAX_DEPTH, is_too_deep
 from stages.stage import StageConfig, signal
 
 #: names of roles in data sets → those of templates
@@ -43,7 +43,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 CALLS = ("function_call", "tool_call")
 #: longest conversation, turns
 MAX_TURNS = 10_000
-_HUMAN = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
+_SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
 #: special tokens, which nobody types by accident: <|im_start|>, [INST], </s>
 _MARKER = re.compile(r"<\|[^<>|\s]{1,64}\|>|<｜[^<>｜\s]{1,64}｜>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>")
 
@@ -67,7 +67,7 @@ For each function call, return a json object with function name and arguments wi
 class Turn(NamedTuple):
     role: str                     # system | user | assistant | tool
     content: str
-    learn: bool = True            # False: an answer of weight 0, only context for what follows
+    learn: bool = True            # False: an answer that does not count for the loss, only context for later turns
 
 
 class Refused(ValueError):
@@ -111,8 +111,9 @@ class Template(StageConfig):
         return before.replace("{role}", name), after.replace("{role}", name)
 
     def markers(self) -> frozenset[str]:
-        said = (self.start, self.separator, self.end, *(x for role in set(ROLES.values()) for x in self.around(role)))
-        return frozenset(m for text in said for m in _MARKER.findall(text))
+        """The special tokens, such as <|im_start|>, that the template writes around the content of turns."""
+        texts = (self.start, self.separator, self.end, *(x for role in set(ROLES.values()) for x in self.around(role)))
+        return frozenset(m for text in texts for m in _MARKER.findall(text))
 
 
 #: chatml: the format of Qwen and others; llama3: Meta's prompt format of Llama 3, without the date that Meta's template
@@ -134,25 +135,25 @@ def render(turns: Sequence[Turn], template: Template) -> tuple[str, list[dict[st
     spans: list[dict[str, int]] = []
     at = 0
 
-    def put(text: str) -> None:
+    def append(text: str) -> None:
         nonlocal at
         parts.append(text)
         at += len(text.encode())
 
-    put(template.start)
+    append(template.start)
     for i, turn in enumerate(turns):
         if any(m in turn.content for m in markers):
             raise Refused("marker_in_content", f"turn {i} spells a marker of the template")
         before, after = template.around(turn.role)
-        put((template.separator if i else "") + before)
+        append((template.separator if i else "") + before)
         begin = at
-        put(turn.content + after)
+        append(turn.content + after)
         if turn.role == "assistant" and turn.learn and at > begin:
             if spans and spans[-1]["end"] == begin:
                 spans[-1]["end"] = at
             else:
                 spans.append({"start": begin, "end": at})
-    put(template.end)
+    append(template.end)
     return "".join(parts), spans
 
 
@@ -180,38 +181,39 @@ def messages(value: Any) -> list[Turn]:
 
 
 def _turn(i: int, message: Any) -> Turn | None:
-    """One message as a turn; None for a system message without text, which many sets put before every conversation."""
+    """Return message number `i` as a turn; None for a system message without text, which many sets put before every
+    conversation."""
     if not isinstance(message, Mapping):
         raise Refused("bad_turn", f"turn {i} is a {type(message).__name__}")
     name = message.get("role") if message.get("role") is not None else message.get("from")
-    spelt = name.strip().lower() if isinstance(name, str) else ""
-    role = ROLES.get(spelt)
+    role_name = name.strip().lower() if isinstance(name, str) else ""
+    role = ROLES.get(role_name)
     if role is None:
         raise Refused("unknown_role", f"turn {i}")
     content = next((message[k] for k in ("content", "value", "text") if message.get(k) is not None), None)
-    thought = first(message, REASONING)
+    reasoning = first(message, REASONING)
     if isinstance(content, (list, tuple)):
-        content, thought = _parts(i, content, thought)
-    if calls := message.get("tool_calls") or _one(message.get("function_call")):
+        content, reasoning = _parts(i, content, reasoning)
+    if calls := message.get("tool_calls") or _as_list(message.get("function_call")):
         if not isinstance(calls, (list, tuple)) or not isinstance(content, str | None):
-            raise Refused("bad_turn", f"turn {i} has tool calls that are none")
+            raise Refused("bad_turn", f"turn {i} has tool calls that are no list, or content that is no text")
         content = "\n".join(filter(None, (content, *map(_call, calls))))
     if content is None and role == "system":
         return None
     if not isinstance(content, str):
         raise Refused("bad_turn", f"turn {i} has no text")
     content = content.strip()
-    if role == "assistant" and spelt in CALLS:
-        content = _spelt(content)
+    if role == "assistant" and role_name in CALLS:
+        content = _rewritten_calls(content)
     if not content and role in ("user", "assistant"):
         raise Refused("empty_turn", f"turn {i}")
-    if role == "assistant" and isinstance(thought, str) and thought.strip():
-        content = f"<think>\n{thought.strip()}\n</think>\n\n{content}"
-    said = message.get("train") is not False and 0 not in (message.get("weight"), message.get("loss_weight"))
-    return Turn(role, content, said) if content or role != "system" else None
+    if role == "assistant" and isinstance(reasoning, str) and reasoning.strip():
+        content = f"<think>\n{reasoning.strip()}\n</think>\n\n{content}"
+    learn = message.get("train") is not False and 0 not in (message.get("weight"), message.get("loss_weight"))
+    return Turn(role, content, learn) if content or role != "system" else None
 
 
-def _parts(i: int, parts: Sequence[Any], thought: Any) -> tuple[str, Any]:
+def _parts(i: int, parts: Sequence[Any], reasoning: Any) -> tuple[str, Any]:
     """(text of a list of parts, the assistant's reasoning). A part is a string, or {type, text or value}."""
     result: list[str] = []
     for part in parts:
@@ -221,15 +223,15 @@ def _parts(i: int, parts: Sequence[Any], thought: Any) -> tuple[str, Any]:
         if not isinstance(text, str) or kind not in ("text", "reasoning", "tool_call"):
             raise Refused("not_text", f"turn {i} holds more than text")
         if kind == "reasoning":
-            thought = text
+            reasoning = text
         elif kind == "text":
             result.append(text)
         else:
-            result.append(("\n" if result else "") + _spelt(text))
-    return "".join(result), thought
+            result.append(("\n" if result else "") + _rewritten_calls(text))
+    return "".join(result), reasoning
 
 
-def _spelt(content: str) -> str:
+def _rewritten_calls(content: str) -> str:
     """A turn that is a tool call in JSON (ShareGPT's function_call), rewritten as `_call` writes calls; other content
     is returned unchanged."""
     try:
@@ -239,7 +241,7 @@ def _spelt(content: str) -> str:
         return content
 
 
-def _one(call: Any) -> list[Any]:
+def _as_list(call: Any) -> list[Any]:
     return [] if call is None else [call]
 
 
@@ -248,24 +250,24 @@ def _call(call: Any) -> str:
     call = call.get("function", call) if isinstance(call, Mapping) else call
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
         raise Refused("bad_turn", "a tool call without a name")
-    arguments = _json(call.get("arguments", {}), "arguments of a tool call")
-    return f"<tool_call>\n{_said({'name': call['name'], 'arguments': arguments})}\n</tool_call>"
+    arguments = _parsed(call.get("arguments", {}), "arguments of a tool call")
+    return f"<tool_call>\n{_json_text({'name': call['name'], 'arguments': arguments})}\n</tool_call>"
 
 
-def _json(value: Any, what: str) -> Any:
+def _parsed(value: Any, label: str) -> Any:
     """A value, parsed first if it is a string. Raises Refused if the string is not JSON or the value is nested deeper
     than MAX_DEPTH."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise Refused("bad_turn", f"{what} are no JSON") from None
-    if deeper(value):
-        raise Refused("bad_turn", f"{what} nested deeper than {MAX_DEPTH} levels")
+            raise Refused("bad_turn", f"{label} are no JSON") from None
+    if is_too_deep(value):
+        raise Refused("bad_turn", f"{label} nested deeper than {MAX_DEPTH} levels")
     return value
 
 
-def _said(value: Any) -> str:
+def _json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=True, default=str)
 
 
@@ -279,15 +281,16 @@ def with_system(turns: list[Turn], row: Mapping[str, Any], keys: Any) -> list[Tu
     tools = first(row, keys.tools)
     if tools is None or (isinstance(tools, str) and not tools.strip()):
         return turns
-    tools = _json(tools, "tools")
+    tools = _parsed(tools, "tools")
     if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, (Mapping, str)) for tool in tools):
         raise Refused("bad_turn", "tools that are no list of functions")
     if not tools:
         return turns
-    told = _TOOLS.replace("{tools}", "\n".join(t if isinstance(t, str) else _said(_without_nulls(t)) for t in tools))
+    description = _TOOLS.replace("{tools}", "\n".join(
+        tool if isinstance(tool, str) else _json_text(_without_nulls(tool)) for tool in tools))
     if turns and turns[0].role == "system":
-        return [turns[0]._replace(content=f"{turns[0].content}\n\n{told}"), *turns[1:]]
-    return [Turn("system", told), *turns]
+        return [turns[0]._replace(content=f"{turns[0].content}\n\n{description}"), *turns[1:]]
+    return [Turn("system", description), *turns]
 
 
 def _without_nulls(value: Any) -> Any:
@@ -300,16 +303,16 @@ def _without_nulls(value: Any) -> Any:
 
 def transcript(text: str) -> list[Turn]:
     """Turns of a text "\\n\\nHuman: … \\n\\nAssistant: …"."""
-    pieces = _HUMAN.split(text)
+    pieces = _SPEAKER.split(text)
     if len(pieces) < 3 or pieces[0].strip():
         raise Refused("bad_turn", "neither messages nor a transcript of Human and Assistant, and no prompt")
     if len(pieces) > 2 * MAX_TURNS:
         raise Refused("too_many_turns")
-    return messages([{"role": "user" if who == "Human" else "assistant", "content": said}
-                     for who, said in zip(pieces[1::2], pieces[2::2])])
+    return messages([{"role": "user" if speaker == "Human" else "assistant", "content": content}
+                     for speaker, content in zip(pieces[1::2], pieces[2::2])])
 
 
-def checked(turns: list[Turn]) -> list[Turn]:
+def checked_turns(turns: list[Turn]) -> list[Turn]:
     """Return the turns up to the assistant's last. Raises Refused if the assistant speaks first or not at all, or if
     all its turns have weight 0."""
     while turns and turns[-1].role != "assistant":
@@ -325,19 +328,19 @@ def checked(turns: list[Turn]) -> list[Turn]:
 
 def instruction(row: Mapping[str, Any], keys: Any) -> list[Turn]:
     """Turns of a record with history, instruction, input and output; `keys` names them (`Sft.Config`)."""
-    asked, given, said = (first(row, getattr(keys, name)) for name in ("instruction", "input", "output"))
-    if asked is None or said is None:
+    question, context, answer = (first(row, getattr(keys, name)) for name in ("instruction", "input", "output"))
+    if question is None or answer is None:
         raise Refused("missing_turns", "neither messages nor an instruction with its output")
     turns = []
     for pair in first(row, keys.history) or ():
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise Refused("bad_turn", "a history that is no list of questions with their answers")
         turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    if isinstance(given, str) and given.strip():
-        if not isinstance(asked, str):
+    if isinstance(context, str) and context.strip():
+        if not isinstance(question, str):
             raise Refused("bad_turn", "an instruction that is no text")
-        asked = f"{asked.strip()}\n\n{given.strip()}" if asked.strip() else given
-    turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+        question = f"{question.strip()}\n\n{context.strip()}" if question.strip() else context
+    turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return with_system(messages(turns), row, keys)
 
 

@@ -1,4 +1,5 @@
-"""Folders of files, one document per file: web pages, PDFs, texts. Files may be compressed, or members of archives."""
+"""Reads folders of files, one document per file: web pages, PDFs, texts. Files may be compressed, or members of
+archives."""
 
 from __future__ import annotations
 
@@ -44,25 +45,27 @@ class Files(Reader):
             except Damaged as e:
                 yield bad(e.reason, slice, 0, 0, detail=e.detail, fatal=True)
                 return
-            yield self._one(data, slice, 0, "", 0)
+            yield self._from_bytes(data, slice, 0, "", 0)
 
     def _archive(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        seen: Counter[str] = Counter()                   # a name may occur twice; its occurrence is its ordinal
+        occurrences: Counter[str] = Counter()            # of each name; a second member of one name has ordinal 1
         offset = 0
         try:
-            for m in members(local, slice.path, self.member_suffixes or self.suffixes, self.most):
-                ordinal, offset = seen[m.name], m.offset
-                seen[m.name] += 1
-                if m.reason == "other_type":
-                    yield skipped("other_type", slice, offset, ordinal, member=m.name)
-                elif m.reason and m.reason != "too_large":
-                    yield bad(m.reason, slice, offset, ordinal, member=m.name)
+            for member in members(local, slice.path, self.member_suffixes or self.suffixes, self.most):
+                ordinal, offset = occurrences[member.name], member.offset
+                occurrences[member.name] += 1
+                if member.reason == "other_type":
+                    yield skipped("other_type", slice, offset, ordinal, member=member.name)
+                elif member.reason and member.reason != "too_large":
+                    yield bad(member.reason, slice, offset, ordinal, member=member.name)
                 else:
-                    yield self._one(m.data, slice, offset, m.name, ordinal)
+                    yield self._from_bytes(member.data, slice, offset, member.name, ordinal)
         except Damaged as e:
-            yield bad(e.reason, slice, offset, sum(seen.values()), detail=e.detail, fatal=True)
+            yield bad(e.reason, slice, offset, sum(occurrences.values()), detail=e.detail, fatal=True)
 
-    def _one(self, data: bytes | None, slice: Slice, offset: int, member: str, ordinal: int) -> Document | BadRecord:
+    def _from_bytes(self, data: bytes | None, slice: Slice, offset: int, member: str,
+                    ordinal: int) -> Document | BadRecord:
+        """Return the document of one file, given its bytes; None stands for a file that is too large to read."""
         if data is None:
             return bad("too_large", slice, offset, ordinal, member=member,
                        detail=f"beyond {self.most} bytes")

@@ -18,10 +18,10 @@ from fastwarc.stream_io import BrotliReader, ZstdReader
 _HEAD_END = re.compile(rb"\r\n\r\n|\n\n|\n\r\n")
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})")
 _CHUNK = re.compile(rb"[ \t]*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
-_LISTS = ("x-robots-tag",)
+_REPEATABLE = ("x-robots-tag",)
 #: a longer head is not HTTP
 MAX_HEAD = 64 << 10
-#: a body of more gzip members is a bomb: empty ones cost 20 bytes and a decompressor each
+#: A body of more gzip members is an attack: an empty member takes 20 bytes, and each costs a new decompressor.
 MAX_MEMBERS = 1000
 _BLOCK = 16 << 10
 
@@ -43,7 +43,7 @@ def parse_response(block: bytes) -> tuple[int, dict[str, str], bytes] | None:
         before, colon, behind = line.partition(b":")
         if colon:
             name, value = before.strip().lower().decode("latin-1"), behind.strip().decode("latin-1")
-            if name in _LISTS and name in headers:
+            if name in _REPEATABLE and name in headers:
                 headers[name] += f"\n{value}"
             else:
                 headers.setdefault(name, value)
@@ -53,21 +53,21 @@ def parse_response(block: bytes) -> tuple[int, dict[str, str], bytes] | None:
 def media_type(content_type: str | None) -> tuple[str, str]:
     """Return (media type, charset) of a Content-Type value, such as ('text/html', 'utf-8'). A part that is missing is
     an empty string."""
-    mime, _, rest = (content_type or "").partition(";")
-    match = re.search(r"charset\s*=\s*[\"']?\s*([^\s\"';,]+)", rest, re.IGNORECASE)
+    mime, _, parameters = (content_type or "").partition(";")
+    match = re.search(r"charset\s*=\s*[\"']?\s*([^\s\"';,]+)", parameters, re.IGNORECASE)
     return mime.strip().lower(), match[1].lower() if match else ""
 
 
 def decode_body(body: bytes, headers: dict[str, str], cap: int) -> bytes:
     """The body with transfer and content coding undone. Raises `TooLarge` beyond `cap` bytes.
 
-    A coding that the head declares but the body does not have is ignored: the crawler undid it and kept the head.
+    A coding that the head declares but the body does not have is ignored, since the crawler has already undone it.
     """
     if "chunked" in headers.get("transfer-encoding", "").lower():
         body = unchunk(body)
     codings = [c.strip().lower() for c in headers.get("content-encoding", "").split(",")]
     for coding in reversed([c for c in codings if c and c != "identity"][-3:]):
-        body = _undo(body, coding, cap)
+        body = _decoded(body, coding, cap)
     if len(body) > cap:
         raise TooLarge
     return body
@@ -92,13 +92,13 @@ def unchunk(body: bytes) -> bytes:
     return b"".join(out) if out or _CHUNK.match(body) else body
 
 
-def _undo(body: bytes, coding: str, cap: int) -> bytes:
+def _decoded(body: bytes, coding: str, cap: int) -> bytes:
     if coding in ("gzip", "x-gzip", "deflate"):
         # 47: gzip or zlib header as found; -15: raw deflate, which many servers send as 'deflate'
         for wbits in (47,) if coding != "deflate" else (47, -15):
-            found = inflate(body, wbits, cap)
-            if found is not None:
-                return found
+            inflated = inflate(body, wbits, cap)
+            if inflated is not None:
+                return inflated
         return body
     if coding in ("br", "zstd"):
         reader = (BrotliReader if coding == "br" else ZstdReader)(io.BytesIO(body))

@@ -1,4 +1,4 @@
-"""JSON Lines, one document per line (.jsonl, .json, .ndjson; plain, .gz, .bz2, .xz, .zst), or one JSON array of
+"""Reads JSON Lines, one document per line (.jsonl, .json, .ndjson; plain, .gz, .bz2, .xz, .zst), or one JSON array of
 records."""
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from stages.document import BadRecord, Document, document_id
-from stages.read.columns import Columns, ColumnsConfig, Lost, clean, json_value
+from stages.read.columns import Columns, ColumnsConfig, NotKept, clean, json_value
 from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, locator, skipped
 from stages.read.streams import Damaged, Stream, coding_of, is_array, read_elements, read_lines
 from stages.stage import signal
 
-#: deepest nesting of a line, far below where Python gives up (which depends on the caller's depth)
+#: Deepest nesting of a line. Python's own limit is far above it, but depends on how deep the caller is nested.
 MAX_DEPTH = 100
 #: the row of a line that says `null`; None is the row of a blank line
 NULL = ()
@@ -90,21 +90,22 @@ class Jsonl(Reader):
             return bad("invalid_utf8", slice, offset, ordinal, detail=str(e))
         except (ValueError, RecursionError) as e:
             return bad("bad_json", slice, offset, ordinal, detail=str(e))
-        if line.count(b"[") + line.count(b"{") > MAX_DEPTH and deeper(row):
+        if line.count(b"[") + line.count(b"{") > MAX_DEPTH and is_too_deep(row):
             return bad("bad_json", slice, offset, ordinal, detail=f"nested deeper than {MAX_DEPTH} levels")
         # `null` is not a blank line but a value that is no object
         return NULL if row is None else row
 
     def _document(self, row: Any, slice: Slice, offset: int, ordinal: int) -> Document | BadRecord:
-        text = _at(row, self.config.text)
+        text = _value_at(row, self.config.text)
         if not isinstance(text, str):
             return bad("missing_text", slice, offset, ordinal, detail=f"no string at '{self.config.text}'")
         if not text or text.isspace():
             return skipped("empty", slice, offset, ordinal)
-        kept = self.columns.of(row)
-        if self.config.text not in row:                   # the text of a dotted path is not kept a second time
+        meta_columns = self.columns.of(row)
+        if self.config.text not in row:                   # so that `meta` does not repeat the text of a dotted path
             row = _without(row, self.config.text)
-        return make_document(slice, ordinal, offset, text, lambda key: _at(row, key), self.config, self.columns, kept)
+        return make_document(slice, ordinal, offset, text, lambda key: _value_at(row, key), self.config, self.columns,
+                             meta_columns)
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
         """Return the byte ranges that must be fetched, None for the whole file. To read a slice, these are its own
@@ -144,7 +145,7 @@ class Jsonl(Reader):
             return pieces or None
 
 
-def deeper(value: Any) -> bool:
+def is_too_deep(value: Any) -> bool:
     """Whether lists and objects are nested more than `MAX_DEPTH` levels deep."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
@@ -155,7 +156,7 @@ def deeper(value: Any) -> bool:
     return True
 
 
-def _at(row: Any, key: str) -> Any:
+def _value_at(row: Any, key: str) -> Any:
     """Value at a key or dotted path of a JSON object; None if it is absent."""
     if isinstance(row, dict) and key in row:
         return row[key]
@@ -168,10 +169,10 @@ def _at(row: Any, key: str) -> Any:
 
 def _without(row: dict[str, Any], path: str) -> dict[str, Any]:
     """A copy of an object without the value at a dotted path."""
-    key, _, rest = path.partition(".")
-    if not rest:
+    key, _, inner = path.partition(".")
+    if not inner:
         return {k: v for k, v in row.items() if k != key}
-    return {**row, key: _without(row[key], rest)} if isinstance(row.get(key), dict) else row
+    return {**row, key: _without(row[key], inner)} if isinstance(row.get(key), dict) else row
 
 
 def columns_of(config: Any, *used: str, reserved: Iterable[str] = ()) -> Columns:
@@ -182,10 +183,10 @@ def columns_of(config: Any, *used: str, reserved: Iterable[str] = ()) -> Columns
 
 
 def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, config: Any, columns: Columns,
-                  kept: list[str], *, surrogates: bool = True) -> Document:
+                  meta_columns: list[str], *, surrogates: bool = True) -> Document:
     """Return the document of a row. `get(key)` returns a value of the row. `config` names the keys of id, URL, date and
-    language. The columns `kept` are copied into `meta`. Lone surrogates, which JSON can express and UTF-8 cannot,
-    become U+FFFD."""
+    language. The columns `meta_columns` are copied into `meta`. Lone surrogates, which JSON can express and UTF-8
+    cannot, become U+FFFD."""
     doc = Document(document_id(slice.source, slice.path, "", ordinal), clean(text) if surrogates else text,
                    source=slice.source, locator=locator(slice.path, offset, ordinal))
     if config.url and (value := get(config.url)) is not None:
@@ -197,7 +198,7 @@ def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, 
     if config.id and (value := get(config.id)) is not None:
         try:
             doc.meta["id"] = json_value(value)
-        except Lost as e:
+        except NotKept as e:
             columns.lose(config.id, str(e))
-    columns.fill(doc, get, kept)
+    columns.fill(doc, get, meta_columns)
     return doc

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-#: suffixes by language, lower case; where several languages share one (`_SEVERAL`), content decides
+#: suffixes by language, lower case; where several languages share one (`_SHARED_SUFFIXES`), content decides
 _SUFFIXES: dict[str, str] = {
     "python": ".py .pyi .pyw", "cython": ".pyx .pxd .pxi", "c": ".c .h",
     "c++": ".cc .cpp .cxx .c++ .hh .hpp .hxx .ipp .tpp .tcc .inl",
@@ -84,7 +84,7 @@ _MODES = {
 #: the part of a C header that only C++ compilers see
 _FOR_CPP = re.compile(r"^[ \t]*#[ \t]*if[^\n]*__cplusplus[^\n]*\n(?:(?![ \t]*#[ \t]*e)[^\n]*\n)*", re.MULTILINE)
 #: most characters of a file that are examined
-_SEEN = 50_000
+_EXAMINED = 50_000
 
 
 def _rules(*rules: tuple[str, str]) -> tuple[tuple[str, re.Pattern[str]], ...]:
@@ -104,7 +104,7 @@ _PERL = (r"^[ \t]*(?:(?:use|no)[ \t]+(?:strict|warnings|v?5|lib|constant|vars|[A
          r"|(?:my|our|local|sub|package|require)\b[ \t]*[\w${(@%])|[$@%]\w+[ \t]*=|->\{|=~|^=(?:head1|pod)\b")
 #: suffixes that several languages share: the language when no pattern matches, and the patterns in the order they are
 #: tried
-_SEVERAL: dict[str, tuple[str, tuple[tuple[str, re.Pattern[str]], ...]]] = {
+_SHARED_SUFFIXES: dict[str, tuple[str, tuple[tuple[str, re.Pattern[str]], ...]]] = {
     ".h": ("c", _rules(("objective-c", _OBJC), ("c++", _CPP))),
     ".m": ("matlab", _rules(("objective-c", _OBJC), ("mercury", r"^:- (?:module|interface)"),
                             ("mathematica", r"\A\s*\(\*|^Begin(?:Package)?\["), ("matlab", _MATLAB),
@@ -154,25 +154,26 @@ def language(path: str, text: str) -> str:
         return NAMES[name]
     if name.startswith("dockerfile."):
         return "dockerfile"
-    known = LANGUAGES.get(suffix)
-    if known is None and suffix and name != suffix:
+    by_suffix = LANGUAGES.get(suffix)
+    if by_suffix is None and suffix and name != suffix:
         return ""
     if place.suffix in (".C", ".H") and place.stem != place.stem.upper():       # not MAIN.C from a DOS disk
         return "c++"
-    several = _SEVERAL.get(suffix)
-    if known is not None and several is None:
-        return known
-    head = text[:_SEEN]
+    candidates = _SHARED_SUFFIXES.get(suffix)
+    if by_suffix is not None and candidates is None:
+        return by_suffix
+    head = text[:_EXAMINED]
     if suffix == ".h":
         head = _FOR_CPP.sub("", head)
     if mode := _MODELINE.search("\n".join(head.split("\n", 2)[:2])[:1000]):
-        said = _MODES.get((mode[1] or mode[2]).lower().removesuffix("-mode"), "")
-        if said and (known is None or several is None or said == several[0] or any(said == r[0] for r in several[1])):
-            return said
+        by_mode = _MODES.get((mode[1] or mode[2]).lower().removesuffix("-mode"), "")
+        if by_mode and (by_suffix is None or candidates is None or by_mode == candidates[0]
+                        or any(by_mode == rule[0] for rule in candidates[1])):
+            return by_mode
     if shebang := _SHEBANG.match(head):
-        said = _INTERPRETERS.get(shebang[1].lower().rstrip("-"), "")
-        if said or known is None:
-            return said
-    if several is None:
+        by_shebang = _INTERPRETERS.get(shebang[1].lower().rstrip("-"), "")
+        if by_shebang or by_suffix is None:
+            return by_shebang
+    if candidates is None:
         return ""
-    return next((language for language, words in several[1] if words.search(head)), several[0])
+    return next((language for language, words in candidates[1] if words.search(head)), candidates[0])

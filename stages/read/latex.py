@@ -66,32 +66,34 @@ class Latex(Files):
     def most(self) -> int:
         return self.config.max_paper
 
-    def _one(self, data: bytes | None, slice: Slice, offset: int, member: str, ordinal: int) -> Document | BadRecord:
+    def _from_bytes(self, data: bytes | None, slice: Slice, offset: int, member: str,
+                    ordinal: int) -> Document | BadRecord:
         return self._paper(data, slice, offset, member, member or slice.path)
 
     def _archive(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
         """Yields one paper, or one paper per member when the members are archives."""
         files: dict[str, bytes] = {}
-        held = seen = offset = 0
-        many = False
+        total_bytes = count = offset = 0
+        is_collection = False
         try:
             for member in members(local, slice.path, (*_TEXTS, *_PAPERS), self.config.max_paper):
-                seen, offset = seen + 1, member.offset
-                low = member.name.lower()
-                if low.endswith((".gz", ".tgz", ".tar")) and not low.endswith(_FIGURES):
-                    many = True
+                count, offset = count + 1, member.offset
+                lower = member.name.lower()
+                if lower.endswith((".gz", ".tgz", ".tar")) and not lower.endswith(_FIGURES):
+                    is_collection = True
                     yield bad(member.reason, slice, offset, 0, member=member.name) if member.data is None else \
-                        self._one(member.data, slice, offset, member.name, 0)
-                elif member.reason == "other_type" and low.endswith((".pdf", ".ps")) and "/" in low and many:
+                        self._from_bytes(member.data, slice, offset, member.name, 0)
+                elif member.reason == "other_type" and lower.endswith((".pdf", ".ps")) and "/" in lower \
+                        and is_collection:
                     yield skipped("no_tex", slice, offset, 0, member=member.name)
-                elif member.data is not None and not low.endswith(_FIGURES) and len(files) < _FILES \
-                        and held + len(member.data) <= self.config.max_paper:
+                elif member.data is not None and not lower.endswith(_FIGURES) and len(files) < _FILES \
+                        and total_bytes + len(member.data) <= self.config.max_paper:
                     files.setdefault(_clean(member.name), member.data)
-                    held += len(member.data)
+                    total_bytes += len(member.data)
         except Damaged as e:
-            yield bad(e.reason, slice, offset, seen, detail=e.detail, fatal=True)
+            yield bad(e.reason, slice, offset, count, detail=e.detail, fatal=True)
             return
-        if files or not many:
+        if files or not is_collection:
             yield self._joined(files, slice, 0, "")
 
     def _paper(self, data: bytes | None, slice: Slice, offset: int, member: str, path: str) -> Document | BadRecord:
@@ -118,11 +120,11 @@ class Latex(Files):
             reason = "empty" if alone else "too_large" if len(texts) < sum(
                 n.lower().endswith(_SOURCES) for n in files) else "no_tex"
             return skipped(reason, slice, offset, 0, member=member)
-        text, used = join(texts, main, self.config.max_bytes, packages=self.config.packages)
+        text, file_count = join(texts, main, self.config.max_bytes, packages=self.config.packages)
         doc = Document(document_id(slice.source, slice.path, member, 0), text, source=slice.source, mime="text/x-tex",
                        locator=locator(slice.path, offset, 0, member))
-        if used > 1:
-            doc.meta["files"] = used
+        if file_count > 1:
+            doc.meta["files"] = file_count
         return doc
 
 
@@ -134,8 +136,8 @@ def main_file(texts: Mapping[str, str]) -> str | None:
         {name: text for name, text in texts.items() if name.lower().endswith(".txt")}
     if not sources:
         return None
-    read = {found for name, text in sources.items() for m in _READS.finditer(text) if m["p"] is None
-            for found in [_found(_target(m), name, sources)] if found not in (None, name)}
+    read = {path for name, text in sources.items() for m in _READS.finditer(text) if m["p"] is None
+            for path in [_resolved(_target(m), name, sources)] if path not in (None, name)}
 
     def rank(name: str) -> tuple[bool, bool, bool, int, int, str]:
         text = sources[name]
@@ -149,8 +151,8 @@ def join(texts: Mapping[str, str], main: str, longest: int, *, packages: bool = 
     """Return (source of the file `main`, with the files that it reads inserted in place, up to `longest` characters;
     number of files joined)."""
     out: list[str] = []
-    used = [main]
-    left = longest
+    joined = [main]
+    remaining = longest
     stack: list[tuple[str, int, str]] = [(texts[main], 0, main)]
     body = texts[main].find("\\begin{document}")
     reading = [main]
@@ -160,27 +162,27 @@ def join(texts: Mapping[str, str], main: str, longest: int, *, packages: bool = 
         while m is not None and m["comment"] is not None:
             m = _READS.search(text, m.end())
         target = _target(m) if m is not None else ""
-        piece = text[at:m.start() if m else len(text)][:left]
+        piece = text[at:m.start() if m else len(text)][:remaining]
         out.append(piece)
-        left -= len(piece)
+        remaining -= len(piece)
         if m is None or m["stop"]:
             reading.pop()
             continue
         stack.append((text, m.end(), name))
         if m["p"] is not None:
             out.append(m[0])
-            wanted = [found for word in m["p"].split(",")
-                      if packages and (found := _found(f"{word.strip()}.sty", name, texts)) is not None
-                      and len(texts[found]) <= _PACKAGE] if name != main or m.start() < body or body < 0 else []
+            inserted = [path for word in m["p"].split(",")
+                        if packages and (path := _resolved(f"{word.strip()}.sty", name, texts)) is not None
+                        and len(texts[path]) <= _PACKAGE] if name != main or m.start() < body or body < 0 else []
         else:
-            wanted = [found] if (found := _found(target, name, texts)) is not None else []
-            out += [] if wanted else [m[0]]
-        for found in reversed(wanted):
-            if len(stack) <= _DEPTH and len(used) < _FILES and found not in reading and left > 0:
-                used.append(found)
-                stack.append((f"\n{texts[found]}\n", 0, found))
-                reading.append(found)
-    return "".join(out), len(used)
+            inserted = [path] if (path := _resolved(target, name, texts)) is not None else []
+            out += [] if inserted else [m[0]]
+        for path in reversed(inserted):
+            if len(stack) <= _DEPTH and len(joined) < _FILES and path not in reading and remaining > 0:
+                joined.append(path)
+                stack.append((f"\n{texts[path]}\n", 0, path))
+                reading.append(path)
+    return "".join(out), len(joined)
 
 
 def _target(m: re.Match[str]) -> str:
@@ -190,7 +192,7 @@ def _target(m: re.Match[str]) -> str:
     return (m["a"] or m["b"] or m["c"] or "").strip()
 
 
-def _found(target: str, reader: str, texts: Mapping[str, str]) -> str | None:
+def _resolved(target: str, reader: str, texts: Mapping[str, str]) -> str | None:
     """Name of the file that \\input{target} means in the file `reader`; None if there is none."""
     target = target.strip('"')
     for base in dict.fromkeys(("", posixpath.dirname(reader), reader.rpartition("/")[0].partition("/")[0])):

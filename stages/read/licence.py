@@ -90,13 +90,13 @@ def licence(text: str) -> str:
     if not any(word in body.lower() for word in _TRIGGERS):
         body = head
     plain = _MARKS.sub(" ", body[:HEAD]).lower()
-    whole = licence_text(body)
-    if whole:
-        return whole
-    named = _copyleft(plain)
-    if whole == "" or (named and any(words.search(plain) for _, words in _MENTIONS)):
+    full_text = licence_text(body)
+    if full_text:
+        return full_text
+    notice = _copyleft(plain)
+    if full_text == "" or (notice and any(words.search(plain) for _, words in _MENTIONS)):
         return ""
-    return named or _mention(plain)
+    return notice or _mention(plain)
 
 
 def _tags(head: str) -> str | None:
@@ -121,9 +121,9 @@ def _lead(text: str) -> str:
         if close:
             close = "" if close in line else close
         elif plain := line.strip():
-            opened = next(((a, b) for a, b in _BLOCKS if plain.startswith(a)), None)
-            if opened is not None:
-                close = "" if opened[1] in plain[len(opened[0]):] else opened[1]
+            block = next(((a, b) for a, b in _BLOCKS if plain.startswith(a)), None)
+            if block is not None:
+                close = "" if block[1] in plain[len(block[0]):] else block[1]
                 marked = _LINES
             elif _COMMENT.match(line):
                 marked += 1
@@ -147,18 +147,18 @@ def _copyleft(text: str) -> str:
     before = _BEFORE.search(text[max(0, gnu.start() - 40):gnu.start()])
     version = None if gnu["n"] or before else _VERSION.search(after)
     number = gnu["n"] or (before[1] if before else version[1] if version else "")
-    known = _VERSIONS[family].get(number)
-    if known is None:
+    spdx_version = _VERSIONS[family].get(number)
+    if spdx_version is None:
         return ""
     if title is not None:
-        return f"{family}-{known}-only"
+        return f"{family}-{spdx_version}-only"
     if _EXCEPTION.search(text) or _NEGATED.search(text[max(0, gnu.start() - 60):gnu.start()]):
         return ""
-    rest = (after[version.end():] if version else after)[:80].partition(". ")[0]
-    later, only = _LATER.search(rest), _ONLY.search(rest)
+    terms = (after[version.end():] if version else after)[:80].partition(". ")[0]
+    later, only = _LATER.search(terms), _ONLY.search(terms)
     if later and only:
         return ""
-    return f"{family}-{known}-or-later" if later else f"{family}-{known}-only"
+    return f"{family}-{spdx_version}-or-later" if later else f"{family}-{spdx_version}-only"
 
 
 def _mention(text: str) -> str:

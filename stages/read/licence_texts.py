@@ -134,18 +134,18 @@ class Match(NamedTuple):
 def words_of(text: str) -> list[str]:
     """Return the words of a text in a uniform spelling, without copyright lines, years, bullets and comment marks. A
     copyright line that also states terms is kept."""
-    return _words(_HOLDER.sub(lambda m: m[0] if _has_terms(*_name_and_rest(m[0])) else " ", text.lower()))
+    return _words(_HOLDER.sub(lambda m: m[0] if _has_terms(*_name_and_remainder(m[0])) else " ", text.lower()))
 
 
-def _name_and_rest(line: str) -> tuple[str, str]:
+def _name_and_remainder(line: str) -> tuple[str, str]:
     """Split a copyright line into (text up to the end of the holder's name, rest). Addresses are removed."""
     line = _ADDRESS.sub(" ", line)
     end = _NAME_ENDS.search(line)
     return (line, "") if end is None else (line[:end.start()], line[end.end():])
 
 
-def _has_terms(name: str, rest: str) -> bool:
-    return _NAMED_TERMS.search(name) is not None or _HOLDER_TERMS.search(rest) is not None
+def _has_terms(name: str, after_name: str) -> bool:
+    return _NAMED_TERMS.search(name) is not None or _HOLDER_TERMS.search(after_name) is not None
 
 
 def _words(lower: str) -> list[str]:
@@ -160,17 +160,17 @@ def triples(words: list[str]) -> list[int]:
 @cache
 def forms() -> tuple[list[Form], dict[int, list[int]]]:
     """Return (all forms, {hash of a triple: numbers of the forms that contain it})."""
-    forms, holders = [], dict[int, list[int]]()
+    forms, forms_of = [], dict[int, list[int]]()
     for number, entry in enumerate(json.loads(Path(__file__).with_name("licences.json").read_text("ascii"))):
         hashes = np.frombuffer(base64.b64decode(entry["triples"]), "<u4").tolist()
         places: dict[int, list[int]] = {}
         for i, value in enumerate(hashes):
             places.setdefault(value, []).append(i)
         for value in places:
-            holders.setdefault(value, []).append(number)
+            forms_of.setdefault(value, []).append(number)
         required = frozenset(i for a, b in entry["required"] for i in range(a, b))
         forms.append(Form(entry["licence"], len(hashes) + TRIPLE - 1, places, required))
-    return forms, holders
+    return forms, forms_of
 
 
 def licence_text(text: str) -> str | None:
@@ -180,17 +180,18 @@ def licence_text(text: str) -> str | None:
     hashes = triples(words)
     near = matches(hashes)
     for match in near:
-        if fits(match, words):
-            sole = alone(match, words) and not _second(match, near) and not _holders_terms(text, match.form)
+        if fits_form(match, words):
+            sole = stands_alone(match, words) and not _has_second_licence(match, near) \
+                and not _holders_terms(text, match.form)
             return match.form.licence if sole else ""
     return "" if near else None
 
 
 def matches(hashes: list[int]) -> list[Match]:
     """The forms of which a text holds at least the share `LIKELY`, the best match first."""
-    every, holders = forms()
-    votes = Counter(number for value in set(hashes) for number in holders.get(value, ()))
-    likely = [every[number] for number, n in votes.items() if n >= LIKELY * len(every[number].places)]
+    all_forms, forms_of = forms()
+    votes = Counter(number for value in set(hashes) for number in forms_of.get(value, ()))
+    likely = [all_forms[number] for number, n in votes.items() if n >= LIKELY * len(all_forms[number].places)]
     near = [_compare(hashes, form) for form in likely]
     near.sort(key=lambda m: (_length(m.missing) + _length(m.added) - m.form.size, m.form.size, m.form.licence))
     return near
@@ -202,12 +203,12 @@ def _compare(hashes: list[int], form: Form) -> Match:
     a, b = max(pairwise(cuts), key=lambda cut: cut[1] - cut[0])
     hits = hits[a:b]
     start, stop = hits[0], hits[-1] + TRIPLE
-    there, standard = bytearray(form.size), bytearray(stop - start)
+    present, standard = bytearray(form.size), bytearray(stop - start)
     for i in hits:
         standard[i - start:i - start + TRIPLE] = b"\1" * TRIPLE
         for place in form.places[hashes[i]]:
-            there[place:place + TRIPLE] = b"\1" * TRIPLE
-    return Match(form, start, stop, _zeros(there), [(start + x, start + y) for x, y in _zeros(standard)])
+            present[place:place + TRIPLE] = b"\1" * TRIPLE
+    return Match(form, start, stop, _zeros(present), [(start + x, start + y) for x, y in _zeros(standard)])
 
 
 def _zeros(marks: bytearray) -> list[tuple[int, int]]:
@@ -219,7 +220,7 @@ def _length(runs: list[tuple[int, int]]) -> int:
     return sum(b - a for a, b in runs)
 
 
-def fits(match: Match, words: list[str]) -> bool:
+def fits_form(match: Match, words: list[str]) -> bool:
     """Whether a match is the licence of its form: enough of the form is there, and no added words speak of terms."""
     size = match.form.size
     if any(not match.form.required.isdisjoint(range(a, b)) for a, b in match.missing):
@@ -231,7 +232,7 @@ def fits(match: Match, words: list[str]) -> bool:
     return all(_TERMS.isdisjoint(_HARMLESS.sub(" ", " ".join(words[a:b])).split()) for a, b in match.added)
 
 
-def alone(match: Match, words: list[str]) -> bool:
+def stands_alone(match: Match, words: list[str]) -> bool:
     """Whether only few words stand around a match and none of them speak of other terms."""
     before, after = words[:match.start], words[match.stop:]
     if match.form.size >= _LONG:
@@ -245,13 +246,13 @@ def _holders_terms(text: str, form: Form) -> bool:
     lower = text.lower()
     for line in _HOLDER.finditer(lower):
         below = _BLANK.split(lower[line.end():line.end() + _PARAGRAPH], maxsplit=1)[0]
-        name, rest = (_beside(part, form) for part in _name_and_rest(line[0]))
-        if _has_terms(name, rest) or _HOLDER_LIMITS.search(_beside(below, form)):
+        name, after_name = (_outside_form(part, form) for part in _name_and_remainder(line[0]))
+        if _has_terms(name, after_name) or _HOLDER_LIMITS.search(_outside_form(below, form)):
             return True
     return False
 
 
-def _beside(lower: str, form: Form) -> str:
+def _outside_form(lower: str, form: Form) -> str:
     """The words of a piece of text that are not in triples of a form."""
     words = _words(_ADDRESS.sub(" ", lower))
     standard = {j for i, value in enumerate(triples(words)) if value in form.places for j in range(i, i + TRIPLE)}
@@ -263,6 +264,6 @@ def other_terms(text: str) -> bool:
     return _OTHER.search(text) is not None
 
 
-def _second(match: Match, near: list[Match]) -> bool:
+def _has_second_licence(match: Match, near: list[Match]) -> bool:
     """Whether the text holds another licence apart from the match."""
     return any(m.form.licence != match.form.licence and (m.stop <= match.start or m.start >= match.stop) for m in near)

@@ -1,4 +1,4 @@
-"""Jupyter notebooks as text: Markdown as it is, code in fences, and the text of outputs up to a limit.
+"""Reads Jupyter notebooks as text: Markdown as it is, code in fences, and the text of outputs up to a limit.
 
 Pictures, HTML, widgets and stderr are left out of outputs; stderr holds warnings with local paths, and progress bars.
 Only the last line of an error is kept. Pasted pictures, styles and scripts are removed from Markdown. Reads nbformat 2
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from stages.document import BadRecord, Document
-from stages.read.authored import left_out
+from stages.read.authored import path_reason
 from stages.read.columns import clean
 from stages.read.files import Files
-from stages.read.jsonl import MAX_DEPTH, deeper
+from stages.read.jsonl import MAX_DEPTH, is_too_deep
 from stages.read.reader import Slice, bad, skipped
 from stages.stage import StageConfig, signal
 from stages.text.encoding import decode
@@ -31,10 +31,12 @@ _PASTED_HTML = re.compile(r"<img\b[^<>]{0,300}\bsrc\s{0,9}=\s{0,9}[\"']?data:[^<
                           re.IGNORECASE | re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9+#_. ()-]{1,40}")
 #: languages by the names kernels give them
-_CALLED = {"ir": "r", "rscript": "r", ".net-csharp": "c#", "csharp": "c#", ".net-fsharp": "f#", "fsharp": "f#",
-           ".net-powershell": "powershell", "wolfram language": "mathematica", "wolframlanguage": "mathematica",
-           "sage": "python", "sagemath": "python", "bash": "shell", "ijavascript": "javascript", "octave": "matlab",
-           "gophernotes": "go", "ihaskell": "haskell", "almond": "scala", "c++": "c++", "python": "python"}
+_KERNEL_LANGUAGES = {
+    "ir": "r", "rscript": "r", ".net-csharp": "c#", "csharp": "c#", ".net-fsharp": "f#", "fsharp": "f#",
+    ".net-powershell": "powershell", "wolfram language": "mathematica", "wolframlanguage": "mathematica",
+    "sage": "python", "sagemath": "python", "bash": "shell", "ijavascript": "javascript", "octave": "matlab",
+    "gophernotes": "go", "ihaskell": "haskell", "almond": "scala", "c++": "c++", "python": "python",
+}
 #: the first line of a cell in another language than its notebook's
 _CELL_MAGIC = re.compile(r"\s*%%(bash|sh|script|html|javascript|js|latex|markdown|perl|ruby|R|sql|bigquery|cython|svg"
                          r"|julia)\b")
@@ -59,23 +61,24 @@ class Notebook(Files):
         max_cells: int = signal(2000, "most cells; beyond: too_large", gt=0)
         vendored: bool = signal(False, "read vendored and hidden paths too")
 
-    def _one(self, data: bytes | None, slice: Slice, offset: int, member: str, ordinal: int) -> Document | BadRecord:
+    def _from_bytes(self, data: bytes | None, slice: Slice, offset: int, member: str,
+                    ordinal: int) -> Document | BadRecord:
         if data is None:
             return skipped("too_large", slice, offset, ordinal, member=member)
         try:
-            return super()._one(data, slice, offset, member, ordinal)
+            return super()._from_bytes(data, slice, offset, member, ordinal)
         except _NoNotebook as e:
             return bad(e.args[0], slice, offset, ordinal, member=member)
 
     def document(self, doc: Document, data: bytes, path: str) -> str | None:
-        if not self.config.vendored and (reason := left_out(path)):
+        if not self.config.vendored and (reason := path_reason(path)):
             return reason
         source = decode(data)[0]
         try:
             book = json.loads(source)
         except (ValueError, RecursionError):
             raise _NoNotebook("bad_json") from None
-        if source.count("[") + source.count("{") > MAX_DEPTH and deeper(book):
+        if source.count("[") + source.count("{") > MAX_DEPTH and is_too_deep(book):
             raise _NoNotebook("bad_json")
         cells = _cells(book)
         if len(cells) > self.config.max_cells:
@@ -87,40 +90,40 @@ class Notebook(Files):
         return None if doc.text.strip() else "empty"
 
     def _parts(self, cell: dict[str, Any], language: str) -> Iterator[str]:
-        kind, said = cell.get("cell_type"), _text(cell.get("source", cell.get("input"))).strip("\n").rstrip()
+        kind, source = cell.get("cell_type"), _text(cell.get("source", cell.get("input"))).strip("\n").rstrip()
         if kind in ("markdown", "raw", "html"):
-            yield _PASTED_HTML.sub("", _PASTED.sub("", said)).strip()
+            yield _PASTED_HTML.sub("", _PASTED.sub("", source)).strip()
         elif kind == "heading":
             level = cell.get("level")
-            yield "#" * (level if type(level) is int and 0 < level < 7 else 1) + " " + said
-        elif kind == "code" and said.strip():
-            magic = _CELL_MAGIC.match(said)
-            spoken = _MAGICS.get(magic[1].lower(), magic[1].lower()) if magic else language.replace(" ", "-")
-            yield f"{_fence(said)}{spoken}\n{said}\n{_fence(said)}"
+            yield "#" * (level if type(level) is int and 0 < level < 7 else 1) + " " + source
+        elif kind == "code" and source.strip():
+            magic = _CELL_MAGIC.match(source)
+            fence_language = _MAGICS.get(magic[1].lower(), magic[1].lower()) if magic else language.replace(" ", "-")
+            yield f"{_fence(source)}{fence_language}\n{source}\n{_fence(source)}"
             if out := self._outputs(cell.get("outputs")):
                 yield f"Output:\n\n{_fence(out)}\n{out}\n{_fence(out)}"
 
     def _outputs(self, outputs: Any) -> str:
-        parts, left = [], self.config.max_output
+        parts, remaining = [], self.config.max_output
         for output in outputs if isinstance(outputs, list) else []:
-            if left <= 0 or not isinstance(output, dict):
+            if remaining <= 0 or not isinstance(output, dict):
                 break
             data = output["data"] if isinstance(output.get("data"), dict) else output
             if output.get("name") == "stderr" or output.get("stream") == "stderr" or any(
                     kind.startswith("application/vnd.jupyter.widget") for kind in data):
                 continue
             if output.get("output_type") in ("error", "pyerr"):
-                said = f"{_text(output.get('ename'))}: {_text(output.get('evalue'))}"
+                text = f"{_text(output.get('ename'))}: {_text(output.get('evalue'))}"
             else:
-                said = _text(data.get("text/plain", output.get("text")))
-                if not said.strip() or _OBJECT.fullmatch(said.strip()):          # the repr of the object shown
-                    said = _text(data.get("text/markdown", data.get("text/latex")))
-            said = _ANSI.sub("", said).replace("\r\n", "\n").rstrip()
-            said = "\n".join(line.rpartition("\r")[2] for line in said.split("\n"))    # the end of a progress bar
-            if not said.strip() or _OBJECT.fullmatch(said.strip()):
+                text = _text(data.get("text/plain", output.get("text")))
+                if not text.strip() or _OBJECT.fullmatch(text.strip()):          # the repr of the object shown
+                    text = _text(data.get("text/markdown", data.get("text/latex")))
+            text = _ANSI.sub("", text).replace("\r\n", "\n").rstrip()
+            text = "\n".join(line.rpartition("\r")[2] for line in text.split("\n"))    # the end of a progress bar
+            if not text.strip() or _OBJECT.fullmatch(text.strip()):
                 continue
-            parts.append(said if len(said) <= left else said[:left].rstrip() + " …")
-            left -= len(said)
+            parts.append(text if len(text) <= remaining else text[:remaining].rstrip() + " …")
+            remaining -= len(text)
         return "\n".join(parts).strip("\n")
 
 
@@ -129,13 +132,13 @@ class _NoNotebook(Exception):
 
 
 def _cells(book: Any) -> list[dict[str, Any]]:
-    found = book.get("cells") if isinstance(book, dict) else None
-    if found is None and isinstance(book, dict) and isinstance(book.get("worksheets"), list):        # nbformat 3
+    cells = book.get("cells") if isinstance(book, dict) else None
+    if cells is None and isinstance(book, dict) and isinstance(book.get("worksheets"), list):        # nbformat 3
         sheets = [sheet.get("cells") for sheet in book["worksheets"] if isinstance(sheet, dict)]
-        found = [cell for cells in sheets if isinstance(cells, list) for cell in cells]
-    if not isinstance(found, list):
+        cells = [cell for sheet_cells in sheets if isinstance(sheet_cells, list) for cell in sheet_cells]
+    if not isinstance(cells, list):
         raise _NoNotebook("not_a_notebook")
-    return [cell for cell in found if isinstance(cell, dict)]
+    return [cell for cell in cells if isinstance(cell, dict)]
 
 
 def _text(value: Any) -> str:
@@ -146,14 +149,14 @@ def _text(value: Any) -> str:
 
 
 def _language(book: dict[str, Any]) -> str:
-    facts = book["metadata"] if isinstance(book.get("metadata"), dict) else {}
+    metadata = book["metadata"] if isinstance(book.get("metadata"), dict) else {}
     for key, name in (("language_info", "name"), ("kernelspec", "language"), ("kernelspec", "name")):
-        inner = facts.get(key)
-        said = inner.get(name) if isinstance(inner, dict) else None
-        if isinstance(said, str) and _NAME.fullmatch(said):
-            said = re.sub(r"^(?:i?python)[0-9.]*$", "python", said.lower())
-            said = re.sub(r"^x?c(?:pp|\+\+)[0-9]*$", "c++", re.sub(r"[ -]?v?[0-9]+(?:\.[0-9]+)+$", "", said))
-            return _CALLED.get(said, said)
+        section = metadata.get(key)
+        spelling = section.get(name) if isinstance(section, dict) else None
+        if isinstance(spelling, str) and _NAME.fullmatch(spelling):
+            spelling = re.sub(r"^(?:i?python)[0-9.]*$", "python", spelling.lower())
+            spelling = re.sub(r"^x?c(?:pp|\+\+)[0-9]*$", "c++", re.sub(r"[ -]?v?[0-9]+(?:\.[0-9]+)+$", "", spelling))
+            return _KERNEL_LANGUAGES.get(spelling, spelling)
     return "python"
 
 

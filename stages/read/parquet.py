@@ -1,4 +1,4 @@
-"""Parquet tables: one document per row; split by row groups."""
+"""Reads Parquet tables: one document per row. Big tables are split between row groups."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipeline.base.parquet import open_parquet
 from stages.document import BadRecord, Document, document_id
 from stages.read.columns import MAX_VALUE, Columns, ColumnsConfig
 from stages.read.jsonl import columns_of, make_document
-from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, locator, skipped
+from stages.read.reader import Reader, Slice, Split, bad, check_file, is_machine_fault, locator, skipped
 from stages.stage import SettingsError, signal
 
 #: Limits on the rows turned into documents at a time: their number; their bytes if each row were the largest entry of a
 #: dictionary, since a text that a million rows share is stored once; their bytes if each row had the mean size.
 _BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
 #: rows whose dictionary entries are counted at a time
-_NAMED = 1 << 16
+_COUNTED_ROWS = 1 << 16
 #: Rows of text, and bytes of another column, converted to Python objects at once. One by one takes three times as long.
 _LISTED, _LISTED_BYTES = 32, 1 << 20
 #: most bytes of text converted to Python objects at once
@@ -75,28 +75,28 @@ class Parquet(Reader):
         try:
             with open_parquet(local) as file:
                 columns = self._columns(file.schema_arrow, slice.path)
-                passed = unread(self.columns, file.schema_arrow)
+                binary = unread_columns(self.columns, file.schema_arrow)
                 stop = file.num_row_groups if slice.stop is None else slice.stop
                 for group in range(slice.start, stop):
                     first, info = ordinal, file.metadata.row_group(group)
-                    for column in passed:
+                    for column in binary:
                         self.columns.lose(column, "binary", info.num_rows)
-                    size = max(info.total_byte_size, self._repeated(info, local, group))
+                    size = max(info.total_byte_size, self._repeated_bytes(info, local, group))
                     if size > self.config.max_group:
                         yield too_large(info, size, slice, group, ordinal)
                     else:
-                        for batch in file.iter_batches(per_batch(info, columns, local), row_groups=[group],
+                        for batch in file.iter_batches(rows_per_batch(info, columns, local), row_groups=[group],
                                                        columns=columns):
                             for record in self._batch(batch, slice, group, ordinal):
                                 yield record
                                 ordinal += 1
                     ordinal = first + info.num_rows
         except (pa.ArrowException, OSError) as e:
-            if environment(e):
+            if is_machine_fault(e):
                 raise
             yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0], fatal=True)
 
-    def _repeated(self, info: Any, local: str, group: int) -> int:
+    def _repeated_bytes(self, info: Any, local: str, group: int) -> int:
         """Return the bytes of all texts of a row group, where a text counts once for each row that has it. A Parquet
         dictionary stores it once for all these rows: a million rows may share one text of 10 MB. The result is 0 if the
         text column is not mostly a dictionary, or if the bytes cannot exceed `max_group`. They are counted before a
@@ -110,7 +110,7 @@ class Parquet(Reader):
             return 0
         size = 0
         with open_parquet(local, dictionaries=[self.config.text]) as file:
-            for batch in file.iter_batches(_NAMED, row_groups=[group], columns=[self.config.text]):
+            for batch in file.iter_batches(_COUNTED_ROWS, row_groups=[group], columns=[self.config.text]):
                 texts = batch.column(0)
                 lengths = pc.binary_length(pc.cast(texts.dictionary, pa.large_binary()))
                 size += pc.sum(pc.take(lengths, texts.indices)).as_py() or 0
@@ -130,23 +130,24 @@ class Parquet(Reader):
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
                 or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             raise SettingsError(f"{path}: column '{self.config.text}' is {kind}, not text; name another with `text:`")
-        wanted = {self.config.text, *self._typed(), *self.columns.signals, *self.columns.of(names)}
-        wanted -= set(unread(self.columns, schema))
-        return [n for n in names if n in wanted]
+        selected = {self.config.text, *self._field_columns(), *self.columns.signals, *self.columns.of(names)}
+        selected -= set(unread_columns(self.columns, schema))
+        return [n for n in names if n in selected]
 
-    def _typed(self) -> tuple[str, ...]:
+    def _field_columns(self) -> tuple[str, ...]:
         """Return the columns that become the id, URL, date and language of a document."""
-        c = self.config
-        return c.id, c.url, c.date, c.language
+        config = self.config
+        return config.id, config.url, config.date, config.language
 
     def _batch(self, batch: pa.RecordBatch, slice: Slice, group: int, ordinal: int) -> Iterator[Document | BadRecord]:
-        texts, c = batch.column(self.config.text), self.config
-        kept = [n for n in self.columns.of(batch.schema.names) if n in batch.schema.names]
-        used = {*self._typed(), *self.columns.signals, *kept}
-        others = {n: texts if n == c.text else _values(batch.column(n)) for n in batch.schema.names if n in used}
-        listed = all(type(column) is list for column in others.values())
-        if listed and (found := self._plain(texts, others, kept, slice, group, ordinal)):
-            yield from found
+        texts, config = batch.column(self.config.text), self.config
+        meta_columns = [n for n in self.columns.of(batch.schema.names) if n in batch.schema.names]
+        needed = {*self._field_columns(), *self.columns.signals, *meta_columns}
+        columns = {n: texts if n == config.text else _values(batch.column(n))
+                   for n in batch.schema.names if n in needed}
+        all_lists = all(type(column) is list for column in columns.values())
+        if all_lists and (documents := self._fast_documents(texts, columns, meta_columns, slice, group, ordinal)):
+            yield from documents
             return
         if pa.types.is_dictionary(texts.type):                  # kept a dictionary: else each row would copy its text
             entries = pc.cast(texts.dictionary, pa.large_binary())
@@ -154,12 +155,12 @@ class Parquet(Reader):
         else:
             plain = pc.cast(texts, pa.large_binary())           # decoded one by one, so one bad row is one bad record
             values = (v for a in range(0, len(plain), _LISTED) for v in plain.slice(a, _LISTED).to_pylist())
-        rows = [dict(zip(others, row)) for row in zip(*others.values())] if listed and others else None
+        rows = [dict(zip(columns, row)) for row in zip(*columns.values())] if all_lists and columns else None
         for i, data in enumerate(values):
             if data is None:
                 yield bad("missing_text", slice, group, ordinal + i, detail="null")
                 continue
-            if len(data) > c.max_bytes:
+            if len(data) > config.max_bytes:
                 yield bad("too_large", slice, group, ordinal + i, detail=f"{len(data)} bytes")
                 continue
             try:
@@ -172,13 +173,13 @@ class Parquet(Reader):
                 continue
 
             def get(key: str, row: int = i) -> Any:
-                column = others.get(key)
+                column = columns.get(key)
                 return column[row] if type(column) is list else None if column is None else column[row].as_py()
 
             try:
                 doc: Document | BadRecord = make_document(slice, ordinal + i, group, text,
-                                                          get if rows is None else rows[i].get, c, self.columns, kept,
-                                                          surrogates=False)
+                                                          get if rows is None else rows[i].get, config, self.columns,
+                                                          meta_columns, surrogates=False)
             except MemoryError:
                 raise
             except UnicodeDecodeError as e:
@@ -187,40 +188,42 @@ class Parquet(Reader):
                 doc = bad("bad_value", slice, group, ordinal + i, detail=f"{type(e).__name__}: {e}")
             yield doc
 
-    def _plain(self, texts: pa.Array, others: dict[str, Any], kept: list[str], slice: Slice, group: int,
-               ordinal: int) -> list[Document] | None:
+    def _fast_documents(self, texts: pa.Array, columns: dict[str, Any], meta_columns: list[str], slice: Slice,
+                        group: int, ordinal: int) -> list[Document] | None:
         """Return the documents of a batch at a third of the usual cost, or None if its rows must be checked one by one.
         This needs a batch whose columns hold only strings, numbers and booleans. All its texts must be present, valid
         UTF-8 and not blank, and together small."""
-        c = self.config
-        if self.columns.taken(kept) or texts.null_count or texts.nbytes > min(_PLAIN_BYTES, c.max_bytes) \
-                or c.text in others or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+        config = self.config
+        if self.columns.name_conflicts(meta_columns) or texts.null_count \
+                or texts.nbytes > min(_PLAIN_BYTES, config.max_bytes) or config.text in columns \
+                or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
             return None
         try:
-            listed = texts.to_pylist()
+            strings = texts.to_pylist()
         except UnicodeDecodeError:
             return None
-        absent = [None] * len(listed)
-        ids, urls, dates, languages = (others.get(name, absent) for name in (c.id, c.url, c.date, c.language))
-        if not all(listed) or any(map(str.isspace, listed)) or not all(
-                map(_sound, (others[name] for name in kept))) or not all(
-                map(_numbers, (others[name] for name in self.columns.signals))) or any(
-                type(v) is not str and v is not None for name in self._typed() for v in others.get(name, ())):
+        absent = [None] * len(strings)
+        ids, urls, dates, languages = (columns.get(name, absent) for name in (
+            config.id, config.url, config.date, config.language))
+        if not all(strings) or any(map(str.isspace, strings)) or not all(
+                map(_sound, (columns[name] for name in meta_columns))) or not all(
+                map(_numbers, (columns[name] for name in self.columns.signals))) or any(
+                type(v) is not str and v is not None for name in self._field_columns() for v in columns.get(name, ())):
             return None
         source, path, docs = slice.source, slice.path, []
-        for row, (text, url, date, language, id) in enumerate(zip(listed, urls, dates, languages, ids), ordinal):
+        for row, (text, url, date, language, id) in enumerate(zip(strings, urls, dates, languages, ids), ordinal):
             doc = Document(document_id(source, path, "", row), text, source=source, url=url or "", date=date,
                            language=language or "", locator=locator(path, group, row))
             if id is not None:
                 doc.meta["id"] = id
             docs.append(doc)
         for name in self.columns.signals:
-            for doc, value in zip(docs, others[name]):
+            for doc, value in zip(docs, columns[name]):
                 if value is not None:
                     doc.signals[name] = float(value)
-        for name in kept:
+        for name in meta_columns:
             key = self.columns.name(name)
-            for doc, value in zip(docs, others[name]):
+            for doc, value in zip(docs, columns[name]):
                 if value is not None:
                     doc.meta[key] = value
         return docs
@@ -236,11 +239,11 @@ class Parquet(Reader):
                 first = size - footer
                 tail = read(first, size)
             if not (tail.endswith(b"PAR1") and footer <= len(tail)):
-                return None                                     # `read` says what is wrong
+                return None                                     # `read` reports the error
             metadata = pq.read_metadata(pa.BufferReader(tail[-footer:]))
             columns = set(self._columns(metadata.schema.to_arrow_schema(), ""))
         except (pa.ArrowException, ValueError, OSError) as e:
-            if environment(e):
+            if is_machine_fault(e):
                 raise
             return None
         ranges = [(0, 4), (first, size)]
@@ -278,17 +281,17 @@ class Parquet(Reader):
         check_file(local, path)
         try:
             with open_parquet(local) as file:
-                sizes = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
-                held = [(g.num_rows, g.total_byte_size) for g in sizes]
+                infos = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+                groups = [(g.num_rows, g.total_byte_size) for g in infos]
         except (pa.ArrowException, OSError) as e:
-            if environment(e):
+            if is_machine_fault(e):
                 raise
-            return None                                         # `read` says what is wrong
+            return None                                         # `read` reports the error
         pieces: list[Split] = []
         start = ordinal = rows = size = 0
-        for i, (n, b) in enumerate(held):
-            rows, size = rows + n, size + b
-            if size >= target or i == len(held) - 1:
+        for i, (count, nbytes) in enumerate(groups):
+            rows, size = rows + count, size + nbytes
+            if size >= target or i == len(groups) - 1:
                 pieces.append(Split(start, i + 1, ordinal, rows, size))
                 start, ordinal, rows, size = i + 1, ordinal + rows, 0, 0
         return pieces or None
@@ -300,8 +303,8 @@ def _values(column: pa.Array) -> list[Any] | pa.Array:
     if column.nbytes > _LISTED_BYTES:
         return column
     kind = column.type
-    if any(fits(kind) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer,
-                                   pa.types.is_float32, pa.types.is_float64, pa.types.is_boolean)):
+    if any(is_type(kind) for is_type in (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer,
+                                         pa.types.is_float32, pa.types.is_float64, pa.types.is_boolean)):
         with suppress(UnicodeDecodeError):
             return column.to_pylist()
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
@@ -313,10 +316,10 @@ def _values(column: pa.Array) -> list[Any] | pa.Array:
 def _nanoseconds(column: pa.Array) -> list[Any]:
     """Return nanosecond timestamps as datetimes, or as text if a datetime cannot hold all their digits. Arrow's own
     conversion raises an error for the latter or, where pandas is installed, returns pandas objects."""
-    whole = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-    odd = pc.not_equal(whole.cast(column.type), column).to_pylist()
-    return [text if more else time for time, more, text in
-            zip(whole.to_pylist(), odd, pc.cast(column, pa.string()).to_pylist())]
+    microseconds = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    inexact = pc.not_equal(microseconds.cast(column.type), column).to_pylist()
+    return [text if is_inexact else time for time, is_inexact, text in
+            zip(microseconds.to_pylist(), inexact, pc.cast(column, pa.string()).to_pylist())]
 
 
 def _sound(column: list[Any]) -> bool:
@@ -334,7 +337,7 @@ def _numbers(column: list[Any]) -> bool:
                                                               for v in column))
 
 
-def unread(columns: Columns, schema: pa.Schema) -> list[str]:
+def unread_columns(columns: Columns, schema: pa.Schema) -> list[str]:
     """Return the columns that `keep: all` selects and that are not read, because they are binary: `meta` cannot hold
     them. If `keep` is a list, no column is returned: binary columns in the list are read, as they may be text."""
     return [f.name for f in schema if columns.of([f.name]) and _binary(f.type)] if columns.all else []
@@ -357,7 +360,7 @@ def too_large(info: Any, size: int, slice: Slice, group: int, ordinal: int) -> B
     return record
 
 
-def per_batch(group: Any, columns: list[str], local: str | None = None) -> int:
+def rows_per_batch(group: Any, columns: list[str], local: str | None = None) -> int:
     """How many rows of a row group to read at a time. It follows from the sizes that the metadata states and, if
     `local` is given, from those of the dictionary pages."""
     chunks = [group.column(i) for i in range(group.num_columns)]

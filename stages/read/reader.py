@@ -162,7 +162,7 @@ class Reader:
         raise NotImplementedError(f"{type(self).__name__} does not define read")
 
 
-def environment(e: BaseException) -> bool:
+def is_machine_fault(e: BaseException) -> bool:
     """Whether the machine, and not the file, is at fault for an error while reading. The machine is at fault when
     memory ran out or the operating system reported the error. Such an error must fail the task; if it were taken for
     damage, the rest of the file would be committed as lost.

@@ -27,7 +27,7 @@ from stages.read.conversation import (
     Refused,
     Template,
     Turn,
-    checked,
+    checked_turns,
     first,
     instruction,
     messages,
@@ -36,8 +36,8 @@ from stages.read.conversation import (
     with_system,
 )
 from stages.read.jsonl import Jsonl, columns_of, make_document
-from stages.read.parquet import Parquet, per_batch, too_large, unread
-from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, skipped
+from stages.read.parquet import Parquet, rows_per_batch, too_large, unread_columns
+from stages.read.reader import Reader, Slice, Split, bad, check_file, is_machine_fault, skipped
 from stages.stage import SettingsError, signal
 
 #: keys of images, sound and video: a record of lines or arrays that has one is refused, columns of tables are not read
@@ -93,38 +93,39 @@ class Records(Reader):
         try:
             with open_parquet(local) as file:
                 names = file.schema_arrow.names
-                wanted, passed = self._keys(), unread(self.columns, file.schema_arrow)
-                kept = {n for n in self.columns.of(names) if n not in wanted and n not in passed}
-                columns = [n for n in names if n in wanted or n in kept]
+                keys, binary = self._keys(), unread_columns(self.columns, file.schema_arrow)
+                meta_columns = {n for n in self.columns.of(names) if n not in keys and n not in binary}
+                columns = [n for n in names if n in keys or n in meta_columns]
                 named = (*self.columns.named, *self.columns.signals)
                 if missing := [key for key in named if key.partition(".")[0] not in columns]:
                     raise SettingsError(f"{slice.path}: no column '{missing[0]}'; it has "
                                      f"{', '.join(file.schema_arrow.names)}. Mend `keep:`")
                 stop = file.num_row_groups if slice.stop is None else slice.stop
                 for group in range(slice.start, stop):
-                    info, seen = file.metadata.row_group(group), ordinal
-                    for column in passed:
+                    info, number = file.metadata.row_group(group), ordinal
+                    for column in binary:
                         self.columns.lose(column, "binary", info.num_rows)
                     if info.total_byte_size > 4 << 30:
                         yield ordinal, group, too_large(info, info.total_byte_size, slice, group, ordinal)
                     elif columns:
-                        for batch in file.iter_batches(per_batch(info, columns, local), row_groups=[group],
+                        for batch in file.iter_batches(rows_per_batch(info, columns, local), row_groups=[group],
                                                        columns=columns):
                             for i in range(len(batch)):
-                                yield seen, group, self._row(batch, i, kept, slice, group, seen)
-                                seen += 1
+                                yield number, group, self._row(batch, i, meta_columns, slice, group, number)
+                                number += 1
                     else:
-                        for seen in range(ordinal, ordinal + info.num_rows):
-                            yield seen, group, {}
+                        for number in range(ordinal, ordinal + info.num_rows):
+                            yield number, group, {}
                     ordinal += info.num_rows
         except (pa.ArrowException, OSError) as e:
-            if environment(e):
+            if is_machine_fault(e):
                 raise
             yield ordinal, group, bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0],
                                       fatal=True)
 
-    def _row(self, batch: pa.RecordBatch, i: int, kept: set[str], slice: Slice, group: int, ordinal: int) -> Any:
-        """A row of a batch, or a `BadRecord`. If Python cannot hold a value of one of the columns `kept`, only
+    def _row(self, batch: pa.RecordBatch, i: int, meta_columns: set[str], slice: Slice, group: int,
+             ordinal: int) -> Any:
+        """A row of a batch, or a `BadRecord`. If Python cannot hold a value of one of the columns `meta_columns`, only
         that value is lost."""
         with suppress(ArithmeticError, RecursionError, TypeError, ValueError, pa.ArrowInvalid):
             return batch.slice(i, 1).to_pylist()[0]
@@ -136,15 +137,15 @@ class Records(Reader):
                 raise
             except (ArithmeticError, RecursionError, TypeError, ValueError, pa.ArrowException) as e:
                 reason = "invalid_utf8" if isinstance(e, UnicodeDecodeError) else "bad_value"
-                if name not in kept:
+                if name not in meta_columns:
                     return bad(reason, slice, group, ordinal, detail=getattr(e, "reason", type(e).__name__))
                 self.columns.lose(name, reason)
         return row
 
     def _keys(self) -> set[str]:
         """Return the columns that the settings name, and of a dotted path also its first part."""
-        c = self.config.model_dump(exclude={"template", "max_bytes", "keep", "answers"})
-        named = [v for value in c.values() for v in ([value] if isinstance(value, str) else value)]
+        settings = self.config.model_dump(exclude={"template", "max_bytes", "keep", "answers"})
+        named = [v for value in settings.values() for v in ([value] if isinstance(value, str) else value)]
         named += () if self.config.keep == "all" else self.config.keep
         return {part for name in named for part in (name, name.partition(".")[0])} - {""}
 
@@ -169,9 +170,9 @@ class Records(Reader):
             return
         for member, conversation in self.conversations(row):
             try:
-                if seen := next((key for key in MEDIA if row.get(key)), None):
-                    raise Refused("not_text", f"the record has {seen}")
-                turns = checked(conversation())
+                if media_key := next((key for key in MEDIA if row.get(key)), None):
+                    raise Refused("not_text", f"the record has {media_key}")
+                turns = checked_turns(conversation())
                 turns = [t._replace(content=clean(t.content)) for t in turns]
                 text, spans = render(turns, self.template)
             except Refused as e:
@@ -212,19 +213,19 @@ class Sft(Records):
         history: tuple[str, ...] = signal(("history",), "keys of earlier questions with their answers")
 
     def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
-        c = self.config
+        config = self.config
         if row.get("label") is False:                       # TRL's unpaired preferences: a disliked answer
             yield "", lambda: _refuse("disliked", "label: false")
             return
-        listed = first(row, c.messages)
+        listed = first(row, config.messages)
         if listed is None:
-            asked, said = first(row, c.instruction), first(row, c.output)
-            if isinstance(asked, (list, tuple)) and isinstance(said, (list, tuple)):     # TRL's conversational prompts
-                yield "", lambda: with_system([*messages(asked), *messages(said)], row, c)
+            question, answer = first(row, config.instruction), first(row, config.output)
+            if isinstance(question, (list, tuple)) and isinstance(answer, (list, tuple)):  # TRL's conversational form
+                yield "", lambda: with_system([*messages(question), *messages(answer)], row, config)
             else:
-                yield "", lambda: instruction(row, c)
+                yield "", lambda: instruction(row, config)
         else:
-            yield "", lambda: with_system(messages(listed), row, c)
+            yield "", lambda: with_system(messages(listed), row, config)
 
 
 class Preference(Records):

@@ -14,7 +14,7 @@ from stages.read.reader import Skipped, locator
 from stages.stage import StageConfig, signal
 
 #: most bytes of text held while the files of a repository are sorted; further files are `too_large`
-_HELD = 64 << 20
+_MOST_BYTES = 64 << 20
 _ENDING = re.compile(r"\.(?:zip|tar|tgz|tar\.(?:gz|bz2|xz))$", re.IGNORECASE)
 
 
@@ -38,18 +38,18 @@ class Repository:
     def __init__(self, config: RepositoryConfig, source: str, path: str, name: str = "", record: int = 0) -> None:
         self.config, self.source, self.path, self.name, self.record = config, source, path, name, record
         self.files: list[tuple[str, int, Document]] = []
-        self.held = 0
+        self.text_bytes = 0
 
     def add(self, item: Document | BadRecord, path: str) -> Iterator[BadRecord]:
         """Add the file at `path` of the repository. A BadRecord is not added but yielded unchanged. A file beyond the
         limits is yielded as a `Skipped`."""
         if isinstance(item, BadRecord):
             yield item
-        elif len(self.files) == self.config.max_files or self.held > _HELD:
+        elif len(self.files) == self.config.max_files or self.text_bytes > _MOST_BYTES:
             yield Skipped("too_large", id=item.id, locator=item.locator)
         else:
             self.files.append((path, len(self.files), item))
-            self.held += item.text_bytes
+            self.text_bytes += item.text_bytes
 
     def documents(self) -> Iterator[Document]:
         files = sorted(self.files, key=lambda f: f[:2])
@@ -62,12 +62,12 @@ class Repository:
         name = self.name or root.rstrip("/") or _ENDING.sub("", PurePosixPath(self.path).name)
         for path, _, file in files:
             head = self.config.header.replace("{path}", path.removeprefix(root))
-            more = len(head.encode("utf-8", "surrogatepass")) + file.text_bytes + 1
-            if piece and size + more > self.config.max_repository:
+            file_bytes = len(head.encode("utf-8", "surrogatepass")) + file.text_bytes + 1
+            if piece and size + file_bytes > self.config.max_repository:
                 yield self._joined(piece, name, ordinal)
                 piece, size, ordinal = [], 0, ordinal + 1
             piece.append((head, file))
-            size += more
+            size += file_bytes
         if piece:
             yield self._joined(piece, name, ordinal)
 
@@ -78,8 +78,8 @@ class Repository:
         text = "".join(head + file.text + ("" if file.text.endswith("\n") else "\n") for head, file in piece)
         meta = {"repository": name, "files": len(piece),
                 "code_language": min(languages, key=lambda language: (-languages[language], language))}
-        if found := sorted({file.meta["licence"] for _, file in piece if "licence" in file.meta}):
-            meta["licence"] = " AND ".join(f"({x})" if " OR " in x else x for x in found)
+        if licences := sorted({file.meta["licence"] for _, file in piece if "licence" in file.meta}):
+            meta["licence"] = " AND ".join(f"({x})" if " OR " in x else x for x in licences)
         first = piece[0][1].locator
         return Document(document_id(self.source, self.path, f"<repository>{self.record or ''}", ordinal), text,
                         source=self.source, meta=meta, mime="text/plain",

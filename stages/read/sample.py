@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from pipeline.base.parquet import open_parquet
 from stages.document import BadRecord, Document
-from stages.read.reader import Reader, Skipped, Slice, bad, check_file, environment
+from stages.read.reader import Reader, Skipped, Slice, bad, check_file, is_machine_fault
 from stages.stage import StageConfig, signal
 
-#: `kind` is document, bad or skipped; `text` is UTF-8 that may hold lone surrogates; `rank` is the record's place in
-#: the draw: smaller ranks are drawn earlier
+#: `kind` is document, bad or skipped. `text` is UTF-8 that may hold lone surrogates. `rank` is a
+#: pseudo-random number: the sample consists of the records with the lowest ranks.
 SCHEMA = pa.schema([
     ("rank", pa.uint64()), ("kind", pa.string()), ("id", pa.string()), ("text", pa.large_binary()),
     ("raw", pa.large_binary()), ("facts", pa.string())])
@@ -84,6 +84,6 @@ class Sample(Reader):
                             yield from_row(row)
                             ordinal += 1
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as e:
-            if environment(e):
+            if is_machine_fault(e):
                 raise
             yield bad("corrupt_sample", slice, 0, ordinal, detail=str(e), fatal=True)

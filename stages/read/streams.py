@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stages.read.reader import environment
+from stages.read.reader import is_machine_fault
 
 _BLOCK = 1 << 20
 _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
@@ -28,7 +28,7 @@ _BZ2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 #: JSON strings, with the closing quote in a group (empty where it has not come yet), and brackets, braces and commas
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)|[\[\]{},]', re.DOTALL)
 #: errors that the decompressors of the standard library and of pyarrow raise on damaged input. Some may also be the
-#: fault of the machine; `environment` tells whether they are
+#: fault of the machine; `is_machine_fault` tells whether they are
 _ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException)
 #: an archive that inflates to more than this is a bomb
 MAX_ARCHIVE_BYTES = 64 << 30
@@ -48,8 +48,8 @@ def coding_of(magic: bytes) -> str:
 
 
 class Stream:
-    """A file that is decompressed while it is read; its first bytes show how. If the file is damaged, `read` returns
-    all bytes before the damage, and only then raises `Damaged`."""
+    """A file that is decompressed while it is read. Its first bytes show which compression it has. If the file is
+    damaged, `read` returns all bytes before the damage, and only then raises `Damaged`."""
 
     def __init__(self, local: str) -> None:
         self._file = open(local, "rb")  # noqa: SIM115 - closed by close()
@@ -61,14 +61,14 @@ class Stream:
             open_as: dict[str, Any] = {"bz2": bz2.BZ2File, "xz": lzma.LZMAFile}
             self._stream = (gzip.GzipFile(fileobj=self._file) if self.coding == "gzip"
                             else open_as[self.coding](self._file) if self.coding else self._file)
-            # read1: one step of the decompressor, so that an error never takes along bytes that came before it
+            # read1 runs one step of the decompressor, so that an error does not lose the bytes of earlier steps
             self._read = self._stream.read1
 
     def read(self, size: int = _BLOCK) -> bytes:
         try:
             return self._read(size)
         except _ERRORS as e:
-            if environment(e):
+            if is_machine_fault(e):
                 raise
             cut = isinstance(e, EOFError) or "ended before" in str(e) or "truncated" in str(e).lower()
             raise Damaged("truncated" if cut else f"corrupt_{self.coding or 'file'}", str(e)) from None
@@ -106,27 +106,27 @@ def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[
     Reading stops after `length` bytes. Memory is bounded by `cap` and one block. Raises `Damaged` after the last whole
     line before the damage; a line that the damage cuts is not yielded.
     """
-    at = 0                                  # offset of the line that `held` begins
-    held: list[bytes] = []                  # the line's blocks so far; empty once the line is too long
-    size, left = 0, length                  # the line's bytes so far; bytes left to read
-    while left is None or left > 0:
-        block = stream.read(_BLOCK if left is None else min(_BLOCK, left))
+    at = 0                                  # offset of the line that `blocks` begins
+    blocks: list[bytes] = []                # the line's blocks so far; empty once the line is too long
+    size, remaining = 0, length             # the line's bytes so far; bytes left to read
+    while remaining is None or remaining > 0:
+        block = stream.read(_BLOCK if remaining is None else min(_BLOCK, remaining))
         if not block:
             break
-        if left is not None:
-            left -= len(block)
-        *whole, rest = block.split(b"\n")
-        for line in whole:
+        if remaining is not None:
+            remaining -= len(block)
+        *lines, tail = block.split(b"\n")
+        for line in lines:
             size += len(line)
-            yield at, (b"".join((*held, line)) if size <= cap else None)
-            at, held, size = at + size + 1, [], 0
-        size += len(rest)
+            yield at, (b"".join((*blocks, line)) if size <= cap else None)
+            at, blocks, size = at + size + 1, [], 0
+        size += len(tail)
         if size <= cap:
-            held.append(rest)
+            blocks.append(tail)
         else:
-            held = []
+            blocks = []
     if size:
-        yield at, (b"".join(held) if size <= cap else None)
+        yield at, (b"".join(blocks) if size <= cap else None)
 
 
 def is_array(local: str) -> bool:
@@ -136,9 +136,9 @@ def is_array(local: str) -> bool:
             begin = stream.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip()
         except Damaged:
             return False
-    line, _, rest = begin.partition(b"\n")
+    line, _, after = begin.partition(b"\n")
     try:
-        return line[:1] == b"[" and not (rest.strip() and isinstance(json.loads(line), list))
+        return line[:1] == b"[" and not (after.strip() and isinstance(json.loads(line), list))
     except (ValueError, RecursionError):
         return True
 
@@ -150,11 +150,11 @@ def read_elements(stream: Stream, cap: int) -> Iterator[tuple[int, bytes]]:
     others. Memory is bounded by `cap`, the bytes of the longest element, and a block. Raises `Damaged` if the array
     does not end, if something follows it, or if an element is longer than `cap` bytes.
     """
-    held, base, scanned, depth, ended = b"", 0, 0, 0, False      # `held` begins with the element, at byte `base`
+    buffer, base, scanned, depth, ended = b"", 0, 0, 0, False    # `buffer` begins with the element, at byte `base`
     while block := stream.read():
-        held += block
+        buffer += block
         begin = 0
-        while not ended and (token := _TOKEN.search(held, scanned)) is not None and token[1] != b"":
+        while not ended and (token := _TOKEN.search(buffer, scanned)) is not None and token[1] != b"":
             scanned = token.end()
             if token[0] in b"[{":
                 depth += 1
@@ -163,17 +163,17 @@ def read_elements(stream: Stream, cap: int) -> Iterator[tuple[int, bytes]]:
                 depth -= token[0] != b","
                 if depth == (token[0] == b","):
                     ended = ended or depth == 0
-                    element = held[begin:token.start()]
+                    element = buffer[begin:token.start()]
                     if len(element) > cap:
                         raise Damaged("line_too_long", f"an element of more than {cap} bytes")
                     if token[0] == b"," or element.strip():
                         yield base + begin, element
                     begin = scanned
-        scanned = len(held) if token is None else token.start()   # a string cut by the block is scanned again
-        if len(held) - begin > cap and not ended:
+        scanned = len(buffer) if token is None else token.start()  # a string cut by the block is scanned again
+        if len(buffer) - begin > cap and not ended:
             raise Damaged("line_too_long", f"an element of more than {cap} bytes")
-        held, base, scanned = held[begin:], base + begin, scanned - begin
-        if ended and held.strip():
+        buffer, base, scanned = buffer[begin:], base + begin, scanned - begin
+        if ended and buffer.strip():
             raise Damaged("bad_json", "there is something after the array")
     if not ended:
         raise Damaged("truncated", "the array does not end")
@@ -209,10 +209,10 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
         archive = zipfile.ZipFile(local)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as e:
         for error in (e, e.__context__):                    # zipfile also says "not a zip file" for an I/O error
-            if error is not None and environment(error):
+            if error is not None and is_machine_fault(error):
                 raise error from None
         raise Damaged("corrupt_zip", str(e)) from None
-    given = 0                                           # entries may overlap and inflate the same bytes
+    total = 0                                           # bytes inflated; entries may share stored bytes
     with archive:
         for info in archive.infolist():
             if info.is_dir():
@@ -224,31 +224,31 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
                 yield Member(info.filename, info.header_offset, None, "encrypted")
                 continue
             try:
-                with archive.open(info) as f:           # the size in the directory may lie: count what comes
+                with archive.open(info) as f:           # the size in the directory may be false
                     data = f.read(cap + 1)
             except (*_ERRORS, zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as e:
-                if environment(e):
+                if is_machine_fault(e):
                     raise
                 yield Member(info.filename, info.header_offset, None, "corrupt_zip")
                 continue
-            given += len(data)
-            if given > MAX_ARCHIVE_BYTES:
+            total += len(data)
+            if total > MAX_ARCHIVE_BYTES:
                 raise Damaged("too_large", f"inflates beyond {MAX_ARCHIVE_BYTES} bytes")
             yield Member(info.filename, info.header_offset, *((data,) if len(data) <= cap else (None, "too_large")))
 
 
-class _Counted:
+class _LimitedStream:
     """A stream for tarfile that refuses to inflate more than MAX_ARCHIVE_BYTES."""
 
     def __init__(self, stream: Stream) -> None:
-        self.stream, self.given, self.held = stream, 0, b""
+        self.stream, self.total, self.buffer = stream, 0, b""
 
     def read(self, size: int) -> bytes:
-        while len(self.held) < size and (block := self.stream.read()):
-            self.held += block
-        data, self.held = self.held[:size], self.held[size:]
-        self.given += len(data)
-        if self.given > MAX_ARCHIVE_BYTES:
+        while len(self.buffer) < size and (block := self.stream.read()):
+            self.buffer += block
+        data, self.buffer = self.buffer[:size], self.buffer[size:]
+        self.total += len(data)
+        if self.total > MAX_ARCHIVE_BYTES:
             raise Damaged("too_large", f"inflates beyond {MAX_ARCHIVE_BYTES} bytes")
         return data
 
@@ -256,7 +256,7 @@ class _Counted:
 def _tar(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
     with Stream(local) as stream:
         try:
-            archive = tarfile.open(fileobj=_Counted(stream), mode="r|")  # type: ignore[call-overload] # noqa: SIM115
+            archive = tarfile.open(fileobj=_LimitedStream(stream), mode="r|")  # type: ignore[call-overload] # noqa: SIM115
             for info in archive:
                 if not info.isreg():
                     continue
@@ -270,6 +270,6 @@ def _tar(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
                         raise Damaged("truncated", info.name)
                     yield Member(info.name, info.offset, data)
         except (tarfile.TarError, *_ERRORS, ValueError) as e:
-            if environment(e):
+            if is_machine_fault(e):
                 raise
             raise Damaged("corrupt_tar", str(e)) from None

@@ -21,7 +21,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecord
 
 from stages.document import BadRecord, Document, document_id
 from stages.read.http import TooLarge, decode_body, media_type, parse_response
-from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, environment, locator, skipped
+from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, is_machine_fault, locator, skipped
 from stages.stage import StageConfig, signal
 
 GZIP, LZ4, ZSTD = b"\x1f\x8b", b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"
@@ -29,10 +29,10 @@ GZIP, LZ4, ZSTD = b"\x1f\x8b", b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"
 _MEDIA = ("image/", "audio/", "video/", "font/", "text/css", "text/javascript", "application/javascript",
           "application/x-javascript", "application/font", "application/vnd.ms-fontobject", "application/x-font")
 #: headers that are kept in `meta.http`, for the step `rights`, and most characters of each
-_HANDED_ON, _LONGEST_VALUE = ("x-robots-tag", "tdm-reservation", "tdm-policy"), 4000
+_KEPT_HEADERS, _LONGEST_VALUE = ("x-robots-tag", "tdm-reservation", "tdm-policy"), 4000
 #: bytes of a member that are inflated to find the length of the record's head
 _HEAD = 32 << 10
-_SMALL = ("http", "https", "ftp", "file")
+_WEB_SCHEMES = ("http", "https", "ftp", "file")
 
 
 class Warc(Reader):
@@ -92,26 +92,27 @@ class Warc(Reader):
                 if after is not None and begun and start + (stream.frame_start_position() or 0) > offset \
                         and _peek(file, after, 2) == GZIP:
                     return after, ordinal                       # the next stretch begins with the faulty member
-                further = _next_record(file, after, stop) if after is not None else None
+                next_offset = _next_record(file, after, stop) if after is not None else None
                 coding = "" if "header" in str(e).lower() else _coding(magic)
-                yield bad(f"corrupt_{coding or 'warc'}", slice, offset, ordinal, detail=str(e), fatal=further is None)
-                return further, ordinal + 1
+                yield bad(f"corrupt_{coding or 'warc'}", slice, offset, ordinal, detail=str(e),
+                          fatal=next_offset is None)
+                return next_offset, ordinal + 1
             if len(block) < expected:
                 after = _member_end(file, offset, stop)[0] if gzip else None
-                further = _next_record(file, after, stop) if after is not None else None
-                yield bad("truncated", slice, offset, ordinal, fatal=further is None,
-                          detail="the file ends inside this record" if further is None else "shorter than it says")
-                return further, ordinal + 1
+                next_offset = _next_record(file, after, stop) if after is not None else None
+                yield bad("truncated", slice, offset, ordinal, fatal=next_offset is None,
+                          detail="the file ends inside this record" if next_offset is None else "shorter than it says")
+                return next_offset, ordinal + 1
             yield self._document(record, block, slice, offset, ordinal)
             ordinal += 1
         if not gzip:
             return None, ordinal
         offset = start + (stream.frame_start_position() or 0)
-        after, wrong = _member_end(file, offset, stop)
+        after, fault = _member_end(file, offset, stop)
         if after is None:
             if ordinal > slice.ordinal:
-                yield bad("corrupt_gzip" if wrong else "truncated", slice, offset, ordinal, fatal=True,
-                          detail=wrong or "the file ends inside a gzip member")
+                yield bad("corrupt_gzip" if fault else "truncated", slice, offset, ordinal, fatal=True,
+                          detail=fault or "the file ends inside a gzip member")
             return None, ordinal
         return _next_record(file, after, stop), ordinal
 
@@ -140,15 +141,16 @@ class Warc(Reader):
                 body = decode_body(body, http, self.config.max_bytes)
             except TooLarge:
                 return bad("too_large", slice, offset, ordinal, detail=f"inflates beyond {self.config.max_bytes} bytes")
-        elif url.partition(":")[0].lower() not in _SMALL:
+        elif url.partition(":")[0].lower() not in _WEB_SCHEMES:
             return skipped("not_web", slice, offset, ordinal)          # logs and manifests of the crawler
         elif (identified or mime).startswith(_MEDIA):
             return skipped("media", slice, offset, ordinal)
         if not body:
             return skipped("empty", slice, offset, ordinal)
         meta: dict[str, Any] = {}
-        if kind == "response" and (said := {name: http[name][:_LONGEST_VALUE] for name in _HANDED_ON if name in http}):
-            meta["http"] = said
+        if kind == "response" and (
+                directives := {name: http[name][:_LONGEST_VALUE] for name in _KEPT_HEADERS if name in http}):
+            meta["http"] = directives
         if record_id := headers.get("WARC-Record-ID"):
             meta["warc_id"] = record_id
         if truncated := headers.get("WARC-Truncated"):
@@ -196,10 +198,10 @@ class Warc(Reader):
         first, last = 0, len(starts) - 1
         end = starts[-1][1] + max(size - starts[-1][0], 1)          # the last piece goes to the end of the file
         for i in range(1, len(starts) + 1):
-            here = starts[i][1] if i <= last else end
-            if i > last or here - starts[first][1] >= target:
+            place = starts[i][1] if i <= last else end
+            if i > last or place - starts[first][1] >= target:
                 pieces.append(Split(starts[first][0], starts[i][0] if i <= last else size, first, i - first,
-                                    here - starts[first][1]))
+                                    place - starts[first][1]))
                 first = i
         return pieces
 
@@ -228,8 +230,8 @@ class _Range(io.RawIOBase):
         return self.at
 
     def read(self, size: int = -1) -> bytes:
-        left = max(self.size - self.at, 0)
-        data = os.pread(self.fd, left if size < 0 or size > left else size, self.start + self.at)
+        remaining = max(self.size - self.at, 0)
+        data = os.pread(self.fd, remaining if size < 0 or size > remaining else size, self.start + self.at)
         self.at += len(data)
         return data
 
@@ -241,8 +243,8 @@ def _archive(stream: Any) -> ArchiveIterator:
 def _broken_input(e: BaseException) -> bool:
     """Whether an error that fastwarc raised is the fault of the file. A panic of fastwarc's Rust code is raised as a
     BaseException. An error of the operating system keeps its errno, and is not the file's fault."""
-    return not environment(e) and (isinstance(e, (OSError, ValueError, EOFError))
-                                   or type(e).__name__ == "PanicException")
+    return not is_machine_fault(e) and (isinstance(e, (OSError, ValueError, EOFError))
+                                        or type(e).__name__ == "PanicException")
 
 
 def _peek(file: BinaryIO, offset: int, size: int) -> bytes:
@@ -280,30 +282,30 @@ def _record_starts(file: BinaryIO, gzip: bool) -> Iterator[tuple[int, int]]:
     """Yields (offset, uncompressed bytes before it) for each record. It ends at damage and, in a gzip file, at the
     first member that does not hold exactly one record."""
     file.seek(0, os.SEEK_END)
-    whole = _Range(file, 0, file.tell())
-    stream: Any = GzipReader(whole) if gzip else whole
-    here, length, before = -1, 0, 0
+    full = _Range(file, 0, file.tell())
+    stream: Any = GzipReader(full) if gzip else full
+    last_start, length, before = -1, 0, 0
     try:
         for record in _archive(stream):
             start = stream.frame_start_position() or 0 if gzip else record.stream_pos
-            if here >= 0:
-                if start == here:
+            if last_start >= 0:
+                if start == last_start:
                     return                                          # a second record in one member
                 if gzip:
-                    held = int.from_bytes(_peek(file, start - 4, 4), "little")       # ISIZE of the member before
-                    if not 0 <= held - length <= 4:
+                    member_bytes = int.from_bytes(_peek(file, start - 4, 4), "little")  # ISIZE of the member before
+                    if not 0 <= member_bytes - length <= 4:
                         return
-                    before += held
+                    before += member_bytes
                 else:
                     before = start
-            here = start
+            last_start = start
             if gzip:
                 head = _head(file, start)
                 ends = [e for e in (head.find(b"\r\n\r\n"), head.find(b"\n\n")) if e >= 0]
                 if not head.startswith(b"WARC/") or not ends:
                     return
                 length = min(ends) + (4 if head.find(b"\r\n\r\n") == min(ends) else 2) + record.content_length
-            yield here, before
+            yield last_start, before
     except BaseException as e:
         if not _broken_input(e):
             raise                                                   # what is readable before the damage is indexed
@@ -330,9 +332,9 @@ def _member_end(file: BinaryIO, offset: int, stop: int) -> tuple[int | None, str
 def _next_record(file: BinaryIO, at: int, stop: int) -> int | None:
     """Return the offset of the first gzip member from `at` on that begins with a record; None if there is none. `at`
     must be the end of a member."""
-    here: int | None = at
-    while here is not None and here < stop:
-        if _head(file, here, 5) == b"WARC/":
-            return here
-        here = _member_end(file, here, stop)[0]
+    offset: int | None = at
+    while offset is not None and offset < stop:
+        if _head(file, offset, 5) == b"WARC/":
+            return offset
+        offset = _member_end(file, offset, stop)[0]
     return None

@@ -1,4 +1,4 @@
-"""MediaWiki XML dumps (pages-articles; .xml, .xml.bz2, .xml.gz, .xml.zst): one document per article.
+"""Reads MediaWiki XML dumps (pages-articles; .xml, .xml.bz2, .xml.gz, .xml.zst): one document per article.
 
 Dumps are streamed. Hostile XML does no harm: a document type or an entity ends the reading of the file (`xml_doctype`),
 and nothing is fetched. The text of a page beyond `max_bytes` is not kept in memory; the page is counted as `too_large`.
@@ -20,14 +20,14 @@ from urllib.parse import quote
 from xml.parsers import expat
 
 from stages.document import BadRecord, Document, document_id
-from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, environment, locator, skipped
+from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, is_machine_fault, locator, skipped
 from stages.read.streams import Damaged, Stream
 from stages.read.wikitext import HIDDEN, hidden_in, is_redirect, plain
 from stages.stage import StageConfig, signal
 
 #: elements that are read, and the longest value of all but the text
 _FIELDS = {"title", "ns", "id", "timestamp", "model", "format", "text", "base", "namespace"}
-_SMALL = 4096
+_LONGEST_FIELD = 4096
 _BLOCK = 1 << 16
 #: longest tag or other piece of XML that is not text, bytes
 _TAG = 1 << 20
@@ -51,7 +51,7 @@ class Wiki(Reader):
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
         size = check_file(local, slice.path)
         pages = _Pages(self.config.max_bytes)
-        whole = slice.stop is None or slice.stop == size
+        to_end = slice.stop is None or slice.stop == size
         ordinal, block = slice.ordinal, b""
         try:
             if slice.start:
@@ -62,7 +62,7 @@ class Wiki(Reader):
                     yield self._document(page, pages, slice, ordinal)
                     ordinal += 1
             block = b""
-            if whole:
+            if to_end:
                 pages.feed(b"", True)
         except (Damaged, expat.ExpatError, _Hostile) as e:
             if getattr(e, "code", None) == expat.errors.codes[expat.errors.XML_ERROR_NO_MEMORY]:
@@ -82,7 +82,7 @@ class Wiki(Reader):
         pages = _Pages(self.config.max_bytes)
         for block in _blocks(local, Slice("", "")):
             pages.feed(block, False)
-            if pages.told or pages.page is not None or pages.done:
+            if pages.head_read or pages.page is not None or pages.complete:
                 break
         return pages
 
@@ -101,9 +101,9 @@ class Wiki(Reader):
         try:
             pieces = _Cuts(target).pieces(local, coding) if coding in ("", "bz2") else None
         except (OSError, EOFError, expat.ExpatError, _Hostile) as e:
-            if environment(e):
+            if is_machine_fault(e):
                 raise
-            return None                                         # `read` says what is wrong
+            return None                                         # `read` reports the error
         if coding and pieces is None:
             self.warnings.append(f"{path}: read in one piece, for it is one compressed stream; a multistream dump "
                                  "(-multistream.xml.bz2), or a plain one, can be shared out")
@@ -168,14 +168,14 @@ class _Pages(_Xml):
     def __init__(self, cap: int) -> None:
         super().__init__()
         self.cap, self.base = cap, ""
-        self.done: list[dict[str, str]] = []
+        self.complete: list[dict[str, str]] = []
         self.page: dict[str, str] | None = None
         self.path: list[str] = []
-        self.held: list[str] = []
+        self.chunks: list[str] = []
         self.size = 0
         self.names: list[str] = []                              # of namespaces whose links are not shown
         self.key, self.hidden = "", HIDDEN
-        self.told = False                                       # the head of the dump has been read
+        self.head_read = False                                  # the head of the dump has been read
         self.parser.StartElementHandler, self.parser.EndElementHandler = self._start, self._end
         self.parser.CharacterDataHandler = self._data
 
@@ -186,8 +186,8 @@ class _Pages(_Xml):
 
     def take(self) -> list[dict[str, str]]:
         """Removes and returns the complete pages."""
-        done, self.done = self.done, []
-        return done
+        pages, self.complete = self.complete, []
+        return pages
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         if len(self.path) > 32:
@@ -199,35 +199,35 @@ class _Pages(_Xml):
             self.page["redirect"] = attributes.get("title", "")
         elif name == "namespace":
             self.key = attributes.get("key", "")
-        self.held, self.size = [], 0
+        self.chunks, self.size = [], 0
 
     def _data(self, data: str) -> None:
         if self.path and self.path[-1] in _FIELDS:
             self.size += len(data)
-            if self.size <= (self.cap if self.path[-1] == "text" else _SMALL):
-                self.held.append(data)
+            if self.size <= (self.cap if self.path[-1] == "text" else _LONGEST_FIELD):
+                self.chunks.append(data)
             elif self.page is not None:
                 self.page["too_large"] = ""
-                self.held = []
+                self.chunks = []
 
     def _end(self, name: str) -> None:
         self.path.pop()
         if name == "page" and self.page is not None:
-            self.done.append(self.page)
+            self.complete.append(self.page)
             self.page = None
         elif name == "base" and self.page is None:
-            self.base = "".join(self.held)
+            self.base = "".join(self.chunks)
         elif name == "namespace" and self.page is None and self.key in _HIDDEN and len(self.names) < 9:
-            self.names.append("".join(self.held).strip())
+            self.names.append("".join(self.chunks).strip())
             self.hidden = hidden_in(self.names)
         elif name == "siteinfo":
-            self.told = True
+            self.head_read = True
         elif name in _FIELDS and self.page is not None:
-            value = "".join(self.held)
+            value = "".join(self.chunks)
             # <id> of the page comes before those of its revision and its author; the last revision's text counts
             if name != "id" or self.path[-1:] == ["page"]:
                 self.page[name] = value
-        self.held, self.size = [], 0
+        self.chunks, self.size = [], 0
 
 
 def _blocks(local: str, slice: Slice) -> Iterator[bytes]:
@@ -240,9 +240,9 @@ def _blocks(local: str, slice: Slice) -> Iterator[bytes]:
     with open(local, "rb") as file:
         coded = file.read(3) == b"BZh"
         file.seek(slice.start)
-        left, inflate = slice.stop - slice.start, bz2.BZ2Decompressor()
-        while left and (block := file.read(min(_BLOCK, left))):
-            left -= len(block)
+        remaining, inflate = slice.stop - slice.start, bz2.BZ2Decompressor()
+        while remaining and (block := file.read(min(_BLOCK, remaining))):
+            remaining -= len(block)
             while coded and block:
                 if inflate.eof:
                     inflate = bz2.BZ2Decompressor()
@@ -262,7 +262,8 @@ class _Cuts(_Xml):
         super().__init__()
         self.target = target
         self.depth = self.pages = 0
-        self.nested = self.told = False                         # a page stands where none belongs; <siteinfo> has ended
+        # whether a page stands inside another element than the root; whether the head of the dump, <siteinfo>, was read
+        self.nested = self.head_read = False
         self.starts: list[int] = []                             # offsets in the XML of the pages of this block
         self.parser.StartElementHandler, self.parser.EndElementHandler = self._start, self._end
 
@@ -276,41 +277,41 @@ class _Cuts(_Xml):
 
     def _end(self, name: str) -> None:
         self.depth -= 1
-        self.told |= name == "siteinfo"
+        self.head_read |= name == "siteinfo"
 
     def pieces(self, local: str, coding: str) -> list[Split] | None:
         size = os.stat(local).st_size
         cuts = [(0, 0, 0)]                                      # offset in the file, in the XML, pages before
         with open(local, "rb") as file:
-            at = done = 0                                       # bytes of the XML, of the file
+            xml_at = file_at = 0                                # bytes of the XML, of the file
             inflate = bz2.BZ2Decompressor()
             while block := file.read(_BLOCK):
                 while block:
                     if coding and inflate.eof:
-                        if not cuts[1:] and not self.pages and not (self.told and done <= BEYOND):
-                            return None                         # the head must be a small stream of its own
+                        if not cuts[1:] and not self.pages and not (self.head_read and file_at <= BEYOND):
+                            return None                         # the first stream must be small and hold the head
                         inflate = bz2.BZ2Decompressor()
-                        if self.depth == 1 and self.pages and at - cuts[-1][1] >= self.target:
-                            cuts.append((done, at, self.pages))
+                        if self.depth == 1 and self.pages and xml_at - cuts[-1][1] >= self.target:
+                            cuts.append((file_at, xml_at, self.pages))
                     xml = inflate.decompress(block) if coding else block
-                    if at == 0 and xml and not _UTF8.match(xml):
+                    if xml_at == 0 and xml and not _UTF8.match(xml):
                         return None
                     self.feed(xml, False)
-                    rest = inflate.unused_data if coding else b""
-                    done, at, block = done + len(block) - len(rest), at + len(xml), rest
-                    if self.nested or (self.starts and not self.told):
+                    unused = inflate.unused_data if coding else b""
+                    file_at, xml_at, block = file_at + len(block) - len(unused), xml_at + len(xml), unused
+                    if self.nested or (self.starts and not self.head_read):
                         return None
                     for start in self.starts:
                         if not coding and start - cuts[-1][1] >= self.target:
                             cuts.append((start, start, self.pages))
                         self.pages += 1
                     self.starts = []
-                if not coding and done == len(xml) and not self.told:
+                if not coding and file_at == len(xml) and not self.head_read:
                     return None                                 # a head beyond the first block
             self.feed(b"", True)
         if len(cuts) == 1 or (coding and not inflate.eof):
             return None
-        ends = [*cuts[1:], (size, at, self.pages)]
+        ends = [*cuts[1:], (size, xml_at, self.pages)]
         return [Split(a[0], b[0], a[2], b[2] - a[2], b[1] - a[1]) for a, b in zip(cuts, ends)]
 
 

@@ -13,7 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 
-from stages.text.kept import MARKS, Kept, cleared
+from stages.text.placeholders import MARKS, Placeholders, without_stand_ins
 
 #: elements that are removed with their content
 _DROPPED = ("ref", "references", "gallery", "timeline", "score", "style", "imagemap", "templatestyles", "hiero",
@@ -36,8 +36,8 @@ _HIDDEN_NAMES = (
     "文件", "檔案", "图像", "圖像", "分类", "分類", "파일", "그림", "분류", "ملف", "صورة", "تصنيف", "پرونده",
     "تصویر", "رده", "קובץ",
     "קטגוריה")
-_OTHERS = re.compile(r"\s*(?:template|special|wikipedia|wikt|portal|help|module|draft|user|project)(?: talk)?\s*:",
-                     re.IGNORECASE)
+_OTHER_NAMESPACES = re.compile(r"\s*(?:template|special|wikipedia|wikt|portal|help|module|draft|user|project)"
+                               r"(?: talk)?\s*:", re.IGNORECASE)
 _INTERWIKI = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]{1,8}){0,2}|simple):\S")
 #: #REDIRECT [[target]] in any language, followed only by templates and categories
 _REDIRECT = re.compile(r"\s*#\s{0,9}[^\W\d]{2,30}\s{0,9}:?\s{0,9}\[\[[^\[\]\n]{1,300}\]\]\s*"
@@ -95,8 +95,9 @@ _SPAN = re.compile(r"\b(col|row)span\s{0,3}=\s{0,3}[\"']?([1-9][0-9]{0,3})", re.
 def hidden_in(names: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that matches the beginning of links to files and categories. `names` are the names of these
     namespaces in the wiki; those of English and other large wikis are always included."""
-    known = sorted({*_HIDDEN_NAMES, *(name.lower() for name in names if name)}, key=lambda name: (-len(name), name))
-    return re.compile(rf"\s*(?:{'|'.join(map(re.escape, known))})\s*:", re.IGNORECASE)
+    alternatives = sorted({*_HIDDEN_NAMES, *(name.lower() for name in names if name)},
+                          key=lambda name: (-len(name), name))
+    return re.compile(rf"\s*(?:{'|'.join(map(re.escape, alternatives))})\s*:", re.IGNORECASE)
 
 
 HIDDEN = hidden_in(())
@@ -105,13 +106,13 @@ HIDDEN = hidden_in(())
 def plain(markup: str, hidden: re.Pattern[str] = HIDDEN) -> str:
     """Text of a page with Markdown's headings, lists and tables, paragraphs separated by a blank line. `hidden` is a
     pattern of `hidden_in`."""
-    kept = Kept()
-    text = _without_comments(cleared(markup))
-    text = _without_elements(text, _VERBATIM, lambda name, facts, inner: _verbatim(name, facts, inner, kept))
+    placeholders = Placeholders()
+    text = _without_comments(without_stand_ins(markup))
+    text = _without_elements(text, _VERBATIM, lambda name, facts, inner: _verbatim(name, facts, inner, placeholders))
     text = _without_elements(text, _ELEMENT, lambda name, facts, inner: "")
     text = _VARIANTS.sub(_variant, text) if "-{" in text else text
-    text = _paragraphs(_inline(_without_brackets(text, kept, hidden)))
-    return kept.restored(text, 2)                               # a table may hold formulas
+    text = _paragraphs(_inline(_without_brackets(text, placeholders, hidden)))
+    return placeholders.restored(text, 2)                       # a table may hold formulas
 
 
 def is_redirect(markup: str) -> bool:
@@ -121,52 +122,54 @@ def is_redirect(markup: str) -> bool:
 def _variant(m: re.Match[str]) -> str:
     """Return the text that a markup of language variants, `-{…}-`, shows: the first of several variants, or the text
     that is the same in all. Returns "" for a conversion rule, which shows nothing."""
-    flags, said = (m[1] or "").upper(), m[2]
+    flags, content = (m[1] or "").upper(), m[2]
     if any(flag in flags for flag in "HT-D") and not flags.startswith("ZH"):
         return ""
-    first = said.split(";", 1)[0]
+    first = content.split(";", 1)[0]
     name, colon, value = first.partition(":")
-    return value.strip() if colon and re.fullmatch(r"\s*[a-z]{2}(?:-[a-z]{2,8})?\s*", name) else said
+    return value.strip() if colon and re.fullmatch(r"\s*[a-z]{2}(?:-[a-z]{2,8})?\s*", name) else content
 
 
 def _inline(text: str) -> str:
     """Return a text without the markup of external links, emphasis, tags and entities. Labels and contents stay."""
     text = _EXTERNAL.sub(lambda m: (m[1] or "").lstrip(" \t"), text)
     text = re.sub(r"'{2,5}", "", text)
-    text = _TAG.sub("", _BREAK.sub("\n", _RAISED.sub(_raised, text)))
+    text = _TAG.sub("", _BREAK.sub("\n", _RAISED.sub(_super_or_subscript, text)))
     text = _LONG_NUMBER.sub(lambda m: f"&#{m[1].lstrip('0')[:20] or '0'};", text)
     text = _MAGIC.sub("", html.unescape(text)).replace("\xa0", " ").replace("\r", "")
     text = _OPENING.sub("(", _BARE.sub("", text.replace(_EQUALS, "=")))
     return _COMMAS.sub(",", _CLOSING.sub("", text))
 
 
-def _raised(m: re.Match[str]) -> str:
+def _super_or_subscript(m: re.Match[str]) -> str:
     """10<sup>6</sup> → 10⁶, H<sub>2</sub>O → H₂O, x<sub>max</sub> → x_max; 19<sup>th</sup> stays a word."""
-    whole, low = m[2].strip(), m[1].lower() == "sub"
-    said = whole.rstrip(",;:")
-    if said != whole:
-        return _raised(_RAISED.fullmatch(f"<{m[1]}>{said}</{m[1]}>") or m) + whole[len(said):] if said else whole
-    if not said:
+    content, low = m[2].strip(), m[1].lower() == "sub"
+    script = content.rstrip(",;:")
+    if script != content:
+        return (_super_or_subscript(_RAISED.fullmatch(f"<{m[1]}>{script}</{m[1]}>") or m) + content[len(script):]
+                if script else content)
+    if not script:
         return ""
-    signs = said.translate(_LOW if low else _HIGH)
-    if not any(a == b for a, b in zip(said, signs)):
+    signs = script.translate(_LOW if low else _HIGH)
+    if not any(a == b for a, b in zip(script, signs)):
         return signs
-    if not low and _ORDINAL.fullmatch(said):
-        return said
-    return ("_" if low else "^") + (said if said.isalnum() else f"({said})")
+    if not low and _ORDINAL.fullmatch(script):
+        return script
+    return ("_" if low else "^") + (script if script.isalnum() else f"({script})")
 
 
-def _verbatim(name: str, facts: str, inner: str, kept: Kept) -> str:
-    """The placeholder for an element whose content is no markup; `kept` stores the content."""
-    said = inner if name in ("source", "syntaxhighlight") else html.unescape(_LONG_NUMBER.sub("", inner))
+def _verbatim(name: str, facts: str, inner: str, placeholders: Placeholders) -> str:
+    """Return the placeholder for an element whose content is not parsed as markup. `placeholders` stores the
+    content."""
+    content = inner if name in ("source", "syntaxhighlight") else html.unescape(_LONG_NUMBER.sub("", inner))
     if name == "math":
         mark = "$$" if "block" in facts else "$"
-        said = f"{mark}{' '.join(said.split())}{mark}" if said.strip() else ""
-    elif name in ("syntaxhighlight", "source", "pre") and "\n" in said.strip():
+        content = f"{mark}{' '.join(content.split())}{mark}" if content.strip() else ""
+    elif name in ("syntaxhighlight", "source", "pre") and "\n" in content.strip():
         language = _LANGUAGE.search(facts)
-        said = f"```{language[1].lower() if language else ''}\n{said.strip(chr(10)).rstrip()}\n```"
-        return f"\n\n{kept.keep(said)}\n\n"
-    return kept.keep(said)
+        content = f"```{language[1].lower() if language else ''}\n{content.strip(chr(10)).rstrip()}\n```"
+        return f"\n\n{placeholders.keep(content)}\n\n"
+    return placeholders.keep(content)
 
 
 def _without_comments(text: str) -> str:
@@ -180,7 +183,7 @@ def _without_comments(text: str) -> str:
     return "".join((*parts, text[at:]))
 
 
-def _without_elements(text: str, pattern: re.Pattern[str], instead: Callable[[str, str, str], str]) -> str:
+def _without_elements(text: str, pattern: re.Pattern[str], replacement: Callable[[str, str, str], str]) -> str:
     """Replaces the elements that a pattern finds by `instead(name, attributes, content)`; an unclosed one loses only
     its tag.
     """
@@ -203,12 +206,12 @@ def _without_elements(text: str, pattern: re.Pattern[str], instead: Callable[[st
         k = bisect_right(ends, i - 1)
         if k < len(ends):
             i = ends[k] + 1
-            parts.append(instead(tag[2].lower(), tag[3], text[at:tags[ends[k]].start()]))
+            parts.append(replacement(tag[2].lower(), tag[3], text[at:tags[ends[k]].start()]))
             at = tags[ends[k]].end()
     return "".join((*parts, text[at:]))
 
 
-def _without_brackets(text: str, kept: Kept, hidden: re.Pattern[str]) -> str:
+def _without_brackets(text: str, placeholders: Placeholders, hidden: re.Pattern[str]) -> str:
     """Resolves templates, tables and links from the inside out, in one pass with a stack."""
     stack: list[tuple[str, list[str]]] = [("", [])]
     at = 0
@@ -224,18 +227,18 @@ def _without_brackets(text: str, kept: Kept, hidden: re.Pattern[str]) -> str:
             stack[-1][1].append("" if opener else token[0])
             continue
         while stack[-1][0] != opener:                                   # something inside was never closed
-            _, lost = stack.pop()
-            stack[-1][1].extend(lost)
+            _, unclosed = stack.pop()
+            stack[-1][1].extend(unclosed)
         _, inner = stack.pop()
         if opener != "{|":
-            said = _template("".join(inner)) if opener == "{{" else _link("".join(inner), hidden)
+            replacement = _template("".join(inner)) if opener == "{{" else _link("".join(inner), hidden)
         else:
-            said = "\n" if len(stack) > 1 else _table("".join(inner), kept)
-        stack[-1][1].append(said)
+            replacement = "\n" if len(stack) > 1 else _table("".join(inner), placeholders)
+        stack[-1][1].append(replacement)
     stack[-1][1].append(text[at:])
     while len(stack) > 1:
-        kind, lost = stack.pop()
-        stack[-1][1].extend(lost if kind == "[[" else lost[-1:])        # templates and tables keep only the last piece
+        kind, unclosed = stack.pop()
+        stack[-1][1].extend(unclosed if kind == "[[" else unclosed[-1:])  # of a template or table only the last piece
     return "".join(stack[0][1])
 
 
@@ -252,25 +255,25 @@ def _template(inner: str) -> str:
     if name.startswith("lang-") and args:
         which = 1
     named = {m[1].lower(): a[m.end():].strip() for a in args if (m := _NAMED.match(a)) and not m[1].isdigit()}
-    given = [(a[m.end():] if m else a).strip() for a in args if not (m := _NAMED.match(a)) or m[1].isdigit()]
-    if name in ("convert", "cvt") and len(given) > 3 and given[1] in _RANGE:
-        return f"{given[0]}{_RANGE[given[1]]}{given[2]} {given[3]}"
+    positional = [(a[m.end():] if m else a).strip() for a in args if not (m := _NAMED.match(a)) or m[1].isdigit()]
+    if name in ("convert", "cvt") and len(positional) > 3 and positional[1] in _RANGE:
+        return f"{positional[0]}{_RANGE[positional[1]]}{positional[2]} {positional[3]}"
     if which < 0:
-        return " ".join(given[:2] if which == -1 else given)
-    if name in ("frac", "sfrac", "fraction") and given:
-        return "/".join(given) if len(given) < 3 else f"{given[0]} {given[1]}/{given[2]}"
-    if name in ("sub", "sup") and given:
-        return f"<{name}>{given[0]}</{name}>"
-    if name == "as of" and given:
-        return "As of " + given[0]
-    if name in ("nihongo", "nihongo2") and given:
-        return given[0] + (f" ({', '.join(x for x in given[1:3] if x)})" if any(given[1:3]) else "")
-    if name == "s-" and given:
-        return f"{given[0]}e siècle"
-    if name in ("chem", "e", "esp") and given:
-        return "".join(a.translate(_LOW) for a in given) if name == "chem" else f"×10<sup>{given[0]}</sup>"
-    if 0 < which <= len(given):
-        return _MONEY.get(name, "") + given[which - 1]
+        return " ".join(positional[:2] if which == -1 else positional)
+    if name in ("frac", "sfrac", "fraction") and positional:
+        return "/".join(positional) if len(positional) < 3 else f"{positional[0]} {positional[1]}/{positional[2]}"
+    if name in ("sub", "sup") and positional:
+        return f"<{name}>{positional[0]}</{name}>"
+    if name == "as of" and positional:
+        return "As of " + positional[0]
+    if name in ("nihongo", "nihongo2") and positional:
+        return positional[0] + (f" ({', '.join(x for x in positional[1:3] if x)})" if any(positional[1:3]) else "")
+    if name == "s-" and positional:
+        return f"{positional[0]}e siècle"
+    if name in ("chem", "e", "esp") and positional:
+        return "".join(a.translate(_LOW) for a in positional) if name == "chem" else f"×10<sup>{positional[0]}</sup>"
+    if 0 < which <= len(positional):
+        return _MONEY.get(name, "") + positional[which - 1]
     return next((named[key] for key in ("text", "quote", "content") if which and key in named), "")
 
 
@@ -280,59 +283,59 @@ def _link(inner: str, hidden: re.Pattern[str]) -> str:
         return ""
     target, bar, label = inner.partition("|")
     if not bar:
-        aside = _INTERWIKI.match(target) or _OTHERS.match(target)
+        aside = _INTERWIKI.match(target) or _OTHER_NAMESPACES.match(target)
         return "" if aside and not target.startswith(":") else target.lstrip(":")
     return label.rpartition("|")[2] if "|" in label else label
 
 
-def _table(inner: str, kept: Kept) -> str:
-    """A table of data as Markdown, stored in `kept`; other tables (layout, boxes) are removed. `inner` is the text
-    between {| and |}, with its links and templates resolved."""
+def _table(inner: str, placeholders: Placeholders) -> str:
+    """Return a table of data as Markdown, stored in `placeholders`. Other tables (layout, boxes) are removed. `inner`
+    is the text between {| and |}, with its links and templates resolved."""
     head, _, body = inner.partition("\n")
     if "wikitable" not in head or len(body) > _TABLE:
         return "\n"
     rows: list[list[tuple[str, str]]] = [[]]                    # (attributes, value) of the cells of each row
     for line in body.split("\n"):
-        said = line.strip()
-        if said.startswith(("|-", "|+")):
+        stripped = line.strip()
+        if stripped.startswith(("|-", "|+")):
             rows.append([])
-        elif said.startswith(("|", "!")):
-            for cell in re.split(r"\|\||!!" if said[0] == "!" else r"\|\|", said[1:]):
+        elif stripped.startswith(("|", "!")):
+            for cell in re.split(r"\|\||!!" if stripped[0] == "!" else r"\|\|", stripped[1:]):
                 facts, bar, value = cell.partition("|")
                 rows[-1].append((facts, value) if bar and "=" in facts else (cell, "") if "=" in cell and
                                 _ATTRIBUTES.fullmatch(cell) else ("", cell))
-        elif rows[-1] and said:
+        elif rows[-1] and stripped:
             facts, value = rows[-1][-1]
-            rows[-1][-1] = facts, value + " " + said.lstrip("*#:; ")
-    cells = [row for row in _spanned(rows) if any(row)]
+            rows[-1][-1] = facts, value + " " + stripped.lstrip("*#:; ")
+    cells = [row for row in _rows_with_spans(rows) if any(row)]
     wide = max(map(len, cells), default=0)
     if len(cells) < 2 or len(cells) > _ROWS or not 2 <= wide <= _COLUMNS:
         return "\n"
     lines = ["| " + " | ".join([*row, *[""] * (wide - len(row))]) + " |" for row in cells]
-    return f"\n\n{kept.keep(chr(10).join([lines[0], '|' + '---|' * wide, *lines[1:]]))}\n\n"
+    return f"\n\n{placeholders.keep(chr(10).join([lines[0], '|' + '---|' * wide, *lines[1:]]))}\n\n"
 
 
-def _spanned(rows: list[list[tuple[str, str]]]) -> Iterator[list[str]]:
+def _rows_with_spans(rows: list[list[tuple[str, str]]]) -> Iterator[list[str]]:
     """Rows of plain cells. A cell that spans rows is repeated in each; one that spans columns is followed by empty
     cells."""
-    held: dict[int, tuple[int, str]] = {}                       # column → (rows that still repeat a value, the value)
+    repeats: dict[int, tuple[int, str]] = {}                    # column → (rows that still repeat a value, the value)
     for cells in rows:
         row: list[str] = []
 
         def above(row: list[str] = row) -> None:
-            while (left := held.get(len(row), (0, "")))[0]:
-                held[len(row)] = left[0] - 1, left[1]
-                row.append(left[1])
+            while (repeat := repeats.get(len(row), (0, "")))[0]:
+                repeats[len(row)] = repeat[0] - 1, repeat[1]
+                row.append(repeat[1])
 
         for facts, value in cells[:_COLUMNS]:
-            said = " ".join(_inline(value).split()).replace("|", "/")
+            cell = " ".join(_inline(value).split()).replace("|", "/")
             spans = {m[1].lower(): min(int(m[2]), _COLUMNS if m[1].lower() == "col" else _ROWS)
                      for m in _SPAN.finditer(facts)}
             above()
             for k in range(spans.get("col", 1)):
                 if spans.get("row", 1) > 1:
-                    held[len(row)] = spans["row"] - 1, "" if k else said
-                row.append("" if k else said)
+                    repeats[len(row)] = spans["row"] - 1, "" if k else cell
+                row.append("" if k else cell)
         if cells:
             above()
             yield row
@@ -363,7 +366,7 @@ def _paragraphs(text: str) -> str:
         line = line[marks.end():].lstrip(" ,") if marks else line
         mark, counts = _mark(marks[0].replace(" ", "") if marks and line else "", counts)
         if line.startswith(("|", "!")) or (len(line) < 9 and line and not line.strip(" .,;:()[]-–*")):
-            line = ""                                           # the rest of a broken table or a citation
+            line = ""                                           # remains of a broken table or a citation
         if line:
             open_headings.clear()
             line = mark + line

@@ -31,22 +31,22 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
     """
     words: list[str] = []
     orders: list[tuple[np.ndarray, np.ndarray]] = []       # ids (n-grams, n), values (n-grams, 2)
-    for n, ids, values, known in _sections(source):
+    for n, ids, values, vocabulary in _sections(source):
         if n > MOST_ORDER:
             raise BadModel(f"{source}: orders above {MOST_ORDER} are not supported")
-        words = known
+        words = vocabulary
         orders.append((ids, values))
     for n in range(2, len(orders)):
         contexts = hashes(list(orders[n - 1][0].T))
-        lost = np.flatnonzero(~np.isin(hashes(list(orders[n][0][:, :-1].T)), contexts))
-        if len(lost):
-            shown = " ".join(words[i] for i in orders[n][0][lost[0]])
-            raise BadModel(f"{source}: the context of the {n + 1}-gram '{shown}' is no {n}-gram of the model, so it "
+        unreachable = np.flatnonzero(~np.isin(hashes(list(orders[n][0][:, :-1].T)), contexts))
+        if len(unreachable):
+            ngram = " ".join(words[i] for i in orders[n][0][unreachable[0]])
+            raise BadModel(f"{source}: the context of the {n + 1}-gram '{ngram}' is no {n}-gram of the model, so it "
                            f"could not be reached; KenLM refuses such a model, too")
     unigrams = np.zeros((len(words), 2), np.float32)
     unigrams[0, 0] = UNKNOWN
     unigrams[orders[0][0][:, 0]] = orders[0][1]
-    grams = _closed(unigrams, orders[1:])
+    grams = _with_missing_ends(unigrams, orders[1:])
     try:
         write_model(out, words, unigrams, [len(k) for k, _ in grams], grams, normalize=normalize, pieces=pieces)
     except ValueError as e:
@@ -54,18 +54,18 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
     return [len(words), *(len(k) for k, _ in grams)]
 
 
-def _closed(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]]
-            ) -> list[tuple[np.ndarray, np.ndarray]]:
+def _with_missing_ends(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]]
+                       ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (hashes, values) of the n-grams of every order from 2 on. The end of each n-gram (all its words but the
     first) is added to the order below if that order lacks it."""
     ids = [i for i, _ in orders]
     values = [v for _, v in orders]
     missing: list[list[np.ndarray]] = [[] for _ in orders]
     for n in range(len(orders) - 1, 0, -1):  # from the longest order down, since an added n-gram has an end, too
-        every = np.concatenate([ids[n], *missing[n]]) if missing[n] else ids[n]
-        ends = np.unique(every[:, 1:], axis=0)
-        known = hashes(list(ids[n - 1].T))
-        lacking = ends[~np.isin(hashes(list(ends.T)), known)]
+        all_ids = np.concatenate([ids[n], *missing[n]]) if missing[n] else ids[n]
+        ends = np.unique(all_ids[:, 1:], axis=0)
+        present = hashes(list(ids[n - 1].T))
+        lacking = ends[~np.isin(hashes(list(ends.T)), present)]
         if len(lacking):
             missing[n - 1].append(lacking)
     out: list[tuple[np.ndarray, np.ndarray]] = []
@@ -86,12 +86,12 @@ def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray,
     order = np.argsort(lower[0], kind="stable")
     keys, values = lower[0][order], lower[1][order]
 
-    def look(part: np.ndarray, column: int) -> np.ndarray:
-        wanted = hashes(list(part.T))
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where(keys[at] == wanted, values[at, column], np.float32(0))
+    def look_up(part: np.ndarray, column: int) -> np.ndarray:
+        part_keys = hashes(list(part.T))
+        at = np.minimum(np.searchsorted(keys, part_keys), len(keys) - 1)
+        return np.where(keys[at] == part_keys, values[at, column], np.float32(0))
 
-    return look(rows[:, :-1], 1) + look(rows[:, 1:], 0)
+    return look_up(rows[:, :-1], 1) + look_up(rows[:, 1:], 0)
 
 
 def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray, np.ndarray, list[str]]]:
@@ -99,7 +99,7 @@ def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray,
     (n-grams, order). `values` are their log10 probabilities and back-off weights, float32 (n-grams, 2). `words` are all
     words in the order of their ids."""
     index: dict[str, int] = {UNK: 0}
-    order, number, wanted = 0, 0, 0
+    order, number, entries = 0, 0, 0
     flat: list[int] = []
     numbers: list[float] = []
     ended = False
@@ -108,8 +108,8 @@ def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray,
         return (order, np.array(flat, np.int64).reshape(-1, order), np.array(numbers, np.float32).reshape(-1, 2),
                 list(index))
 
-    opened = gzip.open if Path(source).suffix == ".gz" else open
-    with opened(source, "rb") as f:
+    open_file = gzip.open if Path(source).suffix == ".gz" else open
+    with open_file(source, "rb") as f:
         for number, raw in enumerate(_read(source, f), 1):
             line = raw.strip(b" \t\r\n")
             if not line:
@@ -127,7 +127,7 @@ def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray,
             if not order:
                 if b"\0" in line or line.startswith(b"mmap lm"):
                     break
-                continue                                    # ngram 1=…: counts, which the lines show themselves
+                continue                                    # a count ("ngram 1=…"), which is not needed
             # KenLM and SRILM separate the numbers by tabs and the words by blanks; others use only blanks
             fields = line.split(b"\t") if line.count(b"\t") else line.split(b" ")
             if len(fields) >= 2 and line.count(b"\t"):
@@ -149,8 +149,8 @@ def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray,
                 raise BadModel(f"{source}:{number}: the word {e} is no unigram of the model") from None
             except ValueError as e:
                 raise BadModel(f"{source}:{number}: {e}") from None
-            wanted += 1
-    if not ended or not wanted:
+            entries += 1
+    if not ended or not entries:
         raise BadModel(f"{source} is no ARPA file, or a cut one (no \\end\\). Binary files of KenLM cannot be read: "
                        f"give the ARPA file they were made of")
 

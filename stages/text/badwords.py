@@ -66,7 +66,7 @@ _HIRAGANA = re.compile(r"[ぁ-ゖ]+")
 _UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
                        r"\u3100-\u312f]")
 _THAI = re.compile(r"[\u0e00-\u0e7f]")
-#: characters that continue the syllable before them
+#: vowels that continue the syllable before them
 _THAI_GOES_ON = frozenset("ะาำๅ")
 #: Thai entries of fewer characters count as one syllable
 _SYLLABLE = 4
@@ -111,7 +111,7 @@ class BadWords:
             if not entry or entry in left_out:
                 continue
             if (self.unspaced and _UNSPACED.search(entry)) or not any(map(str.isalnum, entry)):
-                if entry not in (anywhere := self._anywhere.setdefault(entry[0], [])) and not _everywhere(entry):
+                if entry not in (anywhere := self._anywhere.setdefault(entry[0], [])) and not _is_everywhere(entry):
                     anywhere.append(entry)
                 continue
             words = list(_words(entry, self.unspaced).finditer(entry))
@@ -122,7 +122,8 @@ class BadWords:
                 tails.append(tail)
         for tails in self._words.values():
             tails.sort(key=lambda tail: (-len(tail[0]), tail))
-        self._anywhere = {c: sorted(found, key=lambda e: (-len(e), e)) for c, found in self._anywhere.items() if found}
+        self._anywhere = {c: sorted(candidates, key=lambda e: (-len(e), e))
+                          for c, candidates in self._anywhere.items() if candidates}
         self._begins = re.compile(f"[{re.escape(''.join(sorted(self._anywhere)))}]") if self._anywhere else None
 
     def count(self, text: str) -> tuple[Counter[str], float]:
@@ -133,13 +134,13 @@ class BadWords:
         result: Counter[str] = Counter()
         if self.unspaced:
             words = sum(map(str.isalpha, text)) / LETTERS_A_WORD[self.language]
-            different = set(_LATIN.findall(text)) if self._words else set()
+            distinct = set(_LATIN.findall(text)) if self._words else set()
         else:
-            every = _words(text, False).findall(text)
-            words, different = float(len(every)), set(every)
-        known = {word: form for word in sorted(different) for form in self._forms(word) if form in self._words}
-        if known:
-            self._in_words(text, known, result)
+            all_words = _words(text, False).findall(text)
+            words, distinct = float(len(all_words)), set(all_words)
+        form_of = {word: form for word in sorted(distinct) for form in self._forms(word) if form in self._words}
+        if form_of:
+            self._in_words(text, form_of, result)
         if self._begins is not None:
             self._in_text(text, result)
         return result, words
@@ -153,38 +154,40 @@ class BadWords:
             yield from (word[:-len(p)] for p in _PARTICLES if len(word) > len(p) and word.endswith(p))
         yield word
 
-    def _in_words(self, text: str, known: Mapping[str, str], found: Counter[str]) -> None:
+    def _in_words(self, text: str, form_of: Mapping[str, str], counts: Counter[str]) -> None:
         words = list(_words(text, self.unspaced).finditer(text))
         at = 0
         while at < len(words):
-            form = known.get(words[at][0])
+            form = form_of.get(words[at][0])
             step = 1
             for tail, gaps in self._words[form] if form is not None else ():
                 run = words[at:at + 1 + len(tail)]
                 if len(run) == 1 + len(tail) and tuple(m[0] for m in run[1:]) == tail and all(
                         b.start() - a.end() <= _GAP for a, b in pairwise(run)) and _gaps(text, run) == gaps:
-                    found[" ".join((str(form), *tail))] += 1
+                    counts[" ".join((str(form), *tail))] += 1
                     step = 1 + len(tail)
                     break
             at += step
 
-    def _in_text(self, text: str, found: Counter[str]) -> None:
+    def _in_text(self, text: str, counts: Counter[str]) -> None:
         assert self._begins is not None
         at = 0
         while (begin := self._begins.search(text, at)) is not None:
             at = begin.start()
-            entry = next((e for e in self._anywhere[begin[0]] if text.startswith(e, at) and _alone(text, at, e)), None)
+            entry = next((e for e in self._anywhere[begin[0]]
+                          if text.startswith(e, at) and _stands_alone(text, at, e)), None)
             if entry is None:
                 at += 1
             else:
-                found[entry] += 1
+                counts[entry] += 1
                 at += len(entry)
 
 
 def count_lists(lists: Mapping[str, Iterable[str]], language: str) -> BadWords | None:
     """Return a BadWords for a language, with the entries of its own lists (`en` and `en-US`, for instance) and of lists
     for any language. Returns None if there is no entry."""
-    entries = [entry for code, held in lists.items() if code == ANY or language_of(code) == language for entry in held]
+    entries = [entry for code, words in lists.items() if code == ANY or language_of(code) == language
+               for entry in words]
     return BadWords(language, entries) if entries else None
 
 
@@ -200,7 +203,7 @@ def _gaps(text: str, words: list[re.Match[str]]) -> tuple[str, ...]:
     return tuple(_LOOSE.sub("", text[a.end():b.start()]) for a, b in pairwise(words))
 
 
-def _everywhere(entry: str) -> bool:
+def _is_everywhere(entry: str) -> bool:
     """Whether an entry would be found in nearly every text: because it is too short to mean anything in a script
     without spaces between words, or because it has neither a letter nor a symbol."""
     if len(entry) == 1 and not _KATAKANA.fullmatch(entry):
@@ -209,7 +212,7 @@ def _everywhere(entry: str) -> bool:
         c.isalpha() or unicodedata.category(c) == "So" for c in entry)
 
 
-def _alone(text: str, at: int, entry: str) -> bool:
+def _stands_alone(text: str, at: int, entry: str) -> bool:
     """Whether an entry found at position `at` is not part of a longer word, as far as its script shows."""
     before, after = text[at - 1:at], text[at + len(entry):at + len(entry) + 1]
     if _KATAKANA.fullmatch(entry):

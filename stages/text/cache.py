@@ -1,6 +1,5 @@
-"""Files that are made once per install and kept: compiled lists, and spaCy's tokenizer rules.
-
-Environment: TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill).
+"""Makes files that an install needs only once, and keeps them in a cache folder: compiled lists, and spaCy's tokenizer
+rules. The environment variable TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill).
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ def _export(paths: dict[str, Path]) -> None:
     command += [word for language, path in paths.items() for word in (language, str(path))]
     root = str(Path(__file__).resolve().parents[2])
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])))
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    if done.returncode != 0:
+    process = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    if process.returncode != 0:
         raise RuntimeError(f"exporting spaCy's tokenizer rules of {', '.join(paths)} to "
-                           f"{next(iter(paths.values())).parent} failed:\n{done.stderr[-2000:]}")
+                           f"{next(iter(paths.values())).parent} failed:\n{process.stderr[-2000:]}")
 
 
 @contextlib.contextmanager
@@ -72,9 +71,9 @@ def _lock(path: Path) -> Iterator[None]:
     """Hold a lock on the lock file beside `path`; the folder is created if it is missing. If no lock is possible (a
     file system without locks, another user's file, a read-only folder), the code runs without one. Two processes may
     then write the same file, and the last one wins; in a read-only folder, the write itself raises the error."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            lock = held.enter_context(open(path.with_name(f".{path.name}.lock"), "wb"))
+            lock = stack.enter_context(open(path.with_name(f".{path.name}.lock"), "wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,11 +1,11 @@
-"""Perplexity of texts as CCNet measures it (Wenzek et al., arXiv 1911.00359; facebookresearch/cc_net at 1341eec).
+"""Computes the perplexity of texts as CCNet does (Wenzek et al., arXiv 1911.00359; facebookresearch/cc_net at 1341eec).
 
 A text is normalised, cut into pieces by SentencePiece, and scored as *one* sentence by a 5-gram model over the pieces:
 
     perplexity = 10 ** (-score / (pieces + 1)), rounded to one digit
 
-Lower means closer to the texts the model was trained on (Wikipedia, in the paper). Each model states how its texts are
-normalised:
+A lower perplexity means that a text is closer to the texts on which the model was trained (Wikipedia, in the paper).
+Each model states how its texts are normalised:
 
   * `ccnet`: cc_net's `text_normalizer.normalize`: strip, lower case, NFD without accents (Mn), every digit 0, 34
     punctuation marks as ASCII, no control characters. Line feeds are control characters, so lines are joined without
@@ -110,23 +110,24 @@ class TextModel:
                            f"know; it knows {', '.join(NORMALIZE)}")
         self.normalize = NORMALIZE[self.lm.normalize]
         self._pieces = processor(self.lm.pieces, str(path))
-        known = [self._pieces.id_to_piece(i) for i in range(self._pieces.get_piece_size())]
-        self._ids = self.lm.ids(known)
-        # KenLM splits the pieces at white space, so their ids can be used directly only where that changes nothing
+        pieces = [self._pieces.id_to_piece(i) for i in range(self._pieces.get_piece_size())]
+        self._ids = self.lm.ids(pieces)
+        # KenLM splits the pieces at white space. Their ids can be used directly only if no piece holds white space
         self._unknown = self._pieces.unk_id()
-        self._plain = all(len(piece.split()) == 1 for piece in known)
+        self._plain = all(len(piece.split()) == 1 for piece in pieces)
 
     def ids(self, text: str) -> np.ndarray:
         """The model's word ids of a text, int64."""
         text = self.normalize(text)
-        found = np.array(self._pieces.encode(text), np.int64)
-        ids, strange = self._ids[found], np.flatnonzero(found == self._unknown)
-        if self._plain and not len(strange):
+        piece_ids = np.array(self._pieces.encode(text), np.int64)
+        ids, unknown = self._ids[piece_ids], np.flatnonzero(piece_ids == self._unknown)
+        if self._plain and not len(unknown):
             return ids
         pieces = self._pieces.encode(text, out_type=str)
-        odd = [pieces[i] for i in strange]  # pieces that SentencePiece does not know may be words of the model
-        if self._plain and all(len(piece.split()) == 1 for piece in odd):
-            ids[strange] = self.lm.ids(odd)
+        # pieces that SentencePiece does not know may be words of the model
+        unknown_pieces = [pieces[i] for i in unknown]
+        if self._plain and all(len(piece.split()) == 1 for piece in unknown_pieces):
+            ids[unknown] = self.lm.ids(unknown_pieces)
             return ids
         return self.lm.ids(" ".join(pieces).split())
 
@@ -170,19 +171,19 @@ def train_pieces(texts: Iterable[str], vocab: int, normalize: str) -> bytes:
 def _lines(texts: Iterable[str], normalize: Callable[[str], str], most: int = PIECES_LINE) -> Iterator[str]:
     """Yield the normalised texts in lines of at most `most` bytes, cut at spaces where there are any. It ends after
     `PIECES_CHARS` characters."""
-    left = PIECES_CHARS
+    remaining = PIECES_CHARS
     for text in texts:
-        line, at = re.sub(r"\s+", " ", normalize(text)[:left]).strip(), 0
-        left -= len(line)
+        line, at = re.sub(r"\s+", " ", normalize(text)[:remaining]).strip(), 0
+        remaining -= len(line)
         while at < len(line):
             part = line[at:at + most + 1]           # only this much is encoded: a book may be one line
-            cut, held = len(part), part.encode()
-            if len(held) > most:
-                cut = len(held[:most].decode(errors="ignore"))
+            cut, data = len(part), part.encode()
+            if len(data) > most:
+                cut = len(data[:most].decode(errors="ignore"))
                 cut = max(part.rfind(" ", 1, cut), 0) or cut
             yield part[:cut]
             at += cut + line.startswith(" ", at + cut)
-        if left <= 0:
+        if remaining <= 0:
             return
 
 

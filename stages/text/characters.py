@@ -1,4 +1,4 @@
-"""Character classes of the FineWeb rules, as datatrove defines them (datatrove.utils.text, Apache-2.0).
+"""Defines the character classes of the FineWeb rules as datatrove does (datatrove.utils.text, Apache-2.0).
 
 They affect which documents are kept (Gopher's symbol words, FineWeb's terminal punctuation, the normalisation of
 MinHash). They are written out here, so that workers need not import datatrove. A test compares them with datatrove's

@@ -1,4 +1,4 @@
-"""A table of chunks (runs of characters without white space) and the words of each, for fast tokenisation.
+"""Splits texts into words quickly, by a table of chunks (runs of characters without white space) and their words.
 
 A text is read once, as UTF-8 bytes. `scan` cuts it at white space (as `str.split` does) and looks each chunk up in a
 hash table of byte strings. `fold` joins the words of all chunks and counts the sentences of every line. Both are
@@ -61,15 +61,15 @@ class Chunks:
         """Add chunks that the table does not hold. `words` has the word numbers of all chunks, one chunk after the
         other, and `counts` the number of words of each chunk. `steps` has the fields of each chunk's STEP in the order
         begun, open, begun_after, open_after."""
-        new, data = len(chunks), b"".join(chunks)
-        first, last = self.count, self.count + new
+        added, data = len(chunks), b"".join(chunks)
+        first, last = self.count, self.count + added
         self.rows, self.steps = room(self.rows, last), room(self.steps, last)
         self.parts = room(self.parts, self.words + len(words))
         self.blob = room(self.blob, self.bytes + len(data))
         self.blob[self.bytes:self.bytes + len(data)] = np.frombuffer(data, np.uint8)
         self.parts[self.words:self.words + len(words)] = words
         rows = self.rows[first:last]
-        rows["size"] = sizes = np.fromiter(map(len, chunks), np.int64, new)
+        rows["size"] = sizes = np.fromiter(map(len, chunks), np.int64, added)
         rows["offset"] = self.bytes + np.cumsum(sizes) - sizes
         rows["count"] = counts
         rows["first"] = self.words + np.cumsum(counts) - counts
@@ -242,23 +242,23 @@ def scan(data: np.ndarray, classes: np.ndarray, slots: np.ndarray, rows: np.ndar
         head = packed(data, start, i)
         key = hash_bytes(data, start, i, head, seed)
         slot = key & mask
-        found = np.int32(-1)
+        chunk = np.int32(-1)
         while slots[slot] >= 0:
             number = slots[slot]
             row = rows[number]
             if row.hash == key and row.head == head and row.size == i - start:
                 place = np.int64(row.offset)
-                same = True
+                equal = True
                 for k in range(8, i - start):
                     if blob[place + k] != data[start + k]:
-                        same = False
+                        equal = False
                         break
-                if same:
-                    found = number
+                if equal:
+                    chunk = number
                     break
             slot = (slot + 1) & mask
-        unknown += 1 if found < 0 else 0
-        chunks[n] = found
+        unknown += 1 if chunk < 0 else 0
+        chunks[n] = chunk
         spans[n, 0] = start
         spans[n, 1] = i
         n += 1

@@ -37,8 +37,8 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         @functools.wraps(function)
         def kernel(*arguments: Any) -> Any:
-            found = _compiled.get(function)
-            return (found or _compile(function))(*arguments)
+            compiled = _compiled.get(function)
+            return (compiled or _compile(function))(*arguments)
 
         return kernel
 
@@ -52,11 +52,12 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
     with _lock:
         if waiting := _waiting.pop(function.__module__, []):
-            made = {kernel: _apart(_shipped(numba.njit(**options)(kernel))) for kernel, options in waiting}
+            kernels = {kernel: _with_unique_files(_with_shipped_variants(numba.njit(**options)(kernel)))
+                       for kernel, options in waiting}
             # All names are replaced in one step: another thread may call a kernel as soon as it is in the module, and
             # numba then compiles it with the objects that the module's names stand for at that time.
-            function.__globals__.update({kernel.__name__: compiled for kernel, compiled in made.items()})
-            _compiled.update(made)
+            function.__globals__.update({kernel.__name__: compiled for kernel, compiled in kernels.items()})
+            _compiled.update(kernels)
         return _compiled[function]
 
 
@@ -72,37 +73,37 @@ def keep_in(folder: str) -> None:
     with _lock:
         settings.CACHE_DIR = folder
         for kernel in _compiled.values():
-            own: Any = getattr(kernel, "_cache", None)
-            if hasattr(own, "_cache_file"):           # it is cached at all
-                kernel._cache = type(own)(kernel.py_func)             # type: ignore[attr-defined]
-                _apart(_shipped(kernel))
+            cache: Any = getattr(kernel, "_cache", None)
+            if hasattr(cache, "_cache_file"):         # it is cached at all
+                kernel._cache = type(cache)(kernel.py_func)           # type: ignore[attr-defined]
+                _with_unique_files(_with_shipped_variants(kernel))
 
 
-def _shipped(kernel: Any) -> Any:
+def _with_shipped_variants(kernel: Any) -> Any:
     """Make a kernel load its compiled variants (one for each combination of argument types) from the folder that the
     environment variable SHIPPED names, if the folder has them. Returns the kernel."""
-    own: Any = getattr(kernel, "_cache", None)
+    cache: Any = getattr(kernel, "_cache", None)
     folder = os.environ.get(SHIPPED)
-    if not folder or not hasattr(own, "_cache_file"):
+    if not folder or not hasattr(cache, "_cache_file"):
         return kernel
     from numba.core.caching import IndexDataCacheFile, UserProvidedCacheLocator
 
     source = kernel.py_func.__code__.co_filename
     path = os.path.join(folder, UserProvidedCacheLocator.get_suitable_cache_subpath(source))
-    there = IndexDataCacheFile(path, own._impl.filename_base, own._impl.locator.get_source_stamp())
-    kept = own.load_overload
+    shipped = IndexDataCacheFile(path, cache._impl.filename_base, cache._impl.locator.get_source_stamp())
+    load_own = cache.load_overload
 
     def load(signature: Any, context: Any) -> Any:
         context.refresh()
-        signature, (triple, *_), code = own._index_key(signature, context.codegen())
-        data = there.load((signature, (triple, *GENERIC), code))
-        return kept(signature, context) if data is None else own._impl.rebuild(context, data)
+        signature, (triple, *_), code = cache._index_key(signature, context.codegen())
+        data = shipped.load((signature, (triple, *GENERIC), code))
+        return load_own(signature, context) if data is None else cache._impl.rebuild(context, data)
 
-    own.load_overload = load
+    cache.load_overload = load
     return kernel
 
 
-def _apart(kernel: Any) -> Any:
+def _with_unique_files(kernel: Any) -> Any:
     """Make numba's cache store each compiled variant of a kernel in a file with a unique name. Returns the kernel.
 
     numba numbers the files of a kernel's variants (one for each combination of argument types) without a lock. Two
@@ -110,7 +111,7 @@ def _apart(kernel: Any) -> Any:
     then point to the code of the other, which would run on arguments of the wrong types. With unique names, no file is
     written twice. When a source changes, the files of its old kernels stay in __pycache__ until it is emptied.
     """
-    files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # there is none without `cache=True`
+    files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # None without `cache=True`
     if files is not None:
         files._data_name = lambda number: f"{files._index_name.removesuffix('.nbi')}.{uuid.uuid4().hex}.nbc"
     return kernel

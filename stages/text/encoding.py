@@ -29,37 +29,39 @@ from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
          (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-#: the encoding whose bytes are all below 0x80, so that "valid UTF-8" says nothing about it; browsers know no other
+#: The one encoding known to browsers whose bytes are all below 0x80. A text in it is always valid UTF-8, too.
 _STATEFUL = "iso2022_jp"
 _WIDER = {"shift_jis": "cp932", "euc_kr": "cp949", "gbk": "gb18030", "gb2312": "gb18030", "big5": "big5hkscs",
           "iso8859-11": "cp874"}
-#: encodings that statistics cannot tell from another → the commoner one, which has the same letters
+#: encodings that byte statistics mistake for a commoner one with the same letters → the commoner one
 _COMMONER = {"iso8859-13": "cp1257", "iso8859-16": "cp1250", "koi8-r": "koi8-u"}
 #: the encoding that a page declares, in its first bytes
 _META = re.compile(rb"<meta\b[^<>]{0,400}?\bcharset\s*=\s*[\"']?\s*([\w.:-]{2,40})"
                    rb"|<\?xml\b[^<>]{0,200}?\bencoding\s*=\s*[\"']([\w.:-]{2,40})", re.IGNORECASE)
 _META_WITHIN = 64 << 10
-#: encodings that certain letters reveal, and the least share of these among all characters beyond ASCII
-_TELLING = (("cp949", re.compile("[\uac00-\ud7a3]"), 0.7), ("cp932", re.compile("[\u3041-\u30fe]"), 0.3),
+#: encodings, the letters by which each is recognised, and the least share of these letters among all characters beyond
+#: ASCII
+_LETTERS = (("cp949", re.compile("[\uac00-\ud7a3]"), 0.7), ("cp932", re.compile("[\u3041-\u30fe]"), 0.3),
             ("euc_jp", re.compile("[\u3041-\u30fe]"), 0.3))
 _FOREIGN = bytes(range(0x80, 0x100))
 _RUN = re.compile(rb"[\x80-\xff]+")
 #: encodings of Latin scripts
 _LATIN = frozenset(("cp1250", "cp1252", "cp1254", "cp1257", "cp1258", "mac-roman",
                     *(f"iso8859-{n}" for n in (1, 2, 3, 4, 9, 10, 13, 14, 15, 16))))
-#: mean bytes of a run beyond ASCII: above the first number it is no Latin script, below the second no other one
+#: Mean length in bytes of the runs beyond ASCII. Above the first number, the script is not Latin; below the second, it
+#: is.
 _LATIN_RUN, _OTHER_RUN = 2.5, 1.5
 #: characters that windows-1252 and ISO-8859-1 make of the bytes from 0x80 on → those bytes
 _BYTE_OF = {bytes([b]).decode(name, "replace"): b for name in ("cp1252", "latin-1") for b in range(0x80, 0x100)}
 #: Matches a character whose UTF-8 bytes were decoded as windows-1252 or ISO-8859-1: its first byte and the bytes that
 #: follow. A match that contains a control character cannot be ordinary text.
 _FOLLOWING = "".join(c for c, b in _BYTE_OF.items() if b < 0xc0 and c != "\ufffd")
-_AGAIN = re.compile(f"[\u00c2-\u00f4][{_FOLLOWING}]{{1,3}}")
-#: the beginning of such a piece in UTF-8, to pass over pages that have none
-_AGAIN_BYTES = re.compile(rb"\xc3[\x82-\xb4](?:\xc2|\xe2\x80|\xe2\x82\xac|\xc5|\xc6|\xcb)")
-#: a whole page counts as doubly encoded if the matches of `_AGAIN` have more than 2 * _AGAIN_MOST characters, and more
-#: than the share _AGAIN_PART of all characters beyond ASCII
-_AGAIN_MOST, _AGAIN_PART = 3, 0.6
+_DOUBLE = re.compile(f"[\u00c2-\u00f4][{_FOLLOWING}]{{1,3}}")
+#: the beginning of such a piece in UTF-8; a page without it is not searched further
+_DOUBLE_BYTES = re.compile(rb"\xc3[\x82-\xb4](?:\xc2|\xe2\x80|\xe2\x82\xac|\xc5|\xc6|\xcb)")
+#: a whole page counts as doubly encoded if the matches of `_DOUBLE` have more than 2 * _DOUBLE_MOST characters, and
+#: more than the share _DOUBLE_SHARE of all characters beyond ASCII
+_DOUBLE_MOST, _DOUBLE_SHARE = 3, 0.6
 _CONTROL = re.compile("[\x80-\x9f]")
 #: bytes examined for statistics
 _SAMPLE = 128 << 10
@@ -86,8 +88,8 @@ def decode(data: bytes, charset: str = "") -> tuple[str, str]:
     for bom, name in _BOMS:
         if data.startswith(bom):
             return data.decode(name, "replace").removeprefix("\ufeff"), name
-    if wide := _utf16(data):
-        return data.decode(wide, "replace"), wide
+    if utf16 := _utf16(data):
+        return data.decode(utf16, "replace"), utf16
     declared = canonical(charset)
     if declared == _STATEFUL and b"\x1b" in data:
         return data.decode(declared, "replace"), declared
@@ -95,38 +97,39 @@ def decode(data: bytes, charset: str = "") -> tuple[str, str]:
         return data.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
         pass
-    tried: list[str] = []
-    run = _run(data)
-    for guess in (lambda: declared, lambda: _said(data), lambda: _detected(data)):
+    candidates: list[str] = []
+    mean_run = _mean_run(data)
+    for guess in (lambda: declared, lambda: _declared_in_page(data), lambda: _by_statistics(data)):
         name = guess()
-        if name and name not in tried and name != "utf-8":
-            tried.append(name)
-            if (run > _LATIN_RUN if name in _LATIN else run < _OTHER_RUN):
+        if name and name not in candidates and name != "utf-8":
+            candidates.append(name)
+            if (mean_run > _LATIN_RUN if name in _LATIN else mean_run < _OTHER_RUN):
                 continue
-            if (text := _strictly(data, name)) is not None:
+            if (text := _decoded_strictly(data, name)) is not None:
                 return text, name
     text = data.decode("utf-8", "replace")
-    lost = text.count("\ufffd")
-    foreign = len(text) - len(text.encode("ascii", "ignore"))
-    if lost * 10 <= foreign - lost or not tried:             # UTF-8 with a few broken places
-        return (text, "utf-8") if lost * 10 <= foreign - lost else (data.decode("cp1252", "replace"), "cp1252")
-    return data.decode(tried[0], "replace"), tried[0]
+    replaced = text.count("\ufffd")
+    non_ascii = len(text) - len(text.encode("ascii", "ignore"))
+    if replaced * 10 <= non_ascii - replaced or not candidates:  # UTF-8 with a few broken places
+        return (text, "utf-8") if replaced * 10 <= non_ascii - replaced else (
+            data.decode("cp1252", "replace"), "cp1252")
+    return data.decode(candidates[0], "replace"), candidates[0]
 
 
-def _run(data: bytes) -> float:
+def _mean_run(data: bytes) -> float:
     """Mean length of the runs of bytes beyond ASCII; `_LATIN_RUN` if there are none."""
     runs = _RUN.findall(data, 0, _SAMPLE)
     return sum(map(len, runs)) / len(runs) if runs else _LATIN_RUN
 
 
-def once(text: str, data: bytes) -> str:
+def without_double_encoding(text: str, data: bytes) -> str:
     """Return the text of a page with double encoding undone; `data` is the same text in UTF-8. Doubly encoded text is
     UTF-8 that was read as windows-1252 and written as UTF-8 again: `â€™` for `’`. One real page in fifty has some. If
     most of a page is doubly encoded, all of it is undone, otherwise only the pieces that cannot be ordinary text. The
     function is for prose only, since a program may contain such text on purpose."""
-    if text.isascii() or _AGAIN_BYTES.search(data) is None:
+    if text.isascii() or _DOUBLE_BYTES.search(data) is None:
         return text
-    found = 0
+    matched = 0
 
     def decoded(m: re.Match[str]) -> str:
         try:
@@ -134,14 +137,14 @@ def once(text: str, data: bytes) -> str:
         except UnicodeDecodeError:
             return m[0]
 
-    for m in _AGAIN.finditer(text):
-        found += len(m[0]) if decoded(m) != m[0] else 0
-    if not found:
+    for m in _DOUBLE.finditer(text):
+        matched += len(m[0]) if decoded(m) != m[0] else 0
+    if not matched:
         return text
-    beyond = len(text) - len(text.encode("ascii", "ignore"))
-    if found > 2 * _AGAIN_MOST and found > _AGAIN_PART * beyond:
-        return _AGAIN.sub(decoded, text)
-    return _AGAIN.sub(lambda m: decoded(m) if _CONTROL.search(m[0]) else m[0], text)
+    non_ascii = len(text) - len(text.encode("ascii", "ignore"))
+    if matched > 2 * _DOUBLE_MOST and matched > _DOUBLE_SHARE * non_ascii:
+        return _DOUBLE.sub(decoded, text)
+    return _DOUBLE.sub(lambda m: decoded(m) if _CONTROL.search(m[0]) else m[0], text)
 
 
 def _utf16(data: bytes) -> str:
@@ -151,28 +154,28 @@ def _utf16(data: bytes) -> str:
     return "utf-16-le" if odd >= 8 and not even else "utf-16-be" if even >= 8 and not odd else ""
 
 
-def _said(data: bytes) -> str:
+def _declared_in_page(data: bytes) -> str:
     """The encoding a page declares in its `<meta>` or XML declaration, or ""."""
     match = _META.search(data, 0, _META_WITHIN)
     return canonical((match[1] or match[2]).decode("ascii", "replace")) if match else ""
 
 
-def _detected(data: bytes) -> str:
+def _by_statistics(data: bytes) -> str:
     """The encoding by byte statistics. The statistics take some Korean and Japanese pages for broken UTF-8 or Western
     pages, so the letters of such pages are checked as well."""
     sample = data[:_SAMPLE]
     name = canonical(detect_encoding(sample) or "")
-    foreign = len(sample) - len(sample.translate(None, _FOREIGN))
-    if (name in ("", "utf-8") or name.startswith(("cp125", "iso8859", "koi8", "mac"))) and foreign * 5 > len(sample):
-        for other, letters, share in _TELLING:
+    non_ascii = len(sample) - len(sample.translate(None, _FOREIGN))
+    if (name in ("", "utf-8") or name.startswith(("cp125", "iso8859", "koi8", "mac"))) and non_ascii * 5 > len(sample):
+        for codec, letters, share in _LETTERS:
             # a character may be cut at the end of the sample
-            text = sample.decode(other, "replace") if _strictly(data, other) is not None else ""
+            text = sample.decode(codec, "replace") if _decoded_strictly(data, codec) is not None else ""
             if len(letters.findall(text)) > share * (len(text) - len(text.encode("ascii", "ignore"))) > 0:
-                return other
+                return codec
     return _COMMONER.get(name, name)
 
 
-def _strictly(data: bytes, name: str) -> str | None:
+def _decoded_strictly(data: bytes, name: str) -> str | None:
     """Return `data` decoded as `name`, or None if the bytes are not valid in that encoding. Single-byte encodings
     accept nearly all bytes, so None is also returned if the text has many control characters."""
     try:

@@ -1,7 +1,8 @@
-"""Big lists of strings (4.5 million blocked domains) as sorted 64-bit hashes on disk, memory-mapped.
+"""Stores big lists of strings (4.5 million blocked domains) as sorted 64-bit hashes on disk, memory-mapped.
 
 A Python set of that size costs 2 s and 1 GB in every worker; the mapped file costs nothing and its 36 MB are shared.
-Two different strings share an xxh3_64 with probability 2**-64: one wrong answer in 4 * 10**12 questions to such a list.
+Two different strings have the same hash (xxh3_64) with probability 2**-64, so one in 4 * 10**12 look-ups in such a list
+gives a wrong answer.
 
 A list may carry labels, a number from 1 to 255 for each string, in the lowest byte of the hash. Two different strings
 then share the other 56 bits with probability 2**-56.
@@ -72,14 +73,14 @@ def write_labelled(lists: Iterable[tuple[int, Iterable[bytes]]], path: Path,
                    read: Callable[[bytes], bytes] = entry) -> None:
     """Like `write_hashes`, for several lists given as (label, lines). A string that is in several lists gets the lowest
     of their labels."""
-    found = []
+    parts = []
     for label, lines in lists:
         values = _hashes(lines, read)
         values &= ~_LABEL
         values |= np.uint64(label)
-        found.append(values)
-    values = np.concatenate([np.zeros(0, np.uint64), *found])
-    del found
+        parts.append(values)
+    values = np.concatenate([np.zeros(0, np.uint64), *parts])
+    del parts
     values.sort()
     _save(path, values[_firsts(values >> np.uint64(8))])
 
@@ -90,7 +91,7 @@ def _hash(item: bytes) -> np.uint64:
 
 def _hashes(lines: Iterable[bytes], read: Callable[[bytes], bytes]) -> np.ndarray:
     digest = xxhash.xxh3_64_intdigest
-    return np.fromiter((digest(found) for line in lines if (found := read(line))), np.uint64)
+    return np.fromiter((digest(item) for line in lines if (item := read(line))), np.uint64)
 
 
 def _firsts(values: np.ndarray) -> np.ndarray:

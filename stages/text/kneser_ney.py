@@ -96,20 +96,20 @@ def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[NgramOrd
     """Yields the n-grams of each order from 1 to `order`. In the code, `rank[i]` is the row of the n-gram that begins
     at position i of `stream`. It is -1 if the text ends before the n-gram does."""
     counts = np.bincount(stream, minlength=vocabulary).astype(np.int32)
-    nothing = np.zeros(vocabulary, np.int32)
+    no_context = np.zeros(vocabulary, np.int32)
     ids = np.arange(vocabulary, dtype=np.int32)
-    yield NgramOrder(nothing, ids, nothing, counts, ids == 1)
+    yield NgramOrder(no_context, ids, no_context, counts, ids == 1)
     begins = ids == 1
     rank = stream.astype(np.int32)
     for n in range(2, order + 1):
         # an n-gram is extended by a word unless the text ends inside it or with it
         starts = np.flatnonzero((rank[:-1] >= 0) & (rank[1:] >= 0) & (stream[n - 2:n - 2 + len(rank) - 1] != 2))
         keys = rank[starts].astype(np.int64) << _WORD_BITS | stream[starts + n - 1]
-        found, first, inverse, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        ngrams, first, inverse, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         del keys
-        context = (found >> _WORD_BITS).astype(np.int32)
-        word, end = (found & (1 << _WORD_BITS) - 1).astype(np.int32), rank[starts[first] + 1]
-        del found, first
+        context = (ngrams >> _WORD_BITS).astype(np.int32)
+        word, end = (ngrams & (1 << _WORD_BITS) - 1).astype(np.int32), rank[starts[first] + 1]
+        del ngrams, first
         begins = begins[context]
         rank = np.full(len(rank) - 1, -1, np.int32)
         rank[starts] = inverse
@@ -129,24 +129,24 @@ def _estimate(words: list[str], orders: list[NgramOrder], tokens: int) -> Estima
         adjusted.append(a)
     discounts, fallback = [], []
     for n, a in enumerate(adjusted, 1):
-        found = _discounts(np.bincount(np.minimum(a, 5), minlength=6))
-        if found is None:
+        computed = _discounts(np.bincount(np.minimum(a, 5), minlength=6))
+        if computed is None:
             fallback.append(n)
-        discounts.append(found or FALLBACK)
+        discounts.append(computed or FALLBACK)
     values: list[np.ndarray] = []
     lower: Any = 1 / (len(words) - 1)                      # uniform over all words, with <unk> and </s>, without <s>
     for n, (grams, d) in enumerate(zip(orders, discounts)):
         a = adjusted[n]
-        taken = np.array([0.0, *d])[np.minimum(a, 3)]
+        discounted = np.array([0.0, *d])[np.minimum(a, 3)]
         contexts = len(orders[n - 1].word) if n else 1
         total = np.bincount(grams.context, weights=a, minlength=contexts)
-        gamma = np.bincount(grams.context, weights=taken, minlength=contexts).astype(float)  # empty: integers
-        seen = total > 0
-        gamma[seen] /= total[seen]
+        gamma = np.bincount(grams.context, weights=discounted, minlength=contexts).astype(float)  # empty: integers
+        occurs = total > 0
+        gamma[occurs] /= total[occurs]
         if n:
-            values[n - 1][seen, 1] = np.log10(gamma[seen])
+            values[n - 1][occurs, 1] = np.log10(gamma[occurs])
             lower = lower[grams.end]
-        lower = (a - taken) / total[grams.context] + gamma[grams.context] * lower
+        lower = (a - discounted) / total[grams.context] + gamma[grams.context] * lower
         if n == 0:
             lower[1] = 1.0                                 # log10 gives 0, as lmplz writes; no score uses it
         values.append(np.zeros((len(lower), 2), np.float32))

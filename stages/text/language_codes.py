@@ -1,4 +1,4 @@
-"""Names of languages: ISO 639-1 (`fr`), ISO 639-3 (`fra`), and either with a script of ISO 15924 (`fra_Latn`).
+"""Compares names of languages: ISO 639-1 (`fr`), ISO 639-3 (`fra`), and either with a script of ISO 15924 (`fra_Latn`).
 
 Models name languages differently: lid.176 as Wikipedia does (`fr`, `arz`), GlotLID, OpenLID and FLORES by ISO 639-3 and
 script (`fra_Latn`). `Document.language` is the label of the model that identified the language. A setting may use any
@@ -94,15 +94,15 @@ def tag(name: str) -> Tag | None:
 
 
 @lru_cache(maxsize=65536)
-def names(wanted: str, label: str, script: str = "") -> bool:
-    """Whether the language name `wanted` covers the label that a model gave a text. `script` is the main script of the
+def names(name: str, label: str, script: str = "") -> bool:
+    """Whether the language name `name` covers the label that a model gave a text. `script` is the main script of the
     text, "" if unknown."""
-    if wanted == label:
+    if name == label:
         return True
-    one, other = tag(wanted), tag(label)
-    if one is None or other is None or one.language != other.language:
+    named, labelled = tag(name), tag(label)
+    if named is None or labelled is None or named.language != labelled.language:
         return False
-    return not one.script or not (other.script or script) or fits(other.script or script, one.script)
+    return not named.script or not (labelled.script or script) or fits(labelled.script or script, named.script)
 
 
 def meet(one: str, other: str) -> bool:
@@ -118,22 +118,22 @@ def meet(one: str, other: str) -> bool:
 def short(label: str) -> str:
     """The ISO 639-1 code of a language, or its code of three letters where it has none; other strings are returned
     unchanged. `fra_Latn` is fr, `cmn_Hani` zh, `nob_Latn` no, `yue_Hani` yue."""
-    found = tag(label)
-    return label if found is None else _SHORT.get(found.language, found.language)
+    language_tag = tag(label)
+    return label if language_tag is None else _SHORT.get(language_tag.language, language_tag.language)
 
 
 @lru_cache(maxsize=4096)
 def scripts_of(label: str) -> tuple[str, ...]:
     """Return the scripts that texts in a language are written in: the script of the label if it has one, otherwise
     those known for the language, () if none are known. They are known for the languages of the model lid.176."""
-    found = tag(label)
-    if found is None:
+    language_tag = tag(label)
+    if language_tag is None:
         return ()
-    if found.script:
-        return () if found.script.startswith("Z") else (found.script,)
-    return _KNOWN.get(found.language, ())
+    if language_tag.script:
+        return () if language_tag.script.startswith("Z") else (language_tag.script,)
+    return _SCRIPTS_OF.get(language_tag.language, ())
 
 
-_KNOWN: dict[str, tuple[str, ...]] = {
+_SCRIPTS_OF: dict[str, tuple[str, ...]] = {
     tag(code).language: tuple(scripts.split(","))                                      # type: ignore[union-attr]
     for code, _, scripts in (e.partition(":") for e in [*_SCRIPTS.split(), *(f"{c}:Latn" for c in _LATIN.split())])}

@@ -93,12 +93,12 @@ def split_words(language: str) -> Callable[[str], list[str]]:
         ModuleNotFoundError: the package is not installed; the message names it.
         LookupError: datatrove has no tokenizer for the language.
     """
-    found = splitter(language)
-    if found is None:
+    assigned = splitter(language)
+    if assigned is None:
         raise LookupError(f"datatrove has no tokenizer for the language '{language}'")
-    if found.needs and not installed(found.needs):
-        raise ModuleNotFoundError(f"words of {language} are found by the package {found.needs}, which is not "
+    if assigned.needs and not installed(assigned.needs):
+        raise ModuleNotFoundError(f"words of {language} are found by the package {assigned.needs}, which is not "
                                   f"installed; install it, or take {language} out of the step's languages")
     from datatrove.utils.word_tokenizers import load_word_tokenizer
 
-    return load_word_tokenizer(found.language).word_tokenize
+    return load_word_tokenizer(assigned.language).word_tokenize

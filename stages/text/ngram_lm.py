@@ -1,4 +1,4 @@
-"""Back-off n-gram language models: a compact file that workers map into memory, and the scores it gives.
+"""Stores back-off n-gram language models in compact files, which workers map into memory, and scores texts with them.
 
 A model is compiled from ARPA (`stages.text.arpa`) or trained (`stages.text.kneser_ney`), and kept as one file. Scores
 are KenLM's (Heafield 2011; kenlm 0.3.0): the score of a word is the log10 probability of the longest n-gram that ends
@@ -41,7 +41,7 @@ _ALIGN = 64
 
 
 class BadModel(ValueError):
-    """The file is no model or a damaged one; the message names it and says what to do."""
+    """A file is no model, or it is damaged. The message names the file and the remedy."""
 
     permanent = True
 
@@ -66,10 +66,10 @@ def _find(rows: np.ndarray, first: int, slots: int, key: np.uint64) -> np.int64:
         return np.int64(-1)
     at = np.int64(_slot(key, np.uint64(slots)))
     for _ in range(slots):
-        found = rows[first + at, 0]
-        if found == key:
+        stored = rows[first + at, 0]
+        if stored == key:
             return np.int64(first + at)
-        if found == np.uint64(0):
+        if stored == np.uint64(0):
             return np.int64(-1)
         at += 1
         if at == slots:
@@ -107,17 +107,17 @@ def _score(ids: np.ndarray, start: np.ndarray, unigrams: np.ndarray, rows: np.nd
     same as float32 (n, 4); `tables` has the first row and the number of slots of each order's table."""
     longest = tables.shape[0]                     # words of the longest context
     context = np.zeros(longest + 1, np.uint64)    # the latest first
-    held = 0
+    context_length = 0
     backoffs, fresh = np.zeros(longest + 1, np.float32), np.zeros(longest + 1, np.float32)
     if start.shape[0] and longest:
-        context[0], held, backoffs[0] = np.uint64(start[0]), 1, unigrams[start[0], 1]
+        context[0], context_length, backoffs[0] = np.uint64(start[0]), 1, unigrams[start[0], 1]
     total = 0.0
     for i in range(ids.shape[0]):
         word = ids[i]
         score = unigrams[word, 0]
         fresh[0] = unigrams[word, 1]
         node, length = np.uint64(word), 1
-        for k in range(held):
+        for k in range(context_length):
             node = _combine(node, context[k])
             row = _find(rows, tables[k, 0], tables[k, 1], node)
             if row < 0:
@@ -125,12 +125,12 @@ def _score(ids: np.ndarray, start: np.ndarray, unigrams: np.ndarray, rows: np.nd
             score = values[row, 2]
             fresh[k + 1] = values[row, 3]
             length = k + 2
-        for k in range(length - 1, held):
+        for k in range(length - 1, context_length):
             score += backoffs[k]
         out[i], matched[i] = score, length
         total += score
-        held = min(length, longest)
-        for k in range(held - 1, 0, -1):
+        context_length = min(length, longest)
+        for k in range(context_length - 1, 0, -1):
             context[k] = context[k - 1]
         context[0] = np.uint64(word)
         backoffs, fresh = fresh, backoffs
@@ -250,17 +250,17 @@ def write_model(path: str | os.PathLike[str], words: Sequence[str], unigrams: np
     sizes = {**{name: len(data) for name, data in small.items()}, **{name: 16 * n for name, n in slots.items()}}
     header = b""
     for _ in range(4):                                 # the length of the header moves the sections after it
-        at, places = _up(len(MAGIC) + 8 + len(header)), {}
+        at, places = _aligned(len(MAGIC) + 8 + len(header)), {}
         for name, size in sizes.items():
             places[name] = [at, size]
-            at = _up(at + size)
+            at = _aligned(at + size)
         doc = {"order": len(counts) + 1, "counts": [len(words), *counts], "normalize": normalize, **(facts or {}),
                "sections": places}
         text = json.dumps(doc, sort_keys=True).encode()
         if len(text) <= len(header):
             header = text.ljust(len(header))
             break
-        header = text.ljust(_up(len(text)))
+        header = text.ljust(_aligned(len(text)))
     with open(path, "wb") as f:
         f.write(MAGIC + len(header).to_bytes(8, "little") + header)
         for name, data in small.items():
@@ -280,5 +280,5 @@ def _table(n: str, slots: int, keys: np.ndarray, values: np.ndarray) -> np.ndarr
     return table
 
 
-def _up(n: int) -> int:
+def _aligned(n: int) -> int:
     return -(-n // _ALIGN) * _ALIGN

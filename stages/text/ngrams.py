@@ -1,7 +1,7 @@
-"""Compiled kernels over word numbers: repeated n-grams (Gopher), shingles and their hashes (MinHash).
+"""Counts repeated word n-grams (for Gopher's rules) and hashes all word n-grams of a text (for MinHash), compiled.
 
-All take and return integers, so the results are equal on every machine, whatever the word cache holds. numba stores the
-compiled code in NUMBA_CACHE_DIR. The arguments `lengths`, `hashes` … are the columns of a
+The functions take word numbers and return integers, so the results are equal on every machine, whatever the word cache
+holds. numba stores the compiled code in NUMBA_CACHE_DIR. The arguments `lengths`, `hashes` … are the columns of a
 `stages.text.words.Vocabulary`, indexed by word number.
 """
 
@@ -32,7 +32,7 @@ def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.
     counts = np.empty(words, np.int32)
     hashes = np.empty(words, np.uint64)
     # an n-gram can occur twice only if the (n-1)-gram at its place does; other n-grams are not looked up
-    again = np.ones(words, np.bool_)
+    may_repeat = np.ones(words, np.bool_)
     firsts = np.empty(words, np.int32)
     for i in range(words):
         h = np.uint64(1469598103934665603)
@@ -47,7 +47,7 @@ def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.
         table[:] = -1
         counts[:total] = 0
         for i in range(total):
-            if not again[i]:
+            if not may_repeat[i]:
                 continue
             h = (hashes[i] ^ np.uint64(ids[i + n - 1])) * _MIX
             h ^= h >> np.uint64(29)
@@ -58,28 +58,28 @@ def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.
                 if first < 0:
                     table[slot] = first = i
                     break
-                same = hashes[first] == h
-                if same:
+                equal = hashes[first] == h
+                if equal:
                     for k in range(n):
                         if ids[first + k] != ids[i + k]:
-                            same = False
+                            equal = False
                             break
-                if same:
+                if equal:
                     break
                 slot = (slot + 1) & mask
             firsts[i] = first
             counts[first] += 1
         best = 1
-        where = 0
+        best_at = 0
         for i in range(total):
             if counts[i] > best:
                 best = counts[i]
-                where = i
+                best_at = i
         for i in range(total):
-            again[i] = again[i] and counts[firsts[i]] > 1
+            may_repeat[i] = may_repeat[i] and counts[firsts[i]] > 1
         characters = n - 1
         for k in range(n):
-            characters += lengths[ids[where + k]]
+            characters += lengths[ids[best_at + k]]
         out[n - low] = characters * best
     return out
 
@@ -88,12 +88,12 @@ def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.
 def _same_characters(ids: np.ndarray, i: int, j: int, n: int, offsets: np.ndarray, sizes: np.ndarray,
                      blob: np.ndarray) -> bool:
     """Whether words i..i+n and j..j+n spell the same string when joined without spaces (UTF-8 bytes decide)."""
-    same = True
+    equal = True
     for k in range(n):
         if ids[i + k] != ids[j + k]:
-            same = False
+            equal = False
             break
-    if same:
+    if equal:
         return True
     a = 0
     pa = 0
@@ -154,8 +154,8 @@ def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, p
     keys = np.empty(size, np.uint64)
     firsts = np.empty(size, np.int32)
     out = np.zeros(ns.shape[0], np.int64)
-    for which in range(ns.shape[0]):
-        n = ns[which]
+    for row in range(ns.shape[0]):
+        n = ns[row]
         firsts[:] = -1
         i = 0
         while i < words - n + 1:
@@ -165,16 +165,16 @@ def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, p
             x *= np.uint64(0xD6E8FEB86659FD93)
             x ^= x >> np.uint64(32)
             slot = np.int64(x & np.uint64(mask))
-            found = False
+            is_copy = False
             while firsts[slot] >= 0:
                 first = firsts[slot]
                 if (keys[slot] == h and length[first + n] - length[first] == characters
                         and _same_characters(ids, first, i, n, offsets, sizes, blob)):
-                    found = True
+                    is_copy = True
                     break
                 slot = (slot + 1) & mask
-            if found:
-                out[which] += characters
+            if is_copy:
+                out[row] += characters
                 i += n
             else:
                 keys[slot] = h
@@ -199,15 +199,15 @@ def hash_words(hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray, size
 
 
 @njit(cache=True, nogil=True)
-def distinct_words(ids: np.ndarray, wanted: np.ndarray) -> int:
-    """Count the numbers in `wanted` that occur in `ids`. The numbers in `wanted` must be distinct."""
-    found = 0
-    for k in range(wanted.shape[0]):
+def distinct_words(ids: np.ndarray, targets: np.ndarray) -> int:
+    """Count the numbers in `targets` that occur in `ids`. The numbers in `targets` must be distinct."""
+    count = 0
+    for k in range(targets.shape[0]):
         for i in range(ids.shape[0]):
-            if ids[i] == wanted[k]:
-                found += 1
+            if ids[i] == targets[k]:
+                count += 1
                 break
-    return found
+    return count
 
 
 @njit(cache=True, nogil=True)

@@ -1,4 +1,4 @@
-"""Normalisation of text before near-duplicate search: datatrove's `simplify_text`, equal in every character.
+"""Normalises texts before the search for near-duplicates, exactly as datatrove's `simplify_text` does.
 
 The steps run in datatrove's order, which matters: lower case → numbers to "0" → punctuation to spaces → white space to
 single spaces → canonical decomposition without nonspacing marks (TextNormConfig defaults of datatrove.utils.text).

@@ -17,9 +17,9 @@ from stages.text.compiled import njit
 def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return (ids of the words in order, int32; length of each id's word in characters, int32). Ids count from 0 in
     the order in which words first occur."""
-    known = {word: i for i, word in enumerate(dict.fromkeys(words))}
-    ids = np.fromiter(map(known.__getitem__, words), np.int32, len(words))
-    return ids, np.fromiter(map(len, known), np.int32, len(known))
+    id_of = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    ids = np.fromiter(map(id_of.__getitem__, words), np.int32, len(words))
+    return ids, np.fromiter(map(len, id_of), np.int32, len(id_of))
 
 
 @njit(cache=True, nogil=True)
@@ -57,13 +57,13 @@ def repeated(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.nd
                 if first < 0:
                     table[slot] = first = i
                     break
-                same = hashes[first] == hashes[i]
-                if same:
+                equal = hashes[first] == hashes[i]
+                if equal:
                     for k in range(n):
                         if ids[first + k] != ids[i + k]:
-                            same = False
+                            equal = False
                             break
-                if same:
+                if equal:
                     break
                 slot = (slot + 1) & mask
             number_of[i] = first

@@ -14,20 +14,20 @@ _VALUED = ("unavailable_after", "max-snippet", "max-image-preview", "max-video-p
 _LONGEST = 4000
 
 
-def directives(said: str) -> tuple[str, ...]:
+def directives(value: str) -> tuple[str, ...]:
     """Return the directives of FORBIDDING that address all robots, in the order of FORBIDDING.
 
     In `X-Robots-Tag: noindex, somebot: noai, nosnippet` the last two directives address somebot alone. Several headers
     are given as lines; each line addresses all robots until it names one. `none` means `noindex, nofollow`.
     """
     result = set()
-    for line in said[:_LONGEST].lower().split("\n"):
-        everybody = True
+    for line in value[:_LONGEST].lower().split("\n"):
+        for_all = True
         for item in line.split(","):
             before, colon, after = item.strip().partition(":")
             if colon and before not in _VALUED and _AGENT.fullmatch(before):
-                everybody, item = before == "*", after
-            if everybody:
+                for_all, item = before == "*", after
+            if for_all:
                 result.update(item.split())
     if "none" in result:
         result.add("noindex")

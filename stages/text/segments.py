@@ -51,15 +51,15 @@ def segments(text: str) -> list[str]:
     """The words of a text, in order."""
     if not text.isascii() and any(c in text for c in _JOINING):
         return list(_words(text))
-    known = _cache
+    cache = _cache
     out: list[str] = []
-    if len(known) > CAPACITY:
-        known.clear()
+    if len(cache) > CAPACITY:
+        cache.clear()
     for chunk in text.split():
-        found = known.get(chunk)
-        if found is None:
-            found = (chunk,) if chunk.isascii() and chunk.isalnum() else _words(chunk)
+        words = cache.get(chunk)
+        if words is None:
+            words = (chunk,) if chunk.isascii() and chunk.isalnum() else _words(chunk)
             if len(chunk) <= CACHED_LONGEST:
-                known[chunk] = found
-        out += found
+                cache[chunk] = words
+        out += words
     return out

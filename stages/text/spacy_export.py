@@ -47,17 +47,17 @@ def export(language: str, path: Path) -> None:
         "suffix_window": suffix_window(tokenizer.suffix_search.__self__.pattern),
         "plain_letters": language == "en",
     }
-    ours = SpacyRules(rules)
+    rebuilt = SpacyRules(rules)
     with nlp.memory_zone():
         for text in samples(rules):
             expected = [token.text for token in tokenizer(text)]
-            found = ours.tokens(text)
-            if expected != found:
+            actual = rebuilt.tokens(text)
+            if expected != actual:
                 raise ValueError(f"spaCy {spacy.__version__} ({language}) splits {text!r} into {expected}, we into "
-                                 f"{found}")
+                                 f"{actual}")
         for code in range(sys.maxunicode + 1) if rules["plain_letters"] else ():
             letter = chr(code)
-            if letter.isalpha() and not ours.quiet(letter):
+            if letter.isalpha() and not rebuilt.quiet(letter):
                 raise ValueError(f"the letter {letter!r} is an affix to spaCy {spacy.__version__}")
     data = json.dumps(rules, ensure_ascii=True, sort_keys=True).encode()
     path.parent.mkdir(parents=True, exist_ok=True)

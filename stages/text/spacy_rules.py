@@ -131,25 +131,25 @@ class SpacyRules:
         It is applied only if the matched text, with its spaces, is spelt like a special case. A match that is not
         applied still prevents shorter matches that overlap it.
         """
-        found = [(i, i + len(sequence)) for i, token in enumerate(tokens) for sequence in self._sequences.get(token, ())
-                 if tuple(tokens[i:i + len(sequence)]) == sequence]
-        if not found:
+        matches = [(i, i + len(sequence)) for i, token in enumerate(tokens)
+                   for sequence in self._sequences.get(token, ()) if tuple(tokens[i:i + len(sequence)]) == sequence]
+        if not matches:
             return list(tokens)
-        # longest first, then leftmost; a match blocks those it overlaps, even if it was refused itself
-        seen: set[int] = set()
+        # longest first, then leftmost; a match blocks those that it overlaps, even if it is blocked itself
+        covered: set[int] = set()
         chosen: dict[int, int] = {}
-        for start, stop in sorted(found, key=lambda span: (span[0] - span[1], span[0])):
-            if start not in seen and stop - 1 not in seen:
+        for start, stop in sorted(matches, key=lambda span: (span[0] - span[1], span[0])):
+            if start not in covered and stop - 1 not in covered:
                 chosen[start] = stop
-            seen.update(range(start, stop))
+            covered.update(range(start, stop))
         out: list[str] = []
         i = 0
         while i < len(tokens):
             stop = chosen.get(i, i + 1)
             parts = None
             if i in chosen:
-                spelt = tokens[i] + "".join(" " * breaks[j] + tokens[j] for j in range(i + 1, stop))
-                parts = self.specials.get(spelt)
+                spelling = tokens[i] + "".join(" " * breaks[j] + tokens[j] for j in range(i + 1, stop))
+                parts = self.specials.get(spelling)
             out.extend(parts if parts is not None else tokens[i:stop])
             i = stop
         return out
@@ -175,9 +175,9 @@ class SpacyRules:
                     continue
             else:
                 chunk = run
-            new = self.affixes(chunk, special)
-            tokens.extend(new)
-            breaks.extend([space] + [False] * (len(new) - 1))
+            chunk_tokens = self.affixes(chunk, special)
+            tokens.extend(chunk_tokens)
+            breaks.extend([space] + [False] * (len(chunk_tokens) - 1))
             space = False
         return tokens, breaks
 

@@ -35,13 +35,13 @@ def _pattern(root: dict[str, Any]) -> str:
         node = stack.pop()
         order.append(node)
         stack.extend(child for c, child in node.items() if c)
-    done: dict[int, str] = {}
+    patterns: dict[int, str] = {}
     for node in reversed(order):
-        branches = [re.escape(c) + done[id(node[c])] for c in sorted(node) if c]
+        branches = [re.escape(c) + patterns[id(node[c])] for c in sorted(node) if c]
         if not branches:
-            done[id(node)] = ""
+            patterns[id(node)] = ""
         elif len(branches) == 1 and "" not in node:
-            done[id(node)] = branches[0]
+            patterns[id(node)] = branches[0]
         else:
-            done[id(node)] = f"(?:{'|'.join(branches)}){'?' if '' in node else ''}"
-    return done[id(root)]
+            patterns[id(node)] = f"(?:{'|'.join(branches)}){'?' if '' in node else ''}"
+    return patterns[id(root)]

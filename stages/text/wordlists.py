@@ -57,16 +57,16 @@ def read_lists(path: str | Path, *, max_files: int = _MEMBERS,
         except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, RuntimeError) as e:
             raise ValueError(f"{path} is no archive that can be read: {e}") from None
     elif name.endswith(".json"):
-        held = _json(path.read_bytes(), str(path))
-        if isinstance(held, list):
-            held = {ANY: held}
-        if not isinstance(held, dict):
+        content = _json(path.read_bytes(), str(path))
+        if isinstance(content, list):
+            content = {ANY: content}
+        if not isinstance(content, dict):
             raise ValueError(f"{path} holds neither an array of strings nor an object of such by language")
-        lists = {language: _entries(entries, f"{path}: '{language}'") for language, entries in held.items()}
+        lists = {language: _entries(entries, f"{path}: '{language}'") for language, entries in content.items()}
     else:
         data = path.read_bytes()
-        if (other := _other(data)) is not None:  # a recipe's key knows the content of a file, not its name
-            raise ValueError(f"{path} is no text with one entry a line; rename it to *.{other}, if that is what it is")
+        if (suffix := _suffix_of_content(data)) is not None:  # a recipe's key knows the content of a file, not its name
+            raise ValueError(f"{path} is no text with one entry a line; rename it to *.{suffix}, if that is what it is")
         lists[ANY] = _entries(_lines(data), str(path))
     if not any(lists.values()):
         raise ValueError(f"{path} holds no list of words; an archive has a file a language (en.json, de.txt), a JSON "
@@ -74,10 +74,10 @@ def read_lists(path: str | Path, *, max_files: int = _MEMBERS,
     return lists
 
 
-def _entries(found: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
+def _entries(strings: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(strings, list) or not all(isinstance(entry, str) for entry in strings):
         raise ValueError(f"{where} holds no array of strings")
-    return tuple(dict.fromkeys(entry.strip() for entry in found if entry.strip()))
+    return tuple(dict.fromkeys(entry.strip() for entry in strings if entry.strip()))
 
 
 def _json(data: bytes, where: str) -> Any:
@@ -91,7 +91,7 @@ def _lines(data: bytes) -> list[str]:
     return [line for line in data.decode("utf-8-sig", "replace").splitlines() if not line.startswith("#")]
 
 
-def _other(data: bytes) -> str | None:
+def _suffix_of_content(data: bytes) -> str | None:
     """Guess from its content which suffix a file should have: tar.gz, zip or json; None if it is lines of text."""
     if data.startswith(b"\x1f\x8b"):
         return "tar.gz"

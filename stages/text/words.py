@@ -1,4 +1,4 @@
-"""The words of a text, tokenised once and shared by all stages of a pass.
+"""Splits a text into words, once for all stages of a pass.
 
 Words are datatrove's: spaCy's tokens without white space, by the English rules unless a language is named. Tokenisation
 works chunk by chunk (a chunk is a run without white space). Real text repeats its chunks, so a bounded table
@@ -73,17 +73,17 @@ class Vocabulary:
         first, last = self._described, len(self.words)
         if first == last:
             return
-        new = self.words[first:]
+        added = self.words[first:]
         for column in ("lengths", "kinds", "hashes", "powers", "offsets", "sizes"):
             setattr(self, column, room(getattr(self, column), last))
         # letters are no symbols
         self.kinds[first:last] = [3 if word.isalpha() else (0 if SYMBOLS.issuperset(word) else 1)
-                                  | (2 if any(map(str.isalpha, word)) else 0) for word in new]
-        data = [word.encode("utf-8", "surrogatepass") for word in new]
+                                  | (2 if any(map(str.isalpha, word)) else 0) for word in added]
+        data = [word.encode("utf-8", "surrogatepass") for word in added]
         joined = b"".join(data)
         self.blob = room(self.blob, self._filled + len(joined))
         self.blob[self._filled:self._filled + len(joined)] = np.frombuffer(joined, np.uint8)
-        self.lengths[first:last] = list(map(len, new))
+        self.lengths[first:last] = list(map(len, added))
         self.sizes[first:last] = sizes = np.fromiter(map(len, data), np.int64, last - first)
         self.offsets[first:last] = self._filled + np.cumsum(sizes) - sizes
         hash_words(self.hashes, self.powers, self.offsets, self.sizes, self.blob, first, last)
@@ -150,32 +150,32 @@ class Vocabulary:
         case has these two in a row, the chunks do not affect each other.
         """
         runs, last = [], len(chunks) - 1
-        behind = 0
+        stop = 0
         for i in np.flatnonzero(self.chunks.rows["unsure"][chunks]).tolist():
-            if i >= behind:
-                first, behind = i, i + 1
-                while first and self._joined(data, chunks, spans, first):
+            if i >= stop:
+                first, stop = i, i + 1
+                while first and self._may_span(data, chunks, spans, first):
                     first -= 1
-                while behind <= last and self._joined(data, chunks, spans, behind):
-                    behind += 1
-                if behind - first > 1:
-                    runs.append((first, behind))
+                while stop <= last and self._may_span(data, chunks, spans, stop):
+                    stop += 1
+                if stop - first > 1:
+                    runs.append((first, stop))
         return runs
 
-    def _joined(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, i: int) -> bool:
+    def _may_span(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, i: int) -> bool:
         """Whether a special case may extend from chunk i - 1 of the text into chunk i."""
         end, start = spans[i - 1, 1], spans[i, 0]
         return (start - end == 1 and data[end] == 32
                 and (self._edge(chunks[i - 1], 1), self._edge(chunks[i], 0)) in self.language.pairs)
 
-    def _merged(self, data: np.ndarray, spans: np.ndarray) -> list[str]:
+    def _words_together(self, data: np.ndarray, spans: np.ndarray) -> list[str]:
         """Return the words of chunks that are separated by single spaces only."""
         tokens: list[str] = []
         breaks: list[bool] = []
         for start, stop in spans.tolist():
-            new = self.language.affixes(_chunk(data, start, stop))
-            tokens += new
-            breaks += [True] + [False] * (len(new) - 1)
+            chunk_tokens = self.language.affixes(_chunk(data, start, stop))
+            tokens += chunk_tokens
+            breaks += [True] + [False] * (len(chunk_tokens) - 1)
         return self.language.merge(tokens, breaks)
 
     def _edge(self, chunk: int, side: int) -> str:
@@ -185,7 +185,7 @@ class Vocabulary:
             return self.unsure[chunk][side]
         return self.words[self.chunks.edge(chunk, side)]
 
-    def _looked_up(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int] | None]:
+    def _find_chunks(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int] | None]:
         """Find the chunks of a text, and add those that the table lacks. Returns (chunk numbers, start and end of each
         chunk in `data`, argument for `_forget`). The last is None if no long chunks were added. Long chunks do not stay
         in the table: the caller removes them by `_forget`."""
@@ -204,7 +204,7 @@ class Vocabulary:
         return chunks, spans, before if long else None
 
     def _forget(self, before: tuple[int, int, int] | None) -> None:
-        """Remove the long chunks of a text from the table. `before` is the last result of `_looked_up`."""
+        """Remove the long chunks of a text from the table. `before` is the last result of `_find_chunks`."""
         if before is not None:
             for chunk in range(before[0], self.chunks.count):
                 self.unsure.pop(chunk, None)
@@ -213,7 +213,7 @@ class Vocabulary:
     def encode(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the word numbers of a text, int32, and its lines, int32[n, 4] as in `Chunks.fold`."""
         data = utf8(text)
-        chunks, spans, before = self._looked_up(data)
+        chunks, spans, before = self._find_chunks(data)
         ids, lines, unsure = self.chunks.fold(data, chunks, spans)
         if any(special in text for special in self.language.spaced):
             ids = np.array([self.number(word) for word in self.language.words(text)], np.int32)
@@ -223,10 +223,10 @@ class Vocabulary:
             ends = np.cumsum(self.chunks.rows["count"][chunks], dtype=np.int64)
             pieces: list[np.ndarray] = []
             place = 0
-            for first, behind in runs:
-                words = self._merged(data, spans[first:behind])
+            for first, stop in runs:
+                words = self._words_together(data, spans[first:stop])
                 pieces += ids[place:ends[first - 1] if first else 0], np.array(list(map(self.number, words)), np.int32)
-                place = ends[behind - 1]
+                place = ends[stop - 1]
             ids = np.concatenate([*pieces, ids[place:]])
             self.describe()
         self._forget(before)
@@ -236,7 +236,7 @@ class Vocabulary:
         """Count the sentences of a line, as spaCy's sentencizer splits it. An empty line is one sentence. After an end
         mark, white space other than a single space also begins a sentence."""
         data = utf8(line)
-        chunks, spans, before = self._looked_up(data)
+        chunks, spans, before = self._find_chunks(data)
         if (any(special in line for special in self.language.spaced)
                 or (len(self.unsure) and self._contested(data, chunks, spans))):
             count = 1 + self._sentence_step(self.language.tokens(line), 0)[0]
@@ -312,16 +312,16 @@ class Vocabularies:
 
     def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.capacity, self.capacity_bytes = capacity, capacity_bytes
-        self._held: dict[str, Vocabulary] = {}
+        self._by_language: dict[str, Vocabulary] = {}
 
     def of(self, language: str = "en") -> Vocabulary:
-        held = self._held.values()
-        if (sum(len(v.chunks) + len(v.words) for v in held) > self.capacity
-                or sum(v.bytes for v in held) > self.capacity_bytes):
-            self._held.clear()
-        vocabulary = self._held.get(language)
+        vocabularies = self._by_language.values()
+        if (sum(len(v.chunks) + len(v.words) for v in vocabularies) > self.capacity
+                or sum(v.bytes for v in vocabularies) > self.capacity_bytes):
+            self._by_language.clear()
+        vocabulary = self._by_language.get(language)
         if vocabulary is None:
-            vocabulary = self._held[language] = Vocabulary(spacy_rules(language))
+            vocabulary = self._by_language[language] = Vocabulary(spacy_rules(language))
         return vocabulary
 
 

@@ -227,7 +227,7 @@ def test_no_memory_is_no_missing_text(module, name, monkeypatch):
     stage.setup()
     monkeypatch.setattr(importlib.import_module(f"tokenmill_trafilatura.{module}"), name,
                         SimpleNamespace(loads=full) if name == "json" else full)
-    ask = (lambda: fallbacks.summary.ask(etree.HTML("<p>x"))) if module == "external" else \
+    ask = (lambda: fallbacks.summary.original(etree.HTML("<p>x"))) if module == "external" else \
         (lambda: stage.process(Document("0", raw=raw, mime="text/html")))
     with pytest.raises(MemoryError):
         ask()

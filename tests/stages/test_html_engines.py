@@ -170,9 +170,9 @@ def test_half_a_megabyte_takes_half_a_second(engine, bomb):
 def test_readability_gives_up_at_a_count():
     assert run(BOMBS["images"], engine="readability", max_nodes=100_000)[0] == "html_too_deep", "too many in a row"
     assert run(page("<div><img src=x></div>" * 9_000 + f"<p>{S * 5}</p>"), engine="readability")[0] == "html_too_deep"
-    assert readability.work.left < 0
+    assert readability.work.remaining < 0
     reason, text = run(ARTICLE, engine="readability")
-    assert reason is None and S.strip() in text and readability.work.left > readability.MOST - 1000
+    assert reason is None and S.strip() in text and readability.work.remaining > readability.MOST - 1000
     text = run(BOMBS["images"], engine="trafilatura", max_nodes=100_000)[1]
     assert S.strip() in text, "it goes without the second opinion"
 

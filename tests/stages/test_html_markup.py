@@ -15,9 +15,9 @@ from stages.document import Document
 from stages.extract.html import metadata
 from stages.extract.html.markdown import write
 from stages.extract.html.marks import dollars, fence
-from stages.extract.html.math import expose
+from stages.extract.html.math import formulas_as_tex
 from stages.extract.html.step import ENGINES, Html
-from stages.text.encoding import decode, once
+from stages.text.encoding import decode, without_double_encoding
 
 S = "The quick brown fox jumps over the lazy dog, and nobody in the village ever asked it why it did so. "
 
@@ -130,20 +130,20 @@ def test_hostile_formulas_are_read_in_no_time(page):
     import time
 
     began = time.process_time()
-    expose(page)
+    formulas_as_tex(page)
     assert time.process_time() - began < 3
 
 
 def test_display_formulas_and_what_is_none():
-    assert expose('<p>a<math display="block" alttext="E=mc^2"></math>b') == "<p>a<br>\\[E=mc^2\\]<br>b"
+    assert formulas_as_tex('<p>a<math display="block" alttext="E=mc^2"></math>b') == "<p>a<br>\\[E=mc^2\\]<br>b"
     for page in ("<p>plain", "<math><mi>x</mi></math> y", "<math> never closed", "<script type='math/tex'>x",
                  "<img class=latex>", '<span class="katex-html"> never closed <math>'):
-        assert expose(page).replace("</span>", "") in (page, " never closed <math>")
+        assert formulas_as_tex(page).replace("</span>", "") in (page, " never closed <math>")
     for seed in range(300):
         rng = random.Random(seed)
         parts = [KATEX, WIKIPEDIA, MATHJAX, IMAGE, "<math", "</math>", "</span>", "<script type='math/tex'>",
                  "</script>", "x"]
-        expose("".join(p[:rng.randrange(1, len(p) + 1)] for p in rng.choices(parts, k=8)))
+        formulas_as_tex("".join(p[:rng.randrange(1, len(p) + 1)] for p in rng.choices(parts, k=8)))
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------
@@ -319,14 +319,14 @@ def test_what_was_encoded_twice_is_undone():
         for name in ("latin-1", "cp1252"):
             twice = text.encode().decode(name, "ignore" if name == "cp1252" else "strict")
             if name == "latin-1" or twice.encode("cp1252") == text.encode():     # windows-1252 has no 0x81 …
-                assert once(twice, twice.encode()) == text
+                assert without_double_encoding(twice, twice.encode()) == text
     # a page of two minds: only what can be nothing else is undone
     both = "it’s".encode().decode("latin-1"), " it’s ".encode().decode("cp1252") + "Ã©"
-    assert once(TEXTS["polish"] * 20 + both[0] + both[1], (both[0] + both[1]).encode()) == \
+    assert without_double_encoding(TEXTS["polish"] * 20 + both[0] + both[1], (both[0] + both[1]).encode()) == \
         TEXTS["polish"] * 20 + "it’s" + both[1]
     # what only looks like it
     for text in ("CAFÉ®", "Nobel-palhâšume", "À“quoi", "ÇÃO”", "Â", "â€", "naïve – façade", "Ã" * 9, *TEXTS.values()):
-        assert once(text, text.encode()) == text
+        assert without_double_encoding(text, text.encode()) == text
     raw = f"<html><title>It’s</title><p>{(S + 'It’s naïve. ') * 9}</html>".encode().decode("latin-1").encode()
     doc = Document("id", raw=raw, mime="text/html")
     assert Html().process(doc) is None and doc.text.count("It’s naïve.") == 9 and doc.meta["title"] == "It’s"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stages import vectors
 from stages.catalog import stage_class
-from stages.text.marks import copies, joined, repeated_words
+from stages.text.marks import copies, merged_spans, repeated_words
 from stages.vectors import read_vectors
 
 FOLDER = Path(__file__).parents[1] / "conformance"
@@ -41,7 +41,7 @@ def test_repeated_words():
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), max_size=20))
 def test_joined_spans_cover_the_same_and_stand_apart(spans):
     given_ = [(a, a + n) for a, n in spans]
-    out = joined(given_)
+    out = merged_spans(given_)
     inside = {i for a, b in given_ for i in range(a, b)}
     assert inside <= {i for a, b in out for i in range(a, b)}
     assert all(b + 1 < c for (_, b), (c, _) in pairwise(out))

@@ -152,7 +152,7 @@ def test_no_document_pays_for_compiling() -> None:
         "any('.mill.' in m for m in compiled._waiting))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for entry in ("scan", "describe", "scores", "look_again", "_places"):
+    for entry in ("scan", "describe", "scores", "second_features", "_places"):
         assert f"'{entry}'" in said
     assert said.endswith("False\n")
 
@@ -204,9 +204,9 @@ def test_weights_of_other_features_are_refused() -> None:
 def test_trees_say_what_a_plain_walk_says(engine: Engine) -> None:
     rng = np.random.default_rng(4)
     rows = rng.integers(-50, 1200, (40, f.FEATURES)).astype(np.int32)
-    trees = dict(zip(ARRAYS, engine.model.looks[0]))
+    trees = dict(zip(ARRAYS, engine.model.forests[0]))
     out = np.empty(len(rows), np.int32)
-    forest.scores(rows, *engine.model.looks[0], engine.model.odds, out)
+    forest.scores(rows, *engine.model.forests[0], engine.model.odds, out)
     for row, said in zip(rows, out):
         total = 0
         for node in trees["roots"].tolist():

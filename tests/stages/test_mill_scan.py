@@ -292,8 +292,8 @@ def all_of(markup: str) -> Page:
     blocks = len(page.blocks)
     out, look = np.empty((blocks, f.FEATURES), np.int32), np.empty((blocks, len(f.SECOND)), np.int32)
     f.describe(page.elements, len(page.elements), page.blocks, blocks, page.text, out)
-    f.look_again(page.elements, len(page.elements), page.blocks, blocks, f.makes(page.elements, page.blocks),
-                 np.full(blocks, 500, np.int32), look)
+    f.second_features(page.elements, len(page.elements), page.blocks, blocks, f.structures(page.elements, page.blocks),
+                      np.full(blocks, 500, np.int32), look)
     for marks in (False, True):
         render(page, np.ones(blocks, bool), markup=marks)
     return page

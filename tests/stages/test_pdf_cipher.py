@@ -9,7 +9,7 @@ import pytest
 
 from stages.document import Document
 from stages.extract.pdf.chars import PageChars, Piece
-from stages.extract.pdf.cipher import shifted
+from stages.extract.pdf.cipher import is_shifted
 from stages.extract.pdf.step import Pdf
 from tests.conftest import shared_data
 
@@ -121,7 +121,7 @@ def test_ocr_reads_a_shifted_page(monkeypatch):
 @pytest.mark.parametrize("language", TEXTS)
 def test_every_shift_is_seen(language):
     lines = textwrap.wrap(TEXTS[language], 90)
-    assert [by for by in range(26) if shifted([moved(line, by) for line in lines])] == list(range(1, 26))
+    assert [by for by in range(26) if is_shifted([moved(line, by) for line in lines])] == list(range(1, 26))
 
 
 NAMES = ["Wojciech Brzęczyszczykiewicz", "Nguyễn Xuân Quỳnh", "Xiuqing Zhu", "Ng Wei Jie", "Krzysztof Szczypiorski",
@@ -146,7 +146,7 @@ NAMES = ["Wojciech Brzęczyszczykiewicz", "Nguyễn Xuân Quỳnh", "Xiuqing Zhu
     ["\ue041\ue042\ue043 \ue044\ue045"] * 40, ["ﬁrst eﬃcient ﬂow of oﬀers"] * 10, ["x"], [], [""],
 ])
 def test_what_is_no_shifted_text(lines):
-    assert not shifted(lines)
+    assert not is_shifted(lines)
 
 
 def test_real_languages():
@@ -159,9 +159,9 @@ def test_real_languages():
         latin = sum(c.isascii() and c.isalpha() for c in text) > 0.7 * sum(map(str.isalpha, text))
         for n, start in enumerate(range(0, len(text) - 200, 1000)):
             lines = textwrap.wrap(text[start:start + 200], 80)
-            assert not shifted(lines), (path.name, lines)
+            assert not is_shifted(lines), (path.name, lines)
             pages += 1
             if latin:
                 judged += 1
-                told += shifted([moved(line, n % 25 + 1) for line in lines])
+                told += is_shifted([moved(line, n % 25 + 1) for line in lines])
     assert pages > 800 and judged > 500 and told >= 0.95 * judged

@@ -370,11 +370,11 @@ def test_batches_of_nothing_odd_are_read_as_row_by_row(tmp_path, monkeypatch, od
     most = 900 if odd == "a large one" else 20_000
     reader = Parquet(language="lang", date="when", keep=("note", "url"), max_bytes=most)
     quick: list[bool] = []
-    plain = Parquet._plain
-    monkeypatch.setattr(Parquet, "_plain", lambda *a: quick.append(bool(found := plain(*a))) or found)
+    plain = Parquet._fast_documents
+    monkeypatch.setattr(Parquet, "_fast_documents", lambda *a: quick.append(bool(found := plain(*a))) or found)
     found = read(reader, local)
     assert any(quick) == (odd not in ("bytes", "a large one", "views")) and (all(quick) == (odd in ("", "a number")))
-    monkeypatch.setattr(Parquet, "_plain", lambda *a: None)
+    monkeypatch.setattr(Parquet, "_fast_documents", lambda *a: None)
     assert [all_facts(d) for d in found] == [all_facts(d) for d in read(reader, local)]
     assert len(found) == 700
 

@@ -44,16 +44,16 @@ class _Paragraph:
 def make_paragraphs(root: Any) -> list[_Paragraph]:
     """Returns the same paragraphs as justext's ParagraphMaker. It reads the tree without SAX events, and does not build
     an XPath string for every paragraph."""
-    done: list[_Paragraph] = []
+    paragraphs: list[_Paragraph] = []
     current = _Paragraph(False)
     link = br = False
     selects = 0
 
-    def fresh() -> None:
+    def start_paragraph() -> None:
         nonlocal current
         if current.nodes:
             current.text = _normalize("".join(current.nodes).strip())
-            done.append(current)
+            paragraphs.append(current)
         current = _Paragraph(selects > 0)
 
     def characters(text: str) -> None:
@@ -71,7 +71,7 @@ def make_paragraphs(root: Any) -> list[_Paragraph]:
             name = element.tag.rpartition("}")[2]
             selects += "select" in name
             if name in PARAGRAPH_TAGS or (name == "br" and br):
-                fresh()
+                start_paragraph()
             else:
                 br = name == "br"
                 if br:
@@ -85,13 +85,13 @@ def make_paragraphs(root: Any) -> list[_Paragraph]:
             name = element.tag.rpartition("}")[2]
             selects -= "select" in name
             if name in PARAGRAPH_TAGS:
-                fresh()
+                start_paragraph()
             if name == "a":
                 link = False
         if element.tail:
             characters(element.tail)
-    fresh()
-    return done
+    start_paragraph()
+    return paragraphs
 
 
 def classify(paragraphs: list[_Paragraph], stoplist: frozenset[str]) -> None:
@@ -185,7 +185,7 @@ def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> t
 
 
 def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, options: Any) -> tuple[Any, str]:
-    """Run trafilatura's compare_extraction as if readability had found nothing. It then only checks whether the text is
+    """Run trafilatura's compare_extraction as if readability had found no text. It then only checks whether the text is
     short or holds elements that cleaning should have removed; if so, it tries justext."""
     summary.skip = True
     try:
@@ -198,10 +198,10 @@ class _Summary:
     """Replaces trafilatura.external.try_readability. While its switch `skip` is set, it returns an empty element."""
 
     def __init__(self) -> None:
-        self.skip, self.ask = False, external.try_readability
+        self.skip, self.original = False, external.try_readability
 
     def __call__(self, tree: Any) -> Any:
-        return HtmlElement() if self.skip else self.ask(tree)
+        return HtmlElement() if self.skip else self.original(tree)
 
 
 summary = _Summary()

@@ -57,16 +57,16 @@ class Paragraph:
 def make_paragraphs(root: Any) -> list[Paragraph]:
     """Returns the paragraphs of a tree in their order. As in the package jusText, a paragraph ends at a block element
     and at two line breaks in a row."""
-    done: list[Paragraph] = []
+    paragraphs: list[Paragraph] = []
     current = Paragraph()
     links = headings = 0
     br = False
 
-    def fresh() -> None:
+    def start_paragraph() -> None:
         nonlocal current
         if current.pieces:
             current.text = _WHITESPACE.sub(" ", "".join(current.pieces)).strip()
-            done.append(current)
+            paragraphs.append(current)
         current = Paragraph(headings > 0)
 
     def characters(text: str, element: Any, tail: bool) -> None:
@@ -86,7 +86,7 @@ def make_paragraphs(root: Any) -> list[Paragraph]:
         if event == "start":
             headings += heading
             if name in PARAGRAPH_TAGS or (name == "br" and br):
-                fresh()
+                start_paragraph()
             else:
                 br = name == "br"
                 if br:
@@ -97,12 +97,12 @@ def make_paragraphs(root: Any) -> list[Paragraph]:
             continue
         headings -= heading
         if name in PARAGRAPH_TAGS:
-            fresh()
+            start_paragraph()
         links -= name == "a"
         if element.tail:
             characters(element.tail, element, True)
-    fresh()
-    return [p for p in done if p.text]
+    start_paragraph()
+    return [p for p in paragraphs if p.text]
 
 
 @cache
@@ -122,14 +122,14 @@ def _stoplist(language: str) -> frozenset[str]:
 
 def language_of(paragraphs: Sequence[Paragraph]) -> str:
     """The language whose stop words make up most of all words, e.g. 'English'."""
-    table, left = stop_words(), _WORDS
+    table, remaining = stop_words(), _WORDS
     result: Counter[str] = Counter()
     words: Counter[str] = Counter()
     for p in paragraphs:
-        some = p.text.lower().split()[:left]
-        words.update(some)
-        left -= len(some)
-        if left <= 0:
+        page_words = p.text.lower().split()[:remaining]
+        words.update(page_words)
+        remaining -= len(page_words)
+        if remaining <= 0:
             break
     for word, n in words.items():
         for language in table.get(word, ()):
@@ -194,13 +194,13 @@ def revise(paragraphs: Sequence[Any], distance: int = HEADING_DISTANCE) -> None:
 
 def _good_follows(paragraphs: Sequence[Any], i: int, distance: int) -> bool:
     """Whether a good paragraph begins within `distance` characters after paragraph `i`."""
-    passed = 0
+    characters = 0
     for p in paragraphs[i + 1:i + 2 + distance]:             # each has at least one character
-        if passed > distance:
+        if characters > distance:
             return False
         if p.class_type == "good":
             return True
-        passed += len(p.text)
+        characters += len(p.text)
     return False
 
 
@@ -224,7 +224,7 @@ class Engine:
     def __init__(self, *, max_depth: int = 255, **_: Any) -> None:
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
 
-    def _good(self, page: str) -> tuple[Any, list[Paragraph], list[Paragraph]] | None:
+    def _classified(self, page: str) -> tuple[Any, list[Paragraph], list[Paragraph]] | None:
         """Returns (tree, all its paragraphs, the good ones); None when the elements of the page nest too deep."""
         tree = private.utils.load_html(page)
         if tree is None:
@@ -238,14 +238,14 @@ class Engine:
         return tree, paragraphs, [p for p in paragraphs if p.class_type == "good"]
 
     def text(self, page: str) -> str | None:
-        found = self._good(page)
-        return None if found is None else "\n".join(p.text for p in found[2])
+        classified = self._classified(page)
+        return None if classified is None else "\n".join(p.text for p in classified[2])
 
     def markdown(self, page: str) -> str | None:
-        found = self._good(page)
-        if found is None:
+        classified = self._classified(page)
+        if classified is None:
             return None
-        tree, paragraphs, _ = found
+        tree, paragraphs, _ = classified
         for p in paragraphs:
             if p.class_type != "good":
                 for element, tail in p.nodes:

@@ -1,5 +1,5 @@
-"""Bounds a web page before it is parsed: `shorten` limits the bytes that are read, and `nodes` counts the elements that
-a parser would create.
+"""Bounds a web page before it is parsed: `shorten` limits the bytes that are read, and `count_nodes` counts the
+elements that a parser would create.
 
 Real pages above two megabytes are large because of scripts, styles, drawings and inline images, not because of text, so
 these are removed first. A page that is still too long is cut, as crawls cut pages (Common Crawl: at 1 MiB until 2025,
@@ -28,9 +28,9 @@ _ENDS = {b"<script": re.compile(rb"</script\b[^>]{0,100}>", re.IGNORECASE),
          b"<!--": re.compile(rb"-->"), b"data:": re.compile(rb"(?=[\"'()<>\s])")}
 _BEGINS = re.compile(rb"<script\b|<style\b|<svg\b|<!--|data:", re.IGNORECASE)
 #: scripts that are kept because they hold text: metadata of the page, formulas
-_TOLD = re.compile(rb"[^>]{0,300}(?:ld\+json|math/tex)", re.IGNORECASE)
-#: Limits of the search for stretches that are not text: how many are examined in one page, and how many bytes are
-#: searched, as a multiple of the bytes that may be kept
+_TEXT_SCRIPT = re.compile(rb"[^>]{0,300}(?:ld\+json|math/tex)", re.IGNORECASE)
+#: Limits of the search for scripts, styles and other stretches that are not text: how many are examined in one page,
+#: and how many bytes are searched, as a multiple of the bytes that may be kept
 _LOOKS, _REACH = 50_000, 10
 #: shorter data URIs stay
 _SHORT = 1_000
@@ -67,7 +67,7 @@ def _without_code(data: bytes) -> bytes:
         if (looks := looks + 1) > _LOOKS:
             break
         kind = begin[0].lower()
-        if kind in endless or (kind == b"<script" and _TOLD.match(data, begin.end())):
+        if kind in endless or (kind == b"<script" and _TEXT_SCRIPT.match(data, begin.end())):
             continue
         end = _ENDS[kind].search(data, begin.end())
         if end is None:
@@ -121,7 +121,7 @@ _SCRIPT, _OPTION, _SVG, _MATH, _TEMPLATE = (np.uint32(_fnv(name)) for name in (
 _END_OF_SCRIPT = np.frombuffer(b"/script", np.uint8)
 
 
-def nodes(page: bytes, most: int) -> int:
+def count_nodes(page: bytes, most: int) -> int:
     """Counts the elements that an HTML5 parser makes of a page in UTF-8, including formatting elements that it reopens.
     The count stops soon after it exceeds `most`. The result is also larger than `most` for a page that has more than
     `ATTRIBUTES` attributes in one tag, more than `OPTIONS` options or more than `TEMPLATES` nested templates."""
@@ -131,7 +131,7 @@ def nodes(page: bytes, most: int) -> int:
 @njit(cache=True, nogil=True)
 def _nodes(page, most, names, end_of_script):
     n, i = len(page), 0
-    made = options = foreign = templates = opened = 0
+    elements = options = foreign = templates = opened = 0
     kinds, tags = np.empty(most + 1, np.int8), np.empty(most + 1, np.uint32)     # open formatting elements
     while i < n:
         if page[i] != 60:                                                   # <
@@ -199,13 +199,13 @@ def _nodes(page, most, names, end_of_script):
         for k in range(len(names)):
             if names[k] == name:
                 kind = k
-        made += (0 if end else 1) + (opened if kind < 0 or (end and kind >= _KINDS) else 0)
+        elements += (0 if end else 1) + (opened if kind < 0 or (end and kind >= _KINDS) else 0)
         if name == _OPTION and not end:
             options += 1
             if options > OPTIONS:
                 return most + 1
-        if made > most:
-            return made
+        if elements > most:
+            return elements
         if name == _TEMPLATE:
             templates = max(0, templates - 1) if end else templates + 1
             if templates > TEMPLATES:
@@ -225,15 +225,15 @@ def _nodes(page, most, names, end_of_script):
                     opened -= 1
                     break
         elif kind >= 0:
-            tag, same = np.uint32(2166136261), 0
+            tag, equal = np.uint32(2166136261), 0
             for k in range(begin, min(i, n)):
                 tag = np.uint32((tag ^ np.uint32(page[k])) * np.uint32(16777619))
             for k in range(opened):
-                same += tags[k] == tag
-            if same < 3:  # of equal ones three stay open (the Noah's Ark clause)
+                equal += tags[k] == tag
+            if equal < 3:  # of equal ones three stay open (the Noah's Ark clause)
                 kinds[opened], tags[opened] = kind, tag
                 opened += 1
-    return made
+    return elements
 
 
 @njit(cache=True, nogil=True)

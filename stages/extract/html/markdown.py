@@ -225,15 +225,15 @@ class _Writer:
             number = int(start)
         loose = _Writer(self.markup, self.depth + 1, self.lines)     # anything may occur in a list between its items
         loose.run.append(e.text or "")
-        found: list[list[str]] = []
+        contents: list[list[str]] = []
         for child in e:
             if isinstance(child.tag, str):
                 if child.tag in ("li", "item", "dt", "dd"):
-                    found += [loose.take(), self.inside(child)]
+                    contents += [loose.take(), self.inside(child)]
                 else:
                     loose.child(child, child.tag.rpartition("}")[2].lower())
             loose.run.append(child.tail or "")
-        for blocks in (*found, loose.take()):
+        for blocks in (*contents, loose.take()):
             if blocks:
                 mark = f"{number}. " if numbered and self.markup else "- "
                 indent = " " * len(mark)

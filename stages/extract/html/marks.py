@@ -1,4 +1,4 @@
-"""Markdown syntax that all writers produce alike: formulas, fences, languages of code."""
+"""Writes the Markdown that is the same in all extraction engines: formulas, and fences of code with its language."""
 
 from __future__ import annotations
 

@@ -35,55 +35,55 @@ _STYLE = re.compile(r"\{\\(?:display|text)style\s(.*)\}\s*\Z", re.DOTALL)
 #: most characters between the beginning and the end of a formula, and of one rendered formula
 _LONGEST = 100_000
 #: most tags examined in one page to find the ends of rendered formulas
-_TAGS_SEEN = 300_000
+_MOST_TAGS = 300_000
 
 
-def expose(page: str) -> str:
+def formulas_as_tex(page: str) -> str:
     """Returns the page with TeX in place of its formulas. A page without formulas is returned unchanged."""
     lower = page.lower()
     if not (any(word in lower for word in _WORDS) or _TEX.search(lower)) or _LIKELY.search(page) is None:
         return page
     page = _without_rendered(page)
-    known: dict[str, re.Match[str] | None] = {}
+    next_matches: dict[str, re.Match[str] | None] = {}
 
     def following(name: str, at: int) -> re.Match[str] | None:
         """Returns the first match of the pattern `_NEXT[name]` from position `at` on; None when it begins more than
         `_LONGEST` characters later. The last match is cached, so that no stretch of the page is searched twice."""
-        found = known.get(name)
-        if name not in known or (found is not None and found.start() < at):
-            found = known[name] = _NEXT[name].search(page, at)
-        return found if found is not None and found.start() - at <= _LONGEST else None
+        match = next_matches.get(name)
+        if name not in next_matches or (match is not None and match.start() < at):
+            match = next_matches[name] = _NEXT[name].search(page, at)
+        return match if match is not None and match.start() - at <= _LONGEST else None
 
     out: list[str] = []
     at = 0
-    while (found := _FORMULA.search(page, at)) is not None:
-        before, after = page[at:found.start()], found.end()
+    while (formula := _FORMULA.search(page, at)) is not None:
+        before, after = page[at:formula.start()], formula.end()
         tex, display = "", False
-        if found["script"] is not None:
+        if formula["script"] is not None:
             end = following("script", after)
             if end is not None:
-                tex, display = page[after:end.start()], "display" in found["script"].lower()
+                tex, display = page[after:end.start()], "display" in formula["script"].lower()
                 after = end.end()
-        elif found["attributes"] is not None:
+        elif formula["attributes"] is not None:
             end = following("math", after)
             if end is not None:
                 inner = following("annotation", after)
                 tex = unescape(inner[1]) if inner is not None and inner.end() <= end.start() else \
-                    _attribute(found["attributes"], "alttext")
-                display = _attribute(found["attributes"], "display").lower() == "block"
+                    _attribute(formula["attributes"], "alttext")
+                display = _attribute(formula["attributes"], "display").lower() == "block"
                 after = end.end() if tex.strip() else after
                 hidden = _HIDDEN.search(before, max(0, len(before) - 1000)) if tex.strip() else None
                 if hidden is not None:
                     before = before[:hidden.start()]
                     closing = re.compile(r"\s*</span\s*>", re.IGNORECASE).match(page, after)
                     after = closing.end() if closing else after
-        elif _IMAGE_CLASS.search(_attribute(found["image"], "class")):
-            fallback = "mwe-math" in found["image"] and bool(out) and out[-1].endswith(("\\)", "\\]"))
+        elif _IMAGE_CLASS.search(_attribute(formula["image"], "class")):
+            fallback = "mwe-math" in formula["image"] and bool(out) and out[-1].endswith(("\\)", "\\]"))
             if fallback and before.strip().lower() in ("", "</span>"):
                 at = after                                 # the picture of the formula just written
                 out.append(before)
                 continue
-            tex = _attribute(found["image"], "alt").strip("$")
+            tex = _attribute(formula["image"], "alt").strip("$")
         tex = " ".join(tex.split())
         if (style := _STYLE.match(tex)) is not None:
             tex = style[1].strip()
@@ -91,7 +91,7 @@ def expose(page: str) -> str:
             tex = html.escape(tex, quote=False)
             out += [before, f"<br>\\[{tex}\\]<br>" if display else f"\\({tex}\\)"]
         else:
-            out += [before, page[found.start():after]]
+            out += [before, page[formula.start():after]]
         at = after
     out.append(page[at:])
     return "".join(out)
@@ -105,23 +105,23 @@ def _attribute(attributes: str, name: str) -> str:
 def _without_rendered(page: str) -> str:
     """Returns the page without the elements that show a rendered formula (KaTeX, MathJax)."""
     out: list[str] = []
-    at, left = 0, _TAGS_SEEN
-    while left > 0 and (match := _RENDERED.search(page, at)) is not None:
+    at, remaining = 0, _MOST_TAGS
+    while remaining > 0 and (match := _RENDERED.search(page, at)) is not None:
         out.append(page[at:match.start()])
-        at, seen = _end_of(page, match, left)
-        left -= seen
+        at, tags_read = _end_of(page, match, remaining)
+        remaining -= tags_read
     return "".join([*out, page[at:]]) if out else page
 
 
 def _end_of(page: str, start: re.Match[str], most: int) -> tuple[int, int]:
     """Returns (position after the element whose start tag is `start`; number of tags read to find it). If the element
     does not end within `_LONGEST` characters and `most` tags, the position is the end of its start tag."""
-    depth = seen = 0
+    depth = tags_read = 0
     for tag in _TAGS[start[1].lower()].finditer(page, start.start(), start.start() + _LONGEST):
         depth += -1 if tag[1] else 1
-        seen += 1
+        tags_read += 1
         if depth == 0:
-            return page.find(">", tag.end()) + 1 or len(page), seen
-        if seen > most:
+            return page.find(">", tag.end()) + 1 or len(page), tags_read
+        if tags_read > most:
             break
-    return start.end(), seen
+    return start.end(), tags_read

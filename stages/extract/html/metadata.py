@@ -1,4 +1,4 @@
-"""Reads what a page says about itself: title, author, date, canonical URL, language, licence, and the uses it forbids.
+"""Reads what a web page states about itself: title, author, date, canonical URL, language, licence, and forbidden uses.
 
 These are claims of the page, and they are not checked. Regular expressions run forwards once over the head and the
 JSON-LD of a page, so the cost is small beside extraction. The library that trafilatura uses for dates is not used here,
@@ -35,8 +35,8 @@ HEAD = 256 << 10
 _FOOT = 64 << 10
 #: JSON-LD blocks read, and characters of each
 _BLOCKS, _BLOCK = 8, 100_000
-#: dates outside these are mistakes: before the first web page, or after any crawl (`describe` sets a nearer limit when
-#: it knows the day of the fetch)
+#: Dates outside this range are ignored as mistakes: they precede the first web page, or follow any crawl. `describe`
+#: sets an earlier end if it knows the day of the fetch.
 _FIRST, _LAST = datetime.date(1991, 8, 6), datetime.date(2100, 1, 1)
 
 _TITLE = re.compile(r"<title[^<>]{0,500}>([^<]{1,2000})", re.IGNORECASE)
@@ -49,11 +49,11 @@ _TAG = re.compile(r"<[^<>]*+>")
 _CODE = r"[a-zA-Z]{2,3}(?:[-_][a-zA-Z0-9]{1,8})*"
 _LANG = re.compile(rf"<html\b[^<>]{{0,2000}}?\slang\s*=\s*[\"']?({_CODE})", re.IGNORECASE)
 #: matches a tag that carries metadata, from the character after its `<` on
-_TOLD = re.compile(r"(meta|link|time)\b((?:[^>\"']++|\"[^\"]*+\"|'[^']*+')*+)>")
+_METADATA_TAG = re.compile(r"(meta|link|time)\b((?:[^>\"']++|\"[^\"]*+\"|'[^']*+')*+)>")
 _KINDS = frozenset(("meta", "link", "time"))
-#: attributes of these tags that are read
-_TELLS = re.compile(r"title|author|creator|byl|label1|data1|date|publish|issued|created|licen|lang|locale|canonical|"
-                    r"og:url|robots|tdm-|rights")
+#: a tag whose attributes hold none of these words states no fact that is read
+_READ_ATTRIBUTES = re.compile(r"title|author|creator|byl|label1|data1|date|publish|issued|created|licen|lang|locale|"
+                              r"canonical|og:url|robots|tdm-|rights")
 _ATTRIBUTE = re.compile(r"([a-zA-Z][\w:.-]{0,40})\s{0,8}=\s{0,8}(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'<>]+))")
 _HTTP = re.compile(r"https?://[^\s\"'<>]{1,2000}", re.IGNORECASE)
 _REL = tuple(f"rel={quote}license" for quote in ('"', "'", ""))
@@ -100,7 +100,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "tdm": ("tdm-reservation",),
     "tdm_policy": ("tdm-policy",),
 }
-_WANTED = {name: (what, rank) for what, names in _NAMES.items() for rank, name in enumerate(names)}
+_META_FACTS = {name: (what, rank) for what, names in _NAMES.items() for rank, name in enumerate(names)}
 
 
 def describe(page: str, crawled: str = "") -> dict[str, str]:
@@ -114,35 +114,35 @@ def describe(page: str, crawled: str = "") -> dict[str, str]:
     `crawled` is the ISO date of the fetch. A date on the page that is more than two days later is ignored.
     """
     head = page[:next((end for end in (page.find(tag, 0, HEAD) for tag in _HEAD_ENDS) if end > 0), HEAD)]
-    told, authors, links, times = _told(head + "".join(_marked(page, len(head))))
-    linked = list(_json_ld(page))
+    facts, authors, links, times = _head_facts(head + "".join(_microdata_tags(page, len(head))))
+    json_ld = list(_json_ld(page))
     result: dict[str, str] = {}
-    title = _title(told.get("title") or _tag_title(head), _heading(page))
+    title = _title(facts.get("title") or _tag_title(head), _heading(page))
     if title:
         result["title"] = title[:500]
-    if author := _authors(authors, linked) or _byline(page):
+    if author := _authors(authors, json_ld) or _byline(page):
         result["author"] = author
     latest = _LAST
-    if (when := _DATE.match(crawled)) and (day := _day(when[1], when[3], when[4])):
+    if (fetched := _DATE.match(crawled)) and (day := _day(fetched[1], fetched[3], fetched[4])):
         latest = min(_LAST, day + datetime.timedelta(days=2))
-    dates = (told.get("date", ""), *_found(linked, "date"), *times)
+    dates = (facts.get("date", ""), *_json_ld_values(json_ld, "date"), *times)
     date = next((d for d in map(parse_date, dates) if d is not None and d <= latest), None)
     if date is not None:
         result["date"] = date.isoformat()
-    canonical = next(filter(_HTTP.fullmatch, (links.get("canonical", ""), told.get("url", ""))), "")
+    canonical = next(filter(_HTTP.fullmatch, (links.get("canonical", ""), facts.get("url", ""))), "")
     if canonical:
         result["canonical"] = canonical
     if (lang := _LANG.search(head, 0, 8192)) is not None:
         result["lang"] = lang[1].lower()
-    elif re.fullmatch(_CODE, told.get("lang", "")):
-        result["lang"] = told["lang"].lower()
-    licence = links.get("license") or told.get("licence", "")
-    licence = licence if _HTTP.fullmatch(licence) else next(_found(linked, "licence"), "") or _licence(page)
+    elif re.fullmatch(_CODE, facts.get("lang", "")):
+        result["lang"] = facts["lang"].lower()
+    licence = links.get("license") or facts.get("licence", "")
+    licence = licence if _HTTP.fullmatch(licence) else next(_json_ld_values(json_ld, "licence"), "") or _licence(page)
     if licence:
         result["license"] = licence
-    if forbidden := directives(told.get("robots", "")):
+    if forbidden := directives(facts.get("robots", "")):
         result["robots"] = ", ".join(forbidden)
-    result |= {what: told[what][:500] for what in ("rights", "tdm", "tdm_policy") if what in told}
+    result |= {fact: facts[fact][:500] for fact in ("rights", "tdm", "tdm_policy") if fact in facts}
     return result
 
 
@@ -158,12 +158,12 @@ def parse_date(text: str) -> datetime.date | None:
     """Returns the first date in the first 100 characters of a text, written as year-month-day or, failing that, with
     the English name of a month. Returns None when there is none, or when it is outside `_FIRST` … `_LAST`. The result
     does not depend on today's date."""
-    found = None
+    date = None
     if (m := _DATE.search(text[:100])) is not None:
-        found = _day(m[1], m[3], m[4])
+        date = _day(m[1], m[3], m[4])
     elif (m := _WRITTEN.search(text[:100])) is not None and (m[1] or m[3]):
-        found = _day(m[4], str(_MONTHS[m[2][:3].lower()]), m[1] or m[3])
-    return found if found is not None and _FIRST <= found <= _LAST else None
+        date = _day(m[4], str(_MONTHS[m[2][:3].lower()]), m[1] or m[3])
+    return date if date is not None and _FIRST <= date <= _LAST else None
 
 
 def _day(year: str, month: str, day: str) -> datetime.date | None:
@@ -173,7 +173,7 @@ def _day(year: str, month: str, day: str) -> datetime.date | None:
         return None
 
 
-def _told(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], list[str]]:
+def _head_facts(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], list[str]]:
     """Reads the tags `<meta>`, `<link>` and `<time>` in `head`. Returns (facts from `<meta>`, by name; lists of the
     authors that `<meta>` names, the most reliable list first; the address of the first `<link>` of each relation; the
     `datetime` of each `<time>`, those of publication first)."""
@@ -181,15 +181,15 @@ def _told(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], l
     authors: dict[int, list[str]] = {}
     links: dict[str, str] = {}
     published: list[str] = []
-    other: list[str] = []
+    other_times: list[str] = []
     label = ""
-    for piece in head.split("<")[1:]:                       # a tag ends where the next one begins, whatever its quotes
+    for piece in head.split("<")[1:]:                     # a tag with an unclosed quote ends where the next tag begins
         kind = piece[:4].lower()
-        if kind not in _KINDS or (m := _TOLD.match(kind + piece[4:])) is None:
+        if kind not in _KINDS or (m := _METADATA_TAG.match(kind + piece[4:])) is None:
             continue
         inside = m[2]
-        low = inside.lower()
-        if _TELLS.search(low) is None:
+        lower = inside.lower()
+        if _READ_ATTRIBUTES.search(lower) is None:
             continue
         attributes = {a[1].lower(): unescape(a[2] or a[3] or a[4] or "").strip()
                       for a in _ATTRIBUTE.finditer(inside[:8000])}
@@ -198,27 +198,27 @@ def _told(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], l
                 links.setdefault(relation, attributes.get("href", ""))
             continue
         if kind == "time":
-            marked = "publish" in low or "pubdate" in low
-            (published if marked else other).append(attributes.get("datetime", ""))
+            marked = "publish" in lower or "pubdate" in lower
+            (published if marked else other_times).append(attributes.get("datetime", ""))
             continue
         name = next((attributes[k].lower() for k in ("property", "name", "itemprop", "http-equiv")
                      if attributes.get(k)), "")
         content = " ".join(attributes.get("content", "").split())
         if name == "twitter:label1":
             label = content.lower()
-        if name == "robots":                                # several authors are all kept
+        if name == "robots":                                # the directives of all such tags count
             best["robots"] = 0, f"{best['robots'][1]}, {content}" if "robots" in best else content
-        elif name in _WANTED and content and (name != "twitter:data1" or label in _WRITTEN_BY):
-            what, rank = _WANTED[name]
-            if what == "author":
+        elif name in _META_FACTS and content and (name != "twitter:data1" or label in _WRITTEN_BY):
+            fact, rank = _META_FACTS[name]
+            if fact == "author":
                 authors.setdefault(rank, []).append(content)
-            elif what not in best or rank < best[what][0]:
-                best[what] = rank, content
-    return ({what: content for what, (_, content) in best.items()}, [authors[rank] for rank in sorted(authors)], links,
-            (published + other)[:8])
+            elif fact not in best or rank < best[fact][0]:
+                best[fact] = rank, content
+    return ({fact: content for fact, (_, content) in best.items()}, [authors[rank] for rank in sorted(authors)], links,
+            (published + other_times)[:8])
 
 
-def _marked(page: str, at: int) -> Iterator[str]:
+def _microdata_tags(page: str, at: int) -> Iterator[str]:
     """Yields the tags of a page's body that may state author or date: `<time>` and microdata. The body begins at
     `at`."""
     for mark in _MARKS if page.find('itemprop="', at, HEAD) >= 0 else _MARKS[:1]:
@@ -246,10 +246,10 @@ def _json_ld(page: str) -> Iterator[str]:
         at = begin
 
 
-def _found(blocks: list[str], what: str) -> Iterator[str]:
+def _json_ld_values(blocks: list[str], fact: str) -> Iterator[str]:
     """Yield the first match of the pattern `_LD[what]` in each block, decoded from JSON."""
     for block in blocks:
-        if (m := _LD[what].search(block)) is not None:
+        if (m := _LD[fact].search(block)) is not None:
             value = next(filter(None, m.groups()), "")
             try:
                 yield unescape(str(json.loads(f'"{value}"', strict=False))).strip()
@@ -261,12 +261,12 @@ def _people(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(filter(None, map(_person, names))))[:_MANY]
 
 
-def _authors(told: list[list[str]], linked: list[str]) -> str:
-    """Returns the authors, separated by "; ". `told` holds those that `<meta>` names, `linked` the page's JSON-LD.
-    JSON-LD is used where it names more authors, since `<meta>` often names only one."""
-    said = next(filter(None, map(_people, told)), [])
-    listed = next(filter(None, map(_people, map(_linked_authors, linked))), [])
-    return "; ".join(listed if len(listed) > len(said) else said)
+def _authors(meta_authors: list[list[str]], json_ld: list[str]) -> str:
+    """Returns the authors, separated by "; ". `meta_authors` holds those that `<meta>` names, `json_ld` the page's
+    blocks of JSON-LD, which are used if they name more authors, since `<meta>` often names only one."""
+    meta_names = next(filter(None, map(_people, meta_authors)), [])
+    json_ld_names = next(filter(None, map(_people, map(_json_ld_authors, json_ld))), [])
+    return "; ".join(json_ld_names if len(json_ld_names) > len(meta_names) else meta_names)
 
 
 def _byline(page: str) -> str:
@@ -274,26 +274,26 @@ def _byline(page: str) -> str:
     when neither names one."""
     at = page.find('itemprop="author"', 0, HEAD)
     if at >= 0:
-        some = page[at:at + _NEAR]
-        place = some.find('itemprop="name"')
-        tag = some[max(some.rfind("<", 0, place), 0):] if place >= 0 else some
+        nearby = page[at:at + _NEAR]
+        place = nearby.find('itemprop="name"')
+        tag = nearby[max(nearby.rfind("<", 0, place), 0):] if place >= 0 else nearby
         if (content := _CONTENT.match(tag)) is not None:
             return _person(unescape(content[1]))
-        if name := _person(_inner(tag)):
+        if name := _person(_text_after_tag(tag)):
             return name
     at = page.find('rel="author"', 0, HEAD)
-    return _person(_inner(page[at:at + _NEAR])) if at >= 0 else ""
+    return _person(_text_after_tag(page[at:at + _NEAR])) if at >= 0 else ""
 
 
-def _inner(tag: str) -> str:
+def _text_after_tag(tag: str) -> str:
     """Returns the text after the first start tag in `tag`, up to the next tag. Up to four inline tags before the text
     are skipped."""
     begin = tag.find(">") + 1
-    found = _TEXT.match(tag, begin) if begin else None
-    return " ".join(unescape(found[1]).split()) if found else ""
+    match = _TEXT.match(tag, begin) if begin else None
+    return " ".join(unescape(match[1]).split()) if match else ""
 
 
-def _linked_authors(block: str) -> list[str]:
+def _json_ld_authors(block: str) -> list[str]:
     """Returns the names in the first `author` or `creator` of a JSON-LD block that yields a name. Only the first four
     are tried."""
     for m in islice(_LD_AUTHOR.finditer(block), 4):
@@ -303,21 +303,21 @@ def _linked_authors(block: str) -> list[str]:
             if value.count("[") + value.count("{") > _NESTED:
                 continue
         try:
-            found = _names(_DECODER.raw_decode(value)[0])
+            names = _names(_DECODER.raw_decode(value)[0])
         except ValueError:
             continue
-        if found:
-            return found
+        if names:
+            return names
     return []
 
 
-def _names(said: Any) -> list[str]:
+def _names(value: Any) -> list[str]:
     """The names in a schema.org author: a name, a person or organisation, or a list of these."""
-    if isinstance(said, str):
-        return [unescape(said)]
-    if isinstance(said, dict):
-        return _names(said.get("name")) if isinstance(said.get("name"), str | list) else []
-    return [name for one in said[:_MANY] for name in _names(one)] if isinstance(said, list) else []
+    if isinstance(value, str):
+        return [unescape(value)]
+    if isinstance(value, dict):
+        return _names(value.get("name")) if isinstance(value.get("name"), str | list) else []
+    return [name for item in value[:_MANY] for name in _names(item)] if isinstance(value, list) else []
 
 
 def _person(name: str) -> str:
@@ -366,7 +366,7 @@ def _licence(page: str) -> str:
     for _ in range(20):
         if at < 0:
             return ""
-        if (found := _CC.match(page, at)) is not None:
-            return f"https://creativecommons.org/{found[1].lower()}/"
+        if (match := _CC.match(page, at)) is not None:
+            return f"https://creativecommons.org/{match[1].lower()}/"
         at = page.find("creativecommons.org/", at + 1)
     return ""

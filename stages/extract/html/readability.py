@@ -3,8 +3,8 @@ scores the blocks around paragraphs, and takes the best block together with the 
 
 Three parts of the algorithm can take very long. It examines all siblings of an empty block with an image, so 40,000
 such blocks in a row take a quarter of an hour. It rereads nested blocks. When it removes an element, it appends the
-text after the element to the text before it. `Bounded` counts this work and gives up at a fixed amount, many times what
-any of 1,864 real pages takes. When trafilatura uses readability as its fallback, it then continues without it.
+text after the element to the text before it. `Bounded` counts this work and stops at a fixed amount, which is many
+times what any of 1,864 real pages takes. If trafilatura uses readability as its fallback, it then continues without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stages.extract.html import private
 from stages.extract.html.limits import TooMuchWork
 from stages.extract.html.markdown import write
 
-#: text lengths measured in one page; a long text counts more
+#: most measurements of a text's length in one page; measuring a long text counts more than once
 MOST = 400_000
 #: most sibling elements
 SIBLINGS = 10_000
@@ -31,12 +31,12 @@ class _Work:
     """Replaces `readability_lxml.text_length`; counts its work and raises TooMuchWork beyond `MOST`."""
 
     def __init__(self) -> None:
-        self.left, self.ask = MOST, private.readability_lxml.text_length
+        self.remaining, self.original = MOST, private.readability_lxml.text_length
 
     def __call__(self, element: Any) -> int:
-        length = self.ask(element)
-        self.left -= 1 + length // _LOOK
-        if self.left < 0:
+        length = self.original(element)
+        self.remaining -= 1 + length // _LOOK
+        if self.remaining < 0:
             raise TooMuchWork("this page is too tangled for readability")
         return length
 
@@ -50,7 +50,7 @@ class Bounded(private.readability_lxml.Document):
     __slots__ = ()
 
     def summary(self) -> str:
-        work.left = MOST
+        work.remaining = MOST
         if any(len(element) > SIBLINGS for element in self.doc.iter()):
             raise TooMuchWork("readability would take long for so many elements in a row")
         return super().summary()
@@ -121,10 +121,10 @@ class Engine:
             if len(summary) >= _SHORT:
                 break
         # The summary is XML, where an empty element is `<b/>`. An HTML parser would not read this as closed.
-        found = etree.fromstring(summary.encode("utf-8", "surrogatepass"),
-                                 etree.XMLParser(recover=True, huge_tree=True, resolve_entities=False))
-        if found is None:
+        article = etree.fromstring(summary.encode("utf-8", "surrogatepass"),
+                                   etree.XMLParser(recover=True, huge_tree=True, resolve_entities=False))
+        if article is None:
             return ""
         if not self.tables:
-            etree.strip_elements(found, "table", with_tail=False)
-        return write(found, markup=markup)
+            etree.strip_elements(article, "table", with_tail=False)
+        return write(article, markup=markup)

@@ -11,7 +11,7 @@ from resiliparse.parse.html import HTMLTree
 
 from stages.extract.html.markdown import write
 
-#: a page with no more tags than this costs resiliparse no noticeable time, however they are nested
+#: resiliparse takes no noticeable time for a page of at most this many tags, however they are nested
 _HARMLESS = 5_000
 #: Limit for (number of tags) × (depth of nesting), which corresponds to 2 s of CPU time. The time of resiliparse grows
 #: with the square of the depth (2 s for 10,000 nested elements) and with tags times depth (6 s for 240 levels around
@@ -27,17 +27,17 @@ class Engine:
         self.comments, self.max_depth = comments, max_depth
 
     def text(self, page: str) -> str | None:
-        return self._found(page, True)
+        return self._extracted(page, True)
 
     def markdown(self, page: str) -> str | None:
-        found = self._found(page, "minimal_html")
-        if not found:
-            return found
+        markup = self._extracted(page, "minimal_html")
+        if not markup:
+            return markup
         # resiliparse separates the cells of a row by tabs
-        tree = html.document_fromstring(f"<body>{found}".replace("\t\t", " | "), parser=html.HTMLParser())
+        tree = html.document_fromstring(f"<body>{markup}".replace("\t\t", " | "), parser=html.HTMLParser())
         return write(tree, lines=True)
 
-    def _found(self, page: str, form: bool | Literal["minimal_html"]) -> str | None:
+    def _extracted(self, page: str, form: bool | Literal["minimal_html"]) -> str | None:
         tree, tags = HTMLTree.parse(page), page.count("<")
         if tags > _HARMLESS:
             # search for an element `deepest + 1` levels down; the selector is evaluated in C

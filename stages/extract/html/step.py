@@ -14,10 +14,10 @@ from pydantic import model_validator
 from stages.catalog import load
 from stages.document import Document
 from stages.extract.html import limits
-from stages.extract.html.math import expose
+from stages.extract.html.math import formulas_as_tex
 from stages.extract.html.metadata import describe
 from stages.stage import Stage, StageConfig, signal
-from stages.text.encoding import decode, once
+from stages.text.encoding import decode, without_double_encoding
 
 #: a file that begins with one of these is no page, whatever the server declared
 _BINARY = (b"%PDF-", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"PK\x03\x04", b"\x1f\x8b", b"RIFF", b"\x00\x00\x01\x00",
@@ -164,7 +164,7 @@ class Html(Stage):
     def _engine(self) -> Engine:
         # trafilatura would log an error for every malformed page; the reasons of dropped documents are counted anyway
         logging.getLogger("tokenmill_trafilatura").setLevel(logging.CRITICAL)
-        limits.nodes(b"<p>", 1)                   # compiles the kernel
+        limits.count_nodes(b"<p>", 1)             # compiles the kernel
         names = ("favor", "fast", "tables", "comments", "max_depth")
         engine: Engine = load(ENGINES[self.config.engine])(**{name: getattr(self.config, name) for name in names})
         return engine
@@ -181,23 +181,23 @@ class Html(Stage):
         if not is_page(page, doc.mime):
             return "not_html"
         utf8 = data if encoding == "utf-8" else page.encode("utf-8", "surrogatepass")
-        if limits.nodes(utf8, self.config.max_nodes) > self.config.max_nodes:
+        if limits.count_nodes(utf8, self.config.max_nodes) > self.config.max_nodes:
             return "html_too_many_nodes"
-        page = once(page, utf8)
-        text = self._engine.text(page) if self.config.format == "text" else self._engine.markdown(expose(page))
+        page = without_double_encoding(page, utf8)
+        text = self._engine.text(page) if self.config.format == "text" else self._engine.markdown(formulas_as_tex(page))
         if text is None:
             return "html_too_deep"
         doc.signals.update(getattr(self._engine, "signals", {}))
         if encoding != "utf-8":
             doc.meta["encoding"] = encoding
         if self.config.metadata:
-            said = describe(page, doc.date or "")
-            canonical = said.pop("canonical", "")
+            facts = describe(page, doc.date or "")
+            canonical = facts.pop("canonical", "")
             if not doc.url:
                 doc.url = canonical
             elif canonical not in ("", doc.url):
-                said["canonical"] = canonical
-            doc.meta.update(said)
+                facts["canonical"] = canonical
+            doc.meta.update(facts)
         doc.text = limits.stream_safe(text).strip()
         return None if doc.text else "no_text"
 

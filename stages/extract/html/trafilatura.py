@@ -40,13 +40,13 @@ class _Deletion:
     would copy 10 GB."""
 
     def __init__(self) -> None:
-        self.left, self.delete = JOINED, private.xml.delete_element
+        self.remaining, self.delete = JOINED, private.xml.delete_element
 
     def __call__(self, element: Any, keep_tail: bool = True) -> None:
         if keep_tail and element.tail and (parent := element.getparent()) is not None:
             before = element.getprevious()
-            self.left -= len((parent.text if before is None else before.tail) or "")
-            if self.left < 0:
+            self.remaining -= len((parent.text if before is None else before.tail) or "")
+            if self.remaining < 0:
                 raise TooMuchWork("this page is too tangled for trafilatura")
         self.delete(element, keep_tail)
 
@@ -119,22 +119,22 @@ class Engine:
 
     def text(self, page: str) -> str | None:
         """Main text of a page ("" when it has none), None when it nests too deep or would take too much work."""
-        found = self._found(page, self.options)
-        if not found:
-            return None if found is None else ""
-        body, comments = found
+        trees = self._extracted(page, self.options)
+        if not trees:
+            return None if trees is None else ""
+        body, comments = trees
         text = "\n".join(private.xml.xmltotxt(tree, False) for tree in (body, comments)).strip()
         return str(private.utils.normalize_unicode(stream_safe(text)))
 
     def markdown(self, page: str) -> str | None:
         """Returns the same as `text`, but as Markdown. It is written by `stages.extract.html.markdown`, because
         trafilatura's own writer escapes characters that look like markup."""
-        found = self._found(page, self.formatted)
-        if not found:
-            return None if found is None else ""
-        return str(private.utils.normalize_unicode(stream_safe("\n\n".join(filter(None, map(write, found))))))
+        trees = self._extracted(page, self.formatted)
+        if not trees:
+            return None if trees is None else ""
+        return str(private.utils.normalize_unicode(stream_safe("\n\n".join(filter(None, map(write, trees))))))
 
-    def _found(self, page: str, options: Any) -> tuple[Any, ...] | None:
+    def _extracted(self, page: str, options: Any) -> tuple[Any, ...] | None:
         """Returns (main text, comments) as trees; () when there is no text; None when the page nests too deep or would
         take too much work."""
         tree = private.utils.load_html(page)
@@ -145,7 +145,7 @@ class Engine:
             return None
         if (tags := page.count("<")) * DEEPEST > LEVELS and etree.XPath("/*" * (LEVELS // tags + 1))(tree):
             return None
-        deletion.left = JOINED
+        deletion.remaining = JOINED
         try:
             body, text, comments, notes = private.core.trafilatura_sequence(tree, options)
         except TooMuchWork:

@@ -25,7 +25,7 @@ from stages.extract.html import fallbacks, private
 from stages.extract.html.private import settings, xpaths
 from stages.extract.html.step import FAST_TRAFILATURA
 
-#: blake2b of the expressions replaced here, in the order of `_replaced`
+#: blake2b of the expressions replaced here, in the order of `_replaced_expressions`
 FINGERPRINT = "22a358864caaeadb08ba50561f961d36"
 #: answers of one rule that are cached before the cache is emptied
 MEMO = 100_000
@@ -46,8 +46,8 @@ class Memo(dict):
             return self.function(value)
         if len(self) >= MEMO:
             self.clear()
-        found = self[value] = self.function(value)
-        return found
+        answer = self[value] = self.function(value)
+        return answer
 
 
 def _searcher(pattern: str, flags: int = 0) -> Memo:
@@ -56,7 +56,7 @@ def _searcher(pattern: str, flags: int = 0) -> Memo:
 
 
 def _tests(path: str, subject: str) -> list[str]:
-    """Patterns of the `re:test(subject, 'pattern'…)` calls in an expression, in order."""
+    """Returns the patterns of the calls `re:test(subject, 'pattern'…)` in the XPath expression `path`, in order."""
     return re.findall(rf"re:test\({re.escape(subject)}, '([^']*)'", path)
 
 
@@ -140,14 +140,14 @@ def _raw_prune() -> Rule:
     tested at once, which gives the same result even if matches are nested."""
     path = xpaths.RAW_TREE_PRUNE_XPATH[0].path
     pattern, always = _tests(path, "@id")
-    matches, wins = _searcher(pattern), _searcher(always)
+    matches, unconditional = _searcher(pattern), _searcher(always)
 
     def test(e: Any) -> bool:
         id_, class_ = e.get("id"), e.get("class")
         if class_ is not None and "elementor-share-buttons" in class_:
             return True
         if (id_ is not None and matches[id_]) or (class_ is not None and matches[class_]):
-            return ((id_ is not None and wins[id_]) or (class_ is not None and wins[class_])
+            return ((id_ is not None and unconditional[id_]) or (class_ is not None and unconditional[class_])
                     or next(e.iterdescendants("h1"), None) is None)
         return False
 
@@ -192,10 +192,10 @@ def _basic() -> Rule:
     """The rule for BASIC_CLEAN_XPATH."""
     path = settings.BASIC_CLEAN_XPATH.path
     consent = _searcher(_tests(path, "@class")[0], re.IGNORECASE)
-    gone = frozenset(re.findall(r"\.//([a-z]+)(?=\|)", path))
+    removed_tags = frozenset(re.findall(r"\.//([a-z]+)(?=\|)", path))
 
     def test(e: Any) -> bool:
-        if e.tag in gone:
+        if e.tag in removed_tags:
             return True
         id_, class_ = e.get("id"), e.get("class")
         if (class_ is not None and consent[class_]) or (id_ is not None and consent[id_]):
@@ -219,17 +219,18 @@ def _frame(index: int, exact: dict[str, frozenset[str]], *, ignoring_case: str =
     by_id = _searcher(_tests(path, "@id")[0])
     patterns = [p for p in _tests(path, "@class") if p != ignoring_case]
     search = re.compile(patterns[0]).search
-    loose = re.compile(ignoring_case, re.IGNORECASE).search if ignoring_case else None
+    search_ignoring_case = re.compile(ignoring_case, re.IGNORECASE).search if ignoring_case else None
     classes, ids = exact.get("class", frozenset()), exact.get("id", frozenset())
-    others = {k: v for k, v in exact.items() if k not in ("class", "id")}
-    in_class = Memo(lambda v: v in classes or search(v) is not None or (loose is not None and loose(v) is not None)
+    other_values = {k: v for k, v in exact.items() if k not in ("class", "id")}
+    in_class = Memo(lambda v: v in classes or search(v) is not None
+                    or (search_ignoring_case is not None and search_ignoring_case(v) is not None)
                     or (more is not None and (more(v) or "page-content" in v.replace("C", "c").replace("P", "p"))))
     in_id = Memo(lambda v: v in ids or by_id[v] or (more is not None and more(v)))
 
     def test(e: Any) -> bool:
         class_, id_ = e.get("class"), e.get("id")
         return ((class_ is not None and in_class[class_]) or (id_ is not None and in_id[id_])
-                or any(e.get(k) in v for k, v in others.items()))
+                or any(e.get(k) in v for k, v in other_values.items()))
 
     return First(_FRAMES, test)
 
@@ -254,12 +255,12 @@ class _InvalidChars:
     def __init__(self, pattern: re.Pattern[str]) -> None:
         self.pattern = pattern
 
-    def sub(self, new: str, text: str) -> str:
+    def sub(self, replacement: str, text: str) -> str:
         data = text.encode("utf-8", "surrogatepass")
         if len(data.translate(None, self._CONTROLS)) == len(data) and b"\xef\xbf\xbe" not in data \
                 and b"\xef\xbf\xbf" not in data:
             return text
-        return self.pattern.sub(new, text)
+        return self.pattern.sub(replacement, text)
 
 
 class _Forum:
@@ -275,7 +276,7 @@ class _Forum:
 
 
 # -- installation ----------------------------------------------------------------------------------------------------
-def _replaced() -> Iterator[etree.XPath]:
+def _replaced_expressions() -> Iterator[etree.XPath]:
     yield from xpaths.OVERALL_DISCARD_XPATH
     yield from xpaths.RAW_TREE_PRUNE_XPATH
     yield from xpaths.REMOVE_COMMENTS_AND_LISTS_XPATH
@@ -286,7 +287,8 @@ def _replaced() -> Iterator[etree.XPath]:
 
 
 def fingerprint() -> str:
-    return hashlib.blake2b("\n".join(getattr(x, "path", "") for x in _replaced()).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b("\n".join(getattr(x, "path", "") for x in _replaced_expressions()).encode(),
+                           digest_size=16).hexdigest()
 
 
 def install() -> bool:

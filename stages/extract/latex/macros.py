@@ -44,36 +44,36 @@ def set_aside(text: str, keep: Callable[[str], str]) -> str:
         r"|\\(?:(verb\*?|Verb|lstinline|mintinline)|(url|path|nolinkurl|href)|(iffalse|ExplSyntaxOn))(?![A-Za-z])"
         r"|\\.|%[^\n]*(?:\n[ \t]*(?!\n))?", re.DOTALL)
     parts: list[str] = []
-    lost: set[str] = set()                              # ends that do not occur in the rest of the text
+    missing_ends: set[str] = set()                      # ends that do not occur in the rest of the text
     at = 0
     while (m := token.search(text, at)) is not None:
         parts.append(text[at:m.start()])
-        at, said = m.end(), m[0]
+        at, replacement = m.end(), m[0]
         mark, name, star, verb, url, false = m.groups()
         if name:
             end = f"\\end{{{name}{star}}}"
-            stop = text.find(end, at) if end not in lost else -1
+            stop = text.find(end, at) if end not in missing_ends else -1
             if stop < 0:
-                lost.add(end)
+                missing_ends.add(end)
             else:
-                said = "" if name in ("comment", "filecontents") else _listing(name, text[at:stop], keep)
+                replacement = "" if name in ("comment", "filecontents") else _listing(name, text[at:stop], keep)
                 at = stop + len(end)
         elif verb or mark:
-            said, at = _verb(verb or "", text, at - bool(mark), keep) or (said, at)
+            replacement, at = _verb(verb or "", text, at - bool(mark), keep) or (replacement, at)
         elif url:
-            said, at = _url(url, text, at, keep) or (said, at)
+            replacement, at = _url(url, text, at, keep) or (replacement, at)
         elif false == "ExplSyntaxOn":                   # code that programs LaTeX3
             stop = text.find("\\ExplSyntaxOff", at)
-            said, at = "", len(text) if stop < 0 else stop + 14
-        elif false and "fi" not in lost:
+            replacement, at = "", len(text) if stop < 0 else stop + 14
+        elif false and "fi" not in missing_ends:
             stop = _end_of_false(text, at)
             if stop < 0:
-                lost.add("fi")
+                missing_ends.add("fi")
             else:
-                said, at = "", stop
-        elif said.startswith("%"):
-            said = ""
-        parts.append(said)
+                replacement, at = "", stop
+        elif replacement.startswith("%"):
+            replacement = ""
+        parts.append(replacement)
     return "".join((*parts, text[at:]))
 
 
@@ -81,7 +81,7 @@ def _listing(name: str, body: str, keep: Callable[[str], str]) -> str:
     option = _OPTION.match(body)
     head = option[1] if option else ""
     body = body[option.end():] if option else body
-    language = found[1].lower() if (found := _LANGUAGE.search(head)) else ""
+    language = match[1].lower() if (match := _LANGUAGE.search(head)) else ""
     if name == "minted" and (m := re.match(r"[ \t]*\{([A-Za-z0-9+#-]{1,30})\}", body)):
         language, body = m[1].lower(), body[m.end():]
     return "\n\n" + keep(f"```{language}\n" + body.strip("\n").rstrip() + "\n```") + "\n\n"
@@ -106,7 +106,7 @@ def _url(word: str, text: str, at: int, keep: Callable[[str], str]) -> tuple[str
     m = re.compile(rf"[ \t]*\{{([^{{}}\n]{{0,{_URL}}})\}}").match(text, at)
     if m is None:
         return None
-    # \href loses its address and keeps its text
+    # of \href{address}{text}, only the text is kept
     return ("" if word == "href" else keep(re.sub(r"\\([%#&_~{}$])", r"\1", m[1]).strip())), m.end()
 
 
@@ -172,8 +172,8 @@ _WORD_END = re.compile(r"\\[A-Za-z@]+$")
 
 
 class Expansion:
-    """Expands the macros a text defines. `run` returns the text without their definitions and with their uses
-    expanded."""
+    """Expands the macros that a text defines. `run` returns the text without the definitions, in which each use of a
+    macro is replaced by its body."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -218,16 +218,17 @@ class Expansion:
     def _use(self, macro: _Macro, name: str, text: str, at: int, begin: int, end: int, closing: dict[int, int],
              active: tuple[str, ...], depth: int, out: list[str]) -> int:
         """Expand one use of a macro. Appends the text before it and its expansion to `out` and returns the position
-        after it; returns -1 and appends nothing if the use stays as it is."""
+        after it. If the use cannot be expanded, it returns -1 and appends nothing."""
         if depth >= _DEPTH or self.work <= 0:
             return -1
-        if (found := self._arguments(macro, text, end, closing)) is None:
+        if (parsed := self._arguments(macro, text, end, closing)) is None:
             return -1
-        given, stop = found
-        if len(macro.body) + sum(len(g) * macro.body.count(f"#{i + 1}") for i, g in enumerate(given)) > self.work:
+        arguments, stop = parsed
+        if len(macro.body) + sum(len(argument) * macro.body.count(f"#{i + 1}")
+                                 for i, argument in enumerate(arguments)) > self.work:
             return -1
-        given = [self._expand(g, active, depth + 1) for g in given]
-        body = _filled(macro.body, given)
+        arguments = [self._expand(argument, active, depth + 1) for argument in arguments]
+        body = _filled(macro.body, arguments)
         self.work -= len(body) + _USE
         body = self._expand(body, (*active, name), depth + 1)
         out.append(text[at:begin])
@@ -242,17 +243,17 @@ class Expansion:
     def _arguments(self, macro: _Macro, text: str, at: int,
                    closing: dict[int, int]) -> tuple[list[str], int] | None:
         """(arguments of a use that begins at `at`, position after them), or None if some are missing."""
-        given: list[str] = []
+        arguments: list[str] = []
         if macro.default is not None:
             option = _OPTION.match(text, at)
-            given.append(option[1] if option else macro.default)
+            arguments.append(option[1] if option else macro.default)
             at = option.end() if option else at
-        while len(given) < macro.arguments:
-            if (found := self._argument(text, at, closing)) is None:
+        while len(arguments) < macro.arguments:
+            if (argument := self._argument(text, at, closing)) is None:
                 return None
-            given.append(found[0])
-            at = found[1]
-        return given, at
+            arguments.append(argument[0])
+            at = argument[1]
+        return arguments, at
 
     def _argument(self, text: str, at: int, closing: dict[int, int]) -> tuple[str, int] | None:
         """(next argument, position after it), or None. An argument is a group, a command or a character."""
@@ -260,7 +261,7 @@ class Expansion:
         if text.startswith("{", at):
             if at not in closing:
                 return None
-            self.work -= closing[at] - at                   # counted even if the use then stays as it is
+            self.work -= closing[at] - at                   # counted even if the macro cannot be expanded
             return text[at + 1:closing[at]], closing[at] + 1
         m = _ARGUMENT.match(text, at)
         return (m[0], m.end()) if m else None
@@ -274,8 +275,8 @@ class Expansion:
             m = _LET.match(text, at)
             if m is None:
                 return -1
-            other = self.macros.get(m[2][1:])
-            self._add(m[1], other or _Macro(0, None, m[2]))
+            copied = self.macros.get(m[2][1:])
+            self._add(m[1], copied or _Macro(0, None, m[2]))
             return m.end()
         if kind == "environment":
             return self._define_environment(text, at, closing)
@@ -337,14 +338,14 @@ def _behind_blanks(text: str, at: int) -> int:
     return at if match is None else match.end()
 
 
-def _filled(body: str, given: list[str]) -> str:
+def _filled(body: str, arguments: list[str]) -> str:
     """A body with its arguments filled in. A space keeps commands from merging with letters: \\mathbf#1 with x is
     \\mathbf x."""
     if "#" not in body:
         return body
     out = ""
     for i, part in enumerate(re.split(r"#([1-9])", body)):
-        part = part if i % 2 == 0 else given[int(part) - 1] if int(part) <= len(given) else ""
+        part = part if i % 2 == 0 else arguments[int(part) - 1] if int(part) <= len(arguments) else ""
         out += f" {part}" if part[:1].isalpha() and _WORD_END.search(out[-70:]) else part
     return out
 

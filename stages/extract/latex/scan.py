@@ -35,7 +35,7 @@ from stages.extract.latex.words import (
     UNITS,
     WORDS,
 )
-from stages.text.kept import MARKS, Kept
+from stages.text.placeholders import MARKS, Placeholders
 
 #: longest formula between dollar signs and longest optional argument, characters
 _INLINE, _OPTION = 4000, 400
@@ -75,8 +75,8 @@ _AMS_TITLE = re.compile(r"\\title(?![A-Za-z])([^\n]{0,400}(?:\n[^\n]{1,400}){0,5
 class Scan:
     """Converts a LaTeX source to text in one pass. The source must be without comments and macro definitions."""
 
-    def __init__(self, text: str, theorems: dict[str, str], captions: bool, kept: Kept) -> None:
-        self.text, self.theorems, self.captions, self.kept = text, theorems, captions, kept
+    def __init__(self, text: str, theorems: dict[str, str], captions: bool, placeholders: Placeholders) -> None:
+        self.text, self.theorems, self.captions, self.placeholders = text, theorems, captions, placeholders
         self.closing = braces(text)
         self.ends: dict[str, list[int]] = {}                    # environment → positions of its \end
         for m in re.finditer(r"\\end[ \t]*\{([A-Za-z]{1,40}\*?)\}", text):
@@ -123,12 +123,12 @@ class Scan:
         inner = re.sub(r"\\(?:thanks|footnote)\s*\{.*", "", inner, flags=re.DOTALL)
         if not inner or "\\title" in inner:  # a title with \title in it is dropped, to avoid recursion
             return ""
-        return " ".join(Scan(inner, {}, False, self.kept).run()[0].split())
+        return " ".join(Scan(inner, {}, False, self.placeholders).run()[0].split())
 
     def _token(self, m: re.Match[str]) -> int:
-        """Handle one token; returns the position to go on from."""
+        """Write what one token stands for. Returns the position at which the scan continues."""
         verb, name, word, sign, dollar, brace, ligature, blank = m.groups()
-        put = self.out.append
+        write = self.out.append
         if verb == "begin":
             return self._begin(m, name)
         if verb == "end":
@@ -140,22 +140,23 @@ class Scan:
         elif dollar:
             return self._dollar(m)
         elif brace == "}":
-            put(self.after.pop(m.start(), ""))
+            write(self.after.pop(m.start(), ""))
         elif brace == "&":
-            put(" | " if self.tables else "&")
+            write(" | " if self.tables else "&")
         elif brace == "~":
-            put(" ")
+            write(" ")
         elif ligature:
-            put(LIGATURES[ligature])
+            write(LIGATURES[ligature])
         elif blank:
-            put("\n\n")
+            write("\n\n")
         return m.end()
 
     # -- formulas ----------------------------------------------------------------------------------------------------
     def _formula(self, start: int, stop: int, block: bool) -> int:
-        said = _LABEL.sub("", self.text[start:stop])
-        said = re.sub(r"\n\s*\n", "\n", said)
-        self.out.append(f"\n\n{self.kept.keep(said.strip())}\n\n" if block else self.kept.keep(said))
+        formula = _LABEL.sub("", self.text[start:stop])
+        formula = re.sub(r"\n\s*\n", "\n", formula)
+        self.out.append(f"\n\n{self.placeholders.keep(formula.strip())}\n\n" if block else
+                        self.placeholders.keep(formula))
         return stop
 
     def _dollar(self, m: re.Match[str]) -> int:
@@ -168,23 +169,23 @@ class Scan:
         return self._formula(m.start(), end.end(), mark == "$$")
 
     def _sign(self, m: re.Match[str], sign: str) -> int:
-        put, end = self.out.append, m.end()
+        write, end = self.out.append, m.end()
         if self.tabbing and sign in "=>+-<'`":
-            put(" ")
+            write(" ")
         elif sign in "[(":
-            found = self._next(self.displays["]" if sign == "[" else ")"], end)
-            if 0 <= found - end <= 4 * _INLINE:
-                return self._formula(m.start(), found + 2, sign == "[")
+            close = self._next(self.displays["]" if sign == "[" else ")"], end)
+            if 0 <= close - end <= 4 * _INLINE:
+                return self._formula(m.start(), close + 2, sign == "[")
         elif sign == "\\":
             option = _OPTIONAL.match(self.text, end)
-            put(BREAK)
+            write(BREAK)
             return self._blank(option.end() if option else end)
         elif sign in ACCENTS:
             return self._accent(end, ACCENTS[sign], BARE.get(sign, ""))
         elif sign in "%&_#${}":
-            put(sign)
+            write(sign)
         elif sign in BLANKS:
-            put(BREAK if sign == ";" and self.indent >= 0 else " ")
+            write(BREAK if sign == ";" and self.indent >= 0 else " ")
         return end
 
     def _accent(self, at: int, combining: str, bare: str = "") -> int:
@@ -202,7 +203,7 @@ class Scan:
         return places[k] if k < len(places) else -1
 
     def _begin(self, m: re.Match[str], name: str) -> int:
-        bare, put, at = name.rstrip("*"), self.out.append, m.end()
+        bare, write, at = name.rstrip("*"), self.out.append, m.end()
         end = self._next(self.ends.get(name, []), at)
         if bare in MATH and end >= 0:
             return self._formula(m.start(), end + len(f"\\end{{{name}}}"), bare != "math")
@@ -212,7 +213,7 @@ class Scan:
         at = option.end() if option else at
         if (columns := _columns(name)) is not None:
             self.tables += 1
-            put("\n\n")
+            write("\n\n")
             return self._blank(self._past(at, columns))
         at = self._past(at, BOXES.get(bare, 0))
         if bare in LISTS:
@@ -222,15 +223,15 @@ class Scan:
         elif bare in ("algorithmic", "algorithm2e"):
             self.indent, self.lines = 0, 0
         elif (bare == "frame" or bare in BLOCKS) and self.text.startswith("{", at) and at in self.closing:
-            put("\n\n### " if bare == "frame" else "\n\n")
+            write("\n\n### " if bare == "frame" else "\n\n")
             self.after[self.closing[at]] = "\n\n"
             return at
         elif bare == "abstract":
-            put("\n\n## Abstract\n\n")
+            write("\n\n## Abstract\n\n")
             return at
         elif bare in self.theorems or bare in STATEMENTS:
             return self._statement(self.theorems.get(bare, bare.capitalize()), option, at)
-        put("\n\n")
+        write("\n\n")
         return at
 
     def _statement(self, kind: str, option: re.Match[str] | None, at: int) -> int:
@@ -240,7 +241,7 @@ class Scan:
             self.out.append(f"\n\n{kind}. ")
             return self._blank(at)
         if "\\begin" not in note and "[" not in note:           # a note with statements in it is not scanned
-            note = " ".join(Scan(note, {}, False, self.kept).run()[0].split())
+            note = " ".join(Scan(note, {}, False, self.placeholders).run()[0].split())
         self.out.append(f"\n\n{note if note.lower().startswith(kind.lower()) else f'{kind} ({note})'}. ")
         return self._blank(at)
 
@@ -278,11 +279,11 @@ class Scan:
         return at
 
     def _command(self, m: re.Match[str], word: str) -> int:
-        put, at = self.out.append, m.end()
+        write, at = self.out.append, m.end()
         if self.indent >= 0 and word.lower() in ALGORITHM:
             return self._algorithm(word.lower(), at)
         if word in SIGNS:
-            put(SIGNS[word])
+            write(SIGNS[word])
             after = _SPACE.match(self.text, at)
             return after.end() if after else at
         if word in ACCENTS:
@@ -297,39 +298,40 @@ class Scan:
         if word in ENDED and brace < 0 and 0 <= (end := self._next(self.marks.get(ENDED[word], []), at)) - at < 20_000:
             return end + len(ENDED[word]) + 1
         if word in PARTS:
-            put(f"\n\n{PARTS[word]}\n\n")
+            write(f"\n\n{PARTS[word]}\n\n")
             if brace >= 0:
                 ended = self.text[self.closing[brace] - 1] in ".:"
                 self.after[self.closing[brace]] = "\n\n" if PARTS[word] else " " if ended else ". "
         elif word in ("paragraph", "subparagraph") and brace >= 0:
-            put("\n\n")
+            write("\n\n")
             self.after[self.closing[brace]] = " "
         elif word in PARAGRAPHS and brace >= 0:
             if word == "caption" and not self.captions:
                 return self.closing[brace] + 1
-            put("\n\n")
+            write("\n\n")
             self.after[self.closing[brace]] = "\n\n"
         elif word in ("footnote", "footnotetext", "footcite", "tablenotetext") and brace >= 0:
             text = self._group(self.closing[brace] + 1) if self.closing[brace] - brace < 9 else -1
-            put(" (")                                           # plain TeX: \footnote{*}{text}
+            write(" (")                                         # plain TeX: \footnote{*}{text}
             self.after[self.closing[brace if text < 0 else text]] = ")"
             return at if text < 0 else text
         elif word in UNITS and brace >= 0:                      # \ensuremath{x} and quantities are formulas
             end = self._past(at, UNITS[word])
             inner = self.text[brace + 1:end - 1] if UNITS[word] == 1 else self.text[m.start():end]
-            put(inner if word == "num" else self.kept.keep(f"${inner}$"))
+            write(inner if word == "num" else self.placeholders.keep(f"${inner}$"))
             return end
         else:
-            return self._other(word, at, brace)
+            return self._other_command(word, at, brace)
         return at
 
-    def _other(self, word: str, at: int, brace: int) -> int:
-        """Handle references, settings, spaces and all other commands that begin no text."""
-        put = self.out.append
+    def _other_command(self, word: str, at: int, brace: int) -> int:
+        """Handle references, settings, spaces and unknown commands. Returns the position at which the scan
+        continues."""
+        write = self.out.append
         if word in REFERENCES:
             if brace >= 0:
                 labels = self.text[brace + 1:min(self.closing[brace], brace + _OPTION)].replace(",", " ").split()
-                put(f"[{', '.join(labels)}]")
+                write(f"[{', '.join(labels)}]")
             return self._past(at, 1)
         elif word in DROPPED:
             return self._dropped(word, at)
@@ -342,7 +344,7 @@ class Scan:
         elif word == "char" and (char := _CHAR.match(self.text, at)) is not None:
             code = ord(char[4]) if char[4] else int(char[1] or char[2] or char[3],
                                                     16 if char[1] else 8 if char[2] else 10)
-            put(chr(code) if 0x20 <= code < 0x7f or 0xa0 < code < 0xd800 else "")
+            write(chr(code) if 0x20 <= code < 0x7f or 0xa0 < code < 0xd800 else "")
             return char.end()
         elif word == "font" and (font := _FONT.match(self.text, at)) is not None:
             return font.end()
@@ -351,23 +353,24 @@ class Scan:
                 self.lists.append((False, 0))
             elif word == "endroster":
                 del self.lists[-1:]
-            put("\n\n")
+            write("\n\n")
         elif word in WORDS:
-            put(WORDS[word])
+            write(WORDS[word])
         elif brace < 0 and (assigned := _ASSIGNED.match(self.text, at)) is not None:
             return assigned.end()
-        return at                                               # other commands vanish, their arguments stay as text
+        return at                                   # any other command is dropped, and its arguments stay as text
 
     def _item(self, word: str, at: int) -> int:
-        put, option = self.out.append, _OPTIONAL.match(self.text, at) or _QUOTED.match(self.text, at)
+        write, option = self.out.append, _OPTIONAL.match(self.text, at) or _QUOTED.match(self.text, at)
         numbered, items = self.lists[-1] if self.lists else (False, 1)
         self.lists[-1:] = [(numbered, items + 1)] if self.lists else []
-        self._unspaced(" ~\t\n")
-        put("\n\n" if not items and len(self.lists) == 1 else BREAK)
-        put(INDENT * (min(len(self.lists) - 1, 8) if word == "item" else 1) + (f"{items + 1}. " if numbered else "- "))
+        self._strip_output(" ~\t\n")
+        write("\n\n" if not items and len(self.lists) == 1 else BREAK)
+        write(INDENT * (min(len(self.lists) - 1, 8) if word == "item" else 1)
+              + (f"{items + 1}. " if numbered else "- "))
         if not self.lists and (brace := self._group(at)) >= 0 and self.closing[brace] - brace < 20:
             self.after[self.closing[brace]] = " "               # plain TeX: \item{(a)} text
-        put(option[1].strip() + " " if option else "")
+        write(option[1].strip() + " " if option else "")
         return self._blank(option.end() if option else at)
 
     def _heading(self, word: str, at: int, brace: int) -> int:
@@ -383,7 +386,7 @@ class Scan:
     def _dropped(self, word: str, at: int) -> int:
         """Position after a command that is dropped with its arguments."""
         if word == "label":
-            self._unspaced()
+            self._strip_output()
         elif word in ("vskip", "hskip", "kern"):
             length = _LENGTH.match(self.text, at) or _NAMED.match(self.text, at)
             return length.end() if length else at
@@ -397,10 +400,10 @@ class Scan:
 
     def _algorithm(self, word: str, at: int) -> int:
         """Write a line of pseudo-code (algorithmic, algpseudocode)."""
-        put, (before, after, more) = self.out.append, ALGORITHM[word]
+        write, (before, after, more) = self.out.append, ALGORITHM[word]
         self.indent = max(0, self.indent - (word in DEDENTS))
-        self._unspaced(" ~\t\n")
-        put((BREAK if self.lines else "\n\n") + INDENT * min(self.indent, 12) + before)
+        self._strip_output(" ~\t\n")
+        write((BREAK if self.lines else "\n\n") + INDENT * min(self.indent, 12) + before)
         self.lines += 1
         self.indent += more
         at = self._options(at)
@@ -418,7 +421,7 @@ class Scan:
         match = _REST.match(self.text, at)
         return at if match is None else match.end()
 
-    def _unspaced(self, blanks: str = " ~\t") -> None:
+    def _strip_output(self, blanks: str = " ~\t") -> None:
         """Remove the blanks at the end of the output."""
         while self.out and len(self.out[-1]) < _OPTION and not self.out[-1].strip(blanks):
             self.out.pop()

@@ -21,7 +21,7 @@ from stages.extract.latex.scan import Scan
 from stages.extract.latex.words import GERMAN, OVERLAID
 from stages.stage import Stage, StageConfig, signal
 from stages.text.encoding import decode
-from stages.text.kept import Kept, cleared
+from stages.text.placeholders import Placeholders, without_stand_ins
 
 _THEOREM = re.compile(r"\\newtheorem\*?\{([A-Za-z]{1,40}\*?)\}(?:\[[^\]\n]{0,60}\])?\{([^{}\n]{1,80})\}")
 #: detects the package german, and matches its shorthands
@@ -60,14 +60,14 @@ class Latex(Stage):
 
 
 def plain(source: str, *, captions: bool = True) -> tuple[str, str]:
-    """(text of a LaTeX source, its title or "")."""
-    kept = Kept()                                               # formulas and listings, put back at the end
-    text = set_aside(cleared(source.replace("\r\n", "\n").replace("\r", "\n")), kept.keep)
+    """Returns (text of a LaTeX source; its title, "" if it gives none)."""
+    placeholders = Placeholders()                               # formulas and listings, put back at the end
+    text = set_aside(without_stand_ins(source.replace("\r\n", "\n").replace("\r", "\n")), placeholders.keep)
     theorems = dict(_THEOREM.findall(text)[:MACROS])
     if "{beamer}" in text or "\\begin{frame}" in text:
         text = OVERLAID.sub(r"\1", text)                        # \item<2-> → \item
     if _IS_GERMAN.search(text, 0, 20_000):
         text = _SHORTHAND.sub(lambda m: GERMAN[m[1]], text)
-    text, title = Scan(Expansion(text).run(), theorems, captions, kept).run()
+    text, title = Scan(Expansion(text).run(), theorems, captions, placeholders).run()
     # two levels, since a formula may hold a \verb
-    return cleared(kept.restored(text, 2)).strip(), cleared(kept.restored(title, 2))
+    return without_stand_ins(placeholders.restored(text, 2)).strip(), without_stand_ins(placeholders.restored(title, 2))

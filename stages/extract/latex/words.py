@@ -1,5 +1,5 @@
-"""What each LaTeX command and environment means for the text (LaTeX 2.09 and 2e, amsmath, natbib, hyperref, beamer,
-algorithms, AASTeX, AMS-TeX, plain TeX)."""
+"""Lists what becomes of each LaTeX command and environment in the text (LaTeX 2.09 and 2e, amsmath, natbib, hyperref,
+beamer, algorithms, AASTeX, AMS-TeX, plain TeX)."""
 
 from __future__ import annotations
 

@@ -48,34 +48,34 @@ def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -
     of the page's content. `page` is the box of the page in points: left, bottom, right, top."""
     from stages.extract.pdf.native import read
 
-    code, made, angle, loose, tight = read(layer, count)
+    code, inserted, angle, loose, tight = read(layer, count)
     turn = np.rint(np.nan_to_num(angle) / (np.pi / 2)).astype(np.int64) % 4
     hyphen = (code == 2) | (code == 0xFFFE)
-    inked = ~made & ((code > 32) & (code != 0xA0) | hyphen)
+    inked = ~inserted & ((code > 32) & (code != 0xA0) | hyphen)
     turns = np.bincount(turn[inked], minlength=4)
     main = int(turns.argmax())
-    kept = turn == main
+    along = turn == main
     if main == 0:
-        accents(code, made, inked, loose, tight)
-        if _downwards(code, inked & kept, loose):
-            main, kept = 1, turn <= 1                   # Latin words in vertical lines are turned
-    code[inked & ~kept] = 0
-    inked &= kept
+        accents(code, inserted, inked, loose, tight)
+        if _downwards(code, inked & along, loose):
+            main, along = 1, turn <= 1                  # Latin words in vertical lines are turned
+    code[inked & ~along] = 0
+    inked &= along
     box, width, height = _boxes(loose, tight, turn, main, page)
-    starts, ends, edges, mono = _pieces(code, made, inked, box)
+    starts, ends, edges, mono = _pieces(code, inserted, inked, box)
     text = _text(code)
     rtl = is_rtl_code(code)
-    turning = np.add.reduceat(rtl, starts).tolist() if rtl.any() and len(starts) else [0] * len(starts)
+    rtl_counts = np.add.reduceat(rtl, starts).tolist() if rtl.any() and len(starts) else [0] * len(starts)
     places, pitches = edges.tolist(), mono.tolist()
     out: list[Piece] = []
     for k, (start, end) in enumerate(zip(starts.tolist(), ends.tolist())):
         content = text[start:end]
-        if turning[k]:
-            content = logical(content, made[start:end].tolist(), box[start:end].tolist())
+        if rtl_counts[k]:
+            content = logical(content, inserted[start:end].tolist(), box[start:end].tolist())
         content = " ".join(content.replace("\0", "").split())
         if content:
             left, top, right, bottom = places[k]
-            out.append(Piece(left, top, right, bottom, content, pitches[k], bool(turning[k]) and is_rtl(content)))
+            out.append(Piece(left, top, right, bottom, content, pitches[k], bool(rtl_counts[k]) and is_rtl(content)))
     control = (code < 32) & (code > 0) & ~hyphen & (code != 9) & (code != 10) & (code != 13)
     garbled = control | (code == 0xFFFD) | ((code >= 0xE000) & (code <= 0xF8FF)) | ((code >= 0x7F) & (code < 0xA0))
     spaces = (code == 32) | (code == 0xA0) | (code == 13)
@@ -147,7 +147,7 @@ def is_rtl(text: str) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _pieces(code, made, inked, box):
+def _pieces(code, inserted, inked, box):
     """Group the characters into pieces (stretches of one line without a wide gap). Returns four arrays: where each
     piece begins, where it ends, its box, and the width of its characters if all are equally wide (else 0).
 
@@ -205,7 +205,7 @@ def _pieces(code, made, inked, box):
         count += 1
     # A piece takes the height that most of its characters share, so that a footnote mark does not raise it.
     for k in range(count):
-        votes, total, same, top, bottom = 0, 0, 0, 0, 0
+        votes, total, equal, top, bottom = 0, 0, 0, 0, 0
         for i in range(starts[k], ends[k]):
             if inked[i]:
                 total += 1
@@ -214,7 +214,7 @@ def _pieces(code, made, inked, box):
                 near = abs(box[i, 1] - top) <= 16 and abs(box[i, 3] - bottom) <= 16
                 votes += 1 if near else -1
         for i in range(starts[k], ends[k]):
-            same += inked[i] and abs(box[i, 1] - top) <= 16 and abs(box[i, 3] - bottom) <= 16
-        if 2 * same > total:
+            equal += inked[i] and abs(box[i, 1] - top) <= 16 and abs(box[i, 3] - bottom) <= 16
+        if 2 * equal > total:
             edges[k, 1], edges[k, 3] = top, bottom
     return starts[:count], ends[:count], edges[:count], mono[:count]

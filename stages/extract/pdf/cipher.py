@@ -46,7 +46,7 @@ _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "đ": "d", "ł": "l", "æ": "ae
                           "þ": "th"})
 
 
-def shifted(stretches: Sequence[str]) -> bool:
+def is_shifted(stretches: Sequence[str]) -> bool:
     """Whether the letters of a page are moved to other places in the alphabet. Either all letters are or, where only
     one font is shifted, those of some stretches, which must hold at least a tenth of the page's pairs of letters.
 
@@ -56,9 +56,9 @@ def shifted(stretches: Sequence[str]) -> bool:
     if len(pairs) < _PAGE:
         return False
     cost = _MOVED[:, pairs]
-    whole = cost.sum(1)
-    if whole[0] - whole.min() >= _LIKELIER * len(pairs):
-        return _reads(cost[int(whole.argmin())], pairs)
+    costs = cost.sum(1)
+    if costs[0] - costs.min() >= _LIKELIER * len(pairs):
+        return _reads_like_language(cost[int(costs.argmin())], pairs)
     starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
     sums, sizes = np.add.reduceat(cost, starts, 1), np.diff(np.r_[starts, len(pairs)])
     gain = sums[0] - sums
@@ -66,13 +66,13 @@ def shifted(stretches: Sequence[str]) -> bool:
     place = int((sure * gain).sum(1).argmax())
     if (sure[place] * sizes).sum() < _PAGE // 2:
         return False
-    theirs = np.repeat((gain[place] >= _LIKELIER // 2 * sizes) & (place > 0), sizes)
-    there, pairs, few = cost[:, theirs], pairs[theirs], max(_PAGE, _SHARE * len(pairs) // 100)
-    better = there[0].sum() - there[place].sum() >= _LIKELIER * len(pairs)
-    return len(pairs) >= few and bool(better) and _reads(there[place], pairs)
+    in_shifted = np.repeat((gain[place] >= _LIKELIER // 2 * sizes) & (place > 0), sizes)
+    shifted_cost, pairs, few = cost[:, in_shifted], pairs[in_shifted], max(_PAGE, _SHARE * len(pairs) // 100)
+    better = shifted_cost[0].sum() - shifted_cost[place].sum() >= _LIKELIER * len(pairs)
+    return len(pairs) >= few and bool(better) and _reads_like_language(shifted_cost[place], pairs)
 
 
-def _reads(cost: np.ndarray, pairs: np.ndarray) -> bool:
+def _reads_like_language(cost: np.ndarray, pairs: np.ndarray) -> bool:
     """Whether text whose letters were moved back reads like a language: its pairs of letters are likely enough, and
     they are not just a few that repeat."""
     return int(cost.sum()) <= _LANGUAGE * len(pairs) and len(np.unique(pairs)) >= _DIFFERENT
@@ -87,6 +87,6 @@ def _pairs(text: str) -> tuple[np.ndarray, np.ndarray]:
         text = "".join(c for c in text if c.isascii() or not unicodedata.combining(c))
     code = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
     letter = code - ord("a")
-    there = (letter >= 0) & (letter < 26)
-    both = np.flatnonzero(there[:-1] & there[1:])
+    is_letter = (letter >= 0) & (letter < 26)
+    both = np.flatnonzero(is_letter[:-1] & is_letter[1:])
     return 26 * letter[both] + letter[both + 1], np.cumsum(code == ord("\n"))[both]

@@ -87,21 +87,21 @@ def furniture(pages: list[Page]) -> list[set[int]]:
         drop: set[int] = set()
         outermost = {True: True, False: True}
         for row in rows:
-            n, popular = times(row), sum(slots[row.top, row.height + step] for step in (-1, 0, 1))
+            repeats, popular = times(row), sum(slots[row.top, row.height + step] for step in (-1, 0, 1))
             counted = row.short and any(offsets[roman, value - at] >= (3 if roman else max(3, len(pages) // 10))
                                         for roman, value in row.numbers)
             if row.deep:
-                gone = outermost[row.top] and ((counted and _NUMBER.fullmatch(row.text) is not None)
-                                               or 2 * n >= max(6, len(pages)))
+                removed = outermost[row.top] and ((counted and _NUMBER.fullmatch(row.text) is not None)
+                                                  or 2 * repeats >= max(6, len(pages)))
             else:
-                gone = n >= least or (n > 1 and 2 * popular >= len(pages) > 3)
-            if not (gone or row.deep) and outermost[row.top]:
+                removed = repeats >= least or (repeats > 1 and 2 * popular >= len(pages) > 3)
+            if not (removed or row.deep) and outermost[row.top]:
                 alone = len(pages) < 4 and ((row.sparse and row.numbers) or (
                     row.apart and not row.top and _FOOT.search(row.text)))
-                gone = bool(_NUMBER.fullmatch(row.text) or _STAMP.match(row.text) or counted or alone)
-            if gone:
+                removed = bool(_NUMBER.fullmatch(row.text) or _STAMP.match(row.text) or counted or alone)
+            if removed:
                 drop.update(map(id, row.lines))
-            outermost[row.top] &= gone
+            outermost[row.top] &= removed
         out.append(drop)
     return out
 
@@ -110,10 +110,10 @@ def _key(text: str) -> str:
     """Returns the text of a row with # in place of its first number, its last two numbers and all roman numerals, so
     that rows that differ only in the page number are equal. A row of more than two numbers without letters is data and
     is returned unchanged."""
-    found = list(_DIGITS.finditer(text))
-    if len(found) > 2 and not any(map(str.isalpha, text)):
+    numbers = list(_DIGITS.finditer(text))
+    if len(numbers) > 2 and not any(map(str.isalpha, text)):
         return text
-    for number in reversed([*found[:1], *found[1:][-2:]]):
+    for number in reversed([*numbers[:1], *numbers[1:][-2:]]):
         text = text[:number.start()] + "#" + text[number.end():]
     return " ".join("#" if _ROMAN.fullmatch(word) else word for word in text.split())
 

@@ -25,7 +25,7 @@ _ALEF, _LAM = "اأإآٱ", "ل"
 _MIRRORED = str.maketrans("()[]{}<>«»", ")(][}{><»«")
 
 
-def accents(code: np.ndarray, made: np.ndarray, inked: np.ndarray, loose: np.ndarray, tight: np.ndarray) -> None:
+def accents(code: np.ndarray, inserted: np.ndarray, inked: np.ndarray, loose: np.ndarray, tight: np.ndarray) -> None:
     """Join each spacing accent to the letter it stands over (or under), and remove the spaces that PDFium inserted
     between them. `code` and `inked` are changed in place; a removed character gets code 0.
 
@@ -48,16 +48,16 @@ def accents(code: np.ndarray, made: np.ndarray, inked: np.ndarray, loose: np.nda
             continue
         code[base], code[i], inked[i] = _composed(code[base], mark), 0, False
         for a, b in ((max(before[:1], default=-1), min(after[:1], default=-1)), (base, i), (i, base)):
-            if 0 <= a < b <= a + 8 and not _apart(a, b, inked, loose, tight[base, 3] - tight[base, 2]):
-                gone = np.arange(a + 1, b)
-                code[gone[made[gone]]] = 0
+            if 0 <= a < b <= a + 8 and not _is_apart(a, b, inked, loose, tight[base, 3] - tight[base, 2]):
+                between = np.arange(a + 1, b)
+                code[between[inserted[between]]] = 0
 
 
 def _composed(code: int, mark: str) -> int:
     """Code of the letter with the accent; 0 if Unicode has none."""
     letter = chr(code) if code < 0xD800 else " "
-    whole = unicodedata.normalize("NFC", _DOTLESS.get(letter, letter) + mark)
-    return ord(whole) if letter.isalpha() and len(whole) == 1 else 0
+    composed = unicodedata.normalize("NFC", _DOTLESS.get(letter, letter) + mark)
+    return ord(composed) if letter.isalpha() and len(composed) == 1 else 0
 
 
 def _carries(k: Any, i: int, mark: str, loose: np.ndarray, tight: np.ndarray) -> Any:
@@ -70,7 +70,7 @@ def _carries(k: Any, i: int, mark: str, loose: np.ndarray, tight: np.ndarray) ->
     return near & (2 * tight[i, 2] >= bottom + top) & (tight[i, 2] - top <= top - bottom)
 
 
-def _apart(a: int, b: int, inked: np.ndarray, loose: np.ndarray, high: float) -> bool:
+def _is_apart(a: int, b: int, inked: np.ndarray, loose: np.ndarray, high: float) -> bool:
     """Whether two characters are separated by white or stand on different lines."""
     if not (inked[a] and inked[b]):
         return False
@@ -83,7 +83,7 @@ def is_rtl_code(code: np.ndarray) -> np.ndarray:
     return ((code >= 0x590) & (code <= 0x8FF)) | ((code >= 0xFB1D) & (code <= 0xFEFC))
 
 
-def logical(text: str, made: list[bool], box: list[list[int]]) -> str:
+def logical(text: str, inserted: list[bool], box: list[list[int]]) -> str:
     """Returns the text of a piece (a stretch of a line) with right-to-left letters, in reading order.
 
     PDFium usually puts such letters in reading order itself, but not where it takes the line for left-to-right. If most
@@ -91,29 +91,29 @@ def logical(text: str, made: list[bool], box: list[list[int]]) -> str:
     rules of the bidirectional algorithm (Unicode, annex 9) are applied in reverse. PDFium also reverses the letters of
     a ligature, which share one box; their order is restored.
 
-    `box` is left, top, right, bottom of each character. Characters without ink are spaces; `made` marks those that
+    `box` is left, top, right, bottom of each character. Characters without ink are spaces; `inserted` marks those that
     PDFium inserted.
     """
     parts: list[list] = []                    # text, left, right, space before it (1 PDFium's own, 2 in the file), box
-    white, early = 0, ""
+    space, early_marks = 0, ""
     for k, c in enumerate(text):
         left, _, right, _ = box[k]
         if c in "\0\r\n":
             continue
         if c.isspace():
-            white = max(white, 1 if made[k] else 2)
+            space = max(space, 1 if inserted[k] else 2)
         elif parts and box[k] == parts[-1][4] and right > left:
             parts[-1][0] += c
         elif unicodedata.combining(c):
             if parts and parts[-1][1] <= (left + right) // 2 <= parts[-1][2]:
                 parts[-1][0] += c
             else:
-                early, white = early + c, _ABOUT if white else 0
+                early_marks, space = early_marks + c, _ABOUT if space else 0
         else:
-            parts.append([c + early, left, right, white, box[k]])
-            white, early = 0, ""
-    if early and parts:
-        parts[-1][0] += early
+            parts.append([c + early_marks, left, right, space, box[k]])
+            space, early_marks = 0, ""
+    if early_marks and parts:
+        parts[-1][0] += early_marks
     kinds = [_kind(part[0]) for part in parts]
     votes = sum((b[1] > a[1]) - (b[1] < a[1]) for a, b, i, j in zip(parts, parts[1:], kinds, kinds[1:])
                 if i == j == "R")
@@ -126,7 +126,7 @@ def logical(text: str, made: list[bool], box: list[list[int]]) -> str:
         if k and _white(parts[k - 1], part, kinds[k - 1] == kinds[k] == "R", votes > 0):
             out.append(" ")
         out.append(group)
-    return "".join(_turned(out) if votes > 0 else out)
+    return "".join(_reading_order(out) if votes > 0 else out)
 
 
 def _white(a: list, b: list, letters: bool, drawn: bool) -> bool:
@@ -148,7 +148,7 @@ def _kind(text: str) -> str:
     return "R" if kind in ("R", "AL") else "L" if kind == "L" else "N" if kind in ("EN", "AN") else "-"
 
 
-def _turned(parts: list[str]) -> list[str]:
+def _reading_order(parts: list[str]) -> list[str]:
     """Put parts that are given from left to right into reading order."""
     kinds = [_kind(part) for part in parts]
     if kinds.count("R") >= kinds.count("L"):

@@ -75,8 +75,8 @@ def _initials(pieces: list[Piece]) -> list[Piece]:
                   and initial.top - usual < p.top < initial.bottom - usual // 2 and p.bottom - p.top < 2 * usual]
         if len(beside) >= 2:
             first = min(beside, key=lambda p: p.top)
-            whole = first._replace(left=initial.left, text=initial.text + first.text)
-            pieces = [whole if p is first else p for p in pieces if p is not initial]
+            merged = first._replace(left=initial.left, text=initial.text + first.text)
+            pieces = [merged if p is first else p for p in pieces if p is not initial]
     return pieces
 
 
@@ -130,14 +130,14 @@ def _columns(rows: list[list[Piece]], at: int) -> bool:
     """Whether the parts left and right of `at` are two columns of text and not cells of one table. They are columns
     when their lines are long, when their lines seldom stand side by side, or when both have at least twelve lines and
     the difference in height between neighbouring lines varies."""
-    lines, pieces, chars, together, steps = [0, 0], [0, 0], [0, 0], 0, []
+    lines, pieces, chars, side_by_side, steps = [0, 0], [0, 0], [0, 0], 0, []
     for row in rows:
         beside = [p for p in row if p.left < at][-1:] + [p for p in row if p.left >= at][:1]
         if len(beside) == 2:
             steps.append(beside[1].bottom - beside[0].bottom)
-        found = [[len(p.text) for p in row if (p.left >= at) == right] for right in (False, True)]
-        together += all(found)
-        for side, lengths in enumerate(found):
+        lengths_by_side = [[len(p.text) for p in row if (p.left >= at) == right] for right in (False, True)]
+        side_by_side += all(lengths_by_side)
+        for side, lengths in enumerate(lengths_by_side):
             lines[side] += bool(lengths)
             pieces[side] += len(lengths)
             chars[side] += sum(lengths)
@@ -145,8 +145,8 @@ def _columns(rows: list[list[Piece]], at: int) -> bool:
         return False
     usual = sorted(steps)[len(steps) // 2] if steps else 0
     level = sum(abs(step - usual) <= UNIT for step in steps)
-    return all(c >= _TEXT * n for c, n in zip(chars, pieces)) or 10 * together < 5 * min(lines) or (
-        min(lines) >= 4 * _LINES and 2 * level < together)
+    return all(c >= _TEXT * n for c, n in zip(chars, pieces)) or 10 * side_by_side < 5 * min(lines) or (
+        min(lines) >= 4 * _LINES and 2 * level < side_by_side)
 
 
 @njit(cache=True, nogil=True)
@@ -159,7 +159,7 @@ def _gutters(boxes, row, rows, wide, lines):
     it. Of the runs at one edge, only the one with the highest score is kept.
     """
     n = boxes.shape[0]
-    found = np.zeros((n, 4), np.int64)
+    strips = np.zeros((n, 4), np.int64)
     count = 0
     crossed = np.zeros(rows, np.bool_)
     lefts = np.zeros(rows, np.bool_)
@@ -189,28 +189,28 @@ def _gutters(boxes, row, rows, wide, lines):
                 b += rights[end]
                 end += 1
             score = min(a, b)
-            if score >= lines and score > found[count, 3]:
-                found[count, 0] = x + 1
-                found[count, 1] = start
-                found[count, 2] = end - 1
-                found[count, 3] = score
+            if score >= lines and score > strips[count, 3]:
+                strips[count, 0] = x + 1
+                strips[count, 1] = start
+                strips[count, 2] = end - 1
+                strips[count, 3] = score
             start = end
-        if found[count, 3] > 0:
+        if strips[count, 3] > 0:
             count += 1
-    order = np.argsort(-found[:count, 3], kind="mergesort")
+    order = np.argsort(-strips[:count, 3], kind="mergesort")
     out = np.zeros((8, 3), np.int64)
-    kept = 0
+    chosen = 0
     for k in order:
-        known = False
-        for q in range(kept):
-            if found[k, 1] == out[q, 1] and found[k, 2] == out[q, 2] and abs(found[k, 0] - out[q, 0]) < 4 * wide:
-                known = True
-        if not known:
-            out[kept] = found[k, :3]
-            kept += 1
-            if kept == 8:
+        is_duplicate = False
+        for q in range(chosen):
+            if strips[k, 1] == out[q, 1] and strips[k, 2] == out[q, 2] and abs(strips[k, 0] - out[q, 0]) < 4 * wide:
+                is_duplicate = True
+        if not is_duplicate:
+            out[chosen] = strips[k, :3]
+            chosen += 1
+            if chosen == 8:
                 break
-    return out[:kept]
+    return out[:chosen]
 
 
 # -- rows to lines -----------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def _lines(rows: list[list[Piece]], rtl: bool) -> Block:
             out += _table_lines(rows[at:end], edges, rtl)
         else:
             end = at + max(1, (end - at) // 2)
-            out += [_joined(row, rtl) for row in rows[at:end]]
+            out += [_joined_line(row, rtl) for row in rows[at:end]]
         at = end
     return out
 
@@ -236,7 +236,7 @@ def _box(row: list[Piece]) -> tuple[int, int, int, int]:
     return min(p.left for p in row), longest.top, max(p.right for p in row), longest.bottom
 
 
-def _joined(row: list[Piece], rtl: bool) -> Line:
+def _joined_line(row: list[Piece], rtl: bool) -> Line:
     """The pieces of a row as one line. In a fixed-pitch font, gaps become as many spaces as fit."""
     mono = _pitch(row)
     if mono:
@@ -338,13 +338,13 @@ def _table_lines(rows: list[list[Piece]], edges: list[int], rtl: bool) -> Block:
         inside: list[list[Piece]] = [[] for _ in edges]
         for p in row:
             inside[_column(edges, p)].append(p)
-        cells = [_joined(cell, rtl).text if cell else "" for cell in inside]
+        cells = [_joined_line(cell, rtl).text if cell else "" for cell in inside]
         if rtl:
             cells.reverse()
         if out and len(row) == 1 and not cells[0] and 3 * (row[0].top - out[-1].bottom) < row[0].bottom - row[0].top:
-            old = out.pop()
-            cells = [" ".join(filter(None, pair)) for pair in zip(old.cells, cells)]
-            out.append(Line(*_box([Piece(*old[:7]), *row]), "", 0, rtl, tuple(cells)))
+            previous = out.pop()
+            cells = [" ".join(filter(None, pair)) for pair in zip(previous.cells, cells)]
+            out.append(Line(*_box([Piece(*previous[:7]), *row]), "", 0, rtl, tuple(cells)))
         else:
             out.append(Line(*_box(row), "", 0, rtl, tuple(cells)))
     return out

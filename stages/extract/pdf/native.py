@@ -25,9 +25,9 @@ _I32, _F32 = ir.IntType(32), ir.FloatType()
 def _call(builder: Any, values: Any, result: Any, kinds: str) -> Any:
     """Emits a C call of the function at address `values[0]`, with the other values as arguments. `kinds` has a letter
     for each argument: p (pointer) or i (int)."""
-    given = [builder.inttoptr(v, cgutils.voidptr_t) if kind == "p" else v for kind, v in zip(kinds, values[1:])]
-    function = ir.FunctionType(result, [v.type for v in given])
-    return builder.call(builder.inttoptr(values[0], function.as_pointer()), given)
+    arguments = [builder.inttoptr(v, cgutils.voidptr_t) if kind == "p" else v for kind, v in zip(kinds, values[1:])]
+    function = ir.FunctionType(result, [v.type for v in arguments])
+    return builder.call(builder.inttoptr(values[0], function.as_pointer()), arguments)
 
 
 @intrinsic
@@ -57,13 +57,13 @@ _ADDRESSES = np.array([ctypes.cast(getattr(pdfium_c, name), ctypes.c_void_p).val
 
 
 @njit(cache=True, nogil=True)
-def _read(addresses, page, code, made, angle, loose, tight):
+def _read(addresses, page, code, inserted, angle, loose, tight):
     """Fill the arrays, one entry per character. `loose` is left, top, right, bottom (FS_RECTF) of a box as wide as the
     character's advance and as high as its font. `tight` is left, right, bottom, top of the character's ink."""
     for i in range(code.shape[0]):
         code[i] = np.uint32(_integer(addresses[0], page, np.int32(i)))  # type: ignore[call-arg]
-        made[i] = _integer(addresses[1], page, np.int32(i)) == 1
-        if not made[i]:
+        inserted[i] = _integer(addresses[1], page, np.int32(i)) == 1
+        if not inserted[i]:
             angle[i] = _real(addresses[2], page, np.int32(i))
             _rectangle(addresses[3], page, np.int32(i), loose.ctypes.data + 16 * i)
             _rectangle4(addresses[4], page, np.int32(i), tight.ctypes.data + 32 * i)
@@ -84,12 +84,12 @@ def read(page: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.
     entry for each character:
 
     - code: (n,) uint32
-    - made: (n,) bool, whether PDFium inserted the character
+    - inserted: (n,) bool, whether PDFium inserted the character
     - angle: (n,) float32, radians
     - loose: (n, 4) float32, left, top, right, bottom of a box as wide as the advance and as high as the font
     - tight: (n, 4) float64, left, right, bottom, top of the ink
     """
-    code, made, angle = np.zeros(count, np.uint32), np.zeros(count, np.bool_), np.zeros(count, np.float32)
+    code, inserted, angle = np.zeros(count, np.uint32), np.zeros(count, np.bool_), np.zeros(count, np.float32)
     loose, tight = np.zeros((count, 4), np.float32), np.zeros((count, 4), np.float64)
-    _read(_ADDRESSES, ctypes.cast(page, ctypes.c_void_p).value, code, made, angle, loose, tight)
-    return code, made, angle, loose, tight
+    _read(_ADDRESSES, ctypes.cast(page, ctypes.c_void_p).value, code, inserted, angle, loose, tight)
+    return code, inserted, angle, loose, tight

@@ -84,10 +84,10 @@ def engine(name: str, languages: str) -> Engine:
 
 
 def _rapidocr() -> Engine:
-    found = importlib.util.find_spec("rapidocr_onnxruntime")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("rapidocr_onnxruntime")
+    if spec is None or spec.origin is None:
         raise MissingEngine("pdf: `ocr: rapidocr` is not installed: pip install 'tokenmill[ocr]'")
-    models = sorted(Path(found.origin).parent.rglob("*.onnx"))
+    models = sorted(Path(spec.origin).parent.rglob("*.onnx"))
     script = Path(__file__).with_name("ocr_rapid.py")
     return Engine((sys.executable, "-P", str(script)), {f"rapidocr {m.stem}": str(m) for m in models},
                   GLYPHS["rapidocr"])
@@ -100,8 +100,8 @@ def languages_of_tesseract() -> tuple[str, str, set[str]]:
     if binary is None:
         raise MissingEngine("pdf: `ocr: tesseract` is not installed: apt install tesseract-ocr on every node, or use "
                             "`ocr: rapidocr` (pip install 'tokenmill[ocr]')")
-    told = subprocess.run([binary, "--list-langs"], capture_output=True, text=True, errors="replace")
-    listed = told.stdout or told.stderr
+    listing = subprocess.run([binary, "--list-langs"], capture_output=True, text=True, errors="replace")
+    listed = listing.stdout or listing.stderr
     folder = re.search(r'"([^"]+)"', listed)
     if folder is None:
         raise MissingEngine(f"pdf: `ocr: tesseract`: {binary} does not say where its languages are; version 5 does")
@@ -109,27 +109,27 @@ def languages_of_tesseract() -> tuple[str, str, set[str]]:
 
 
 def _tesseract(languages: str) -> Engine:
-    binary, folder, known = languages_of_tesseract()
-    missing = [language for language in languages.split("+") if language not in known]
+    binary, folder, installed = languages_of_tesseract()
+    missing = [language for language in languages.split("+") if language not in installed]
     if missing:
         raise MissingEngine(
             f"pdf: `ocr_languages: {languages}`: tesseract has no {', '.join(missing)} in {folder}; apt install "
             + " ".join(f"tesseract-ocr-{language.replace('_', '-').replace('/', '-').lower()}" for language in missing)
-            + f" on every node, or name others: {', '.join(sorted(known - {'osd'}))}")
-    models = [*languages.split("+"), *(["osd"] if "osd" in known else [])]
+            + f" on every node, or name others: {', '.join(sorted(installed - {'osd'}))}")
+    models = [*languages.split("+"), *(["osd"] if "osd" in installed else [])]
     files = {"tesseract": os.path.realpath(binary), **_parts(binary),
              **{f"tesseract {m}": str(Path(folder) / f"{m}.traineddata") for m in models}}
     return Engine((binary, "stdin", "stdout", "-l", languages, "--dpi", str(DPI), "--psm",
-                   "1" if "osd" in known else "3", "-c", "tessedit_create_tsv=1"), files)
+                   "1" if "osd" in installed else "3", "-c", "tessedit_create_tsv=1"), files)
 
 
 def _parts(binary: str) -> dict[str, str]:
     """Returns {name: path} of the shared libraries that affect the output of the program `binary`. Nearly all of
     tesseract's code is in such libraries, and hardly any in the program itself."""
     # does what ldd does; ldd itself is a script and needs a shell
-    told = subprocess.run([binary], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}).stdout
-    result = {Path(path).name.split(".so")[0]: os.path.realpath(path) for path in re.findall(r"=> (/\S+)", told)}
+    libraries = subprocess.run([binary], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                               env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}).stdout
+    result = {Path(path).name.split(".so")[0]: os.path.realpath(path) for path in re.findall(r"=> (/\S+)", libraries)}
     return {name: path for name, path in result.items() if name.startswith(_PARTS)}
 
 
@@ -147,21 +147,22 @@ def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_
            "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     env |= {k: os.environ[k] for k in ("TESSDATA_PREFIX", "LD_LIBRARY_PATH") if k in os.environ}
     become = functools.partial(_become, draw, engine.glyphs, cpu_s, memory_mb << 20, os.getpid())
-    ran = subprocess.run(engine.command, stdin=subprocess.DEVNULL, capture_output=True, env=env, preexec_fn=become)
-    if ran.returncode == 0:
-        return list(_words(ran.stdout.decode("utf-8", "replace")))
-    if ran.returncode in (_BLANK, _DENSE):
-        return None if ran.returncode == _BLANK else []
-    last = ran.stderr.decode("utf-8", "replace").strip()[-300:]
-    if ran.returncode > 0:
-        raise RuntimeError(f"{engine.command[0]} ended with {ran.returncode}: {last}")
-    raise ProcessDied(f"OCR of a page died of {signal.Signals(-ran.returncode).name} (`ocr_cpu_s: {cpu_s}`, "
-                      f"`ocr_memory_mb: {memory_mb}`): {last}", ran.returncode)
+    completed = subprocess.run(engine.command, stdin=subprocess.DEVNULL, capture_output=True, env=env,
+                               preexec_fn=become)
+    if completed.returncode == 0:
+        return list(_words(completed.stdout.decode("utf-8", "replace")))
+    if completed.returncode in (_BLANK, _DENSE):
+        return None if completed.returncode == _BLANK else []
+    last = completed.stderr.decode("utf-8", "replace").strip()[-300:]
+    if completed.returncode > 0:
+        raise RuntimeError(f"{engine.command[0]} ended with {completed.returncode}: {last}")
+    raise ProcessDied(f"OCR of a page died of {signal.Signals(-completed.returncode).name} (`ocr_cpu_s: {cpu_s}`, "
+                      f"`ocr_memory_mb: {memory_mb}`): {last}", completed.returncode)
 
 
 def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, parent: int) -> None:
-    """Runs in the new process before it becomes the OCR engine: sets its limits, draws the picture and puts it on its
-    standard input."""
+    """Runs in the new process before it becomes the OCR engine: sets the limits of the process, draws the picture and
+    makes it the standard input."""
     process.die_with_parent(parent)
     faulthandler.disable()                                               # it would write into the parent's log
     try:
@@ -169,7 +170,7 @@ def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, 
         process.no_core()
         process.limit_data(process.data_bytes() + memory)  # until the engine starts, the parent's memory counts, too
         image = draw()
-        if not inked(image):
+        if not is_inked(image):
             os._exit(_BLANK)
         if glyphs(image) > most:
             os._exit(_DENSE)
@@ -186,7 +187,7 @@ def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, 
         os._exit(1)
 
 
-def inked(image: np.ndarray) -> bool:
+def is_inked(image: np.ndarray) -> bool:
     """Whether the picture is not blank: more than one pixel in 50,000 is dark."""
     return 50_000 * int((image < 128).sum()) > image.size
 
@@ -202,7 +203,7 @@ def glyphs(image):
     starts = np.zeros((2, width // 2 + 1), np.int64)  # of the runs of dark pixels in this row and the one before
     ends = np.zeros((2, width // 2 + 1), np.int64)
     names = np.zeros((2, width // 2 + 1), np.int64)
-    made, before = 0, 0
+    count, before = 0, 0
     for y in range(height):
         now, was = y % 2, 1 - y % 2
         n, x, k = 0, 0, 0
@@ -229,26 +230,26 @@ def glyphs(image):
                     top[name] = min(top[name], top[root])
                 q += 1
             if name < 0:
-                if made == parent.shape[0]:
-                    parent = np.append(parent, np.zeros(made, np.int64))
-                    top = np.append(top, np.zeros(made, np.int64))
-                    low = np.append(low, np.zeros(made, np.int64))
-                name = made
+                if count == parent.shape[0]:
+                    parent = np.append(parent, np.zeros(count, np.int64))
+                    top = np.append(top, np.zeros(count, np.int64))
+                    low = np.append(low, np.zeros(count, np.int64))
+                name = count
                 parent[name], top[name] = name, y
-                made += 1
+                count += 1
             low[name] = y
             starts[now, n], ends[now, n], names[now, n] = begin, x, name
             n += 1
         before = n
-    found = 0
-    for name in range(made):
+    letters = 0
+    for name in range(count):
         root = name
         while parent[root] != root:
             root = parent[root]
         low[root] = max(low[root], low[name])
-    for name in range(made):
-        found += parent[name] == name and 4 <= low[name] - top[name] + 1 <= 200
-    return found
+    for name in range(count):
+        letters += parent[name] == name and 4 <= low[name] - top[name] + 1 <= 200
+    return letters
 
 
 def _words(table: str) -> list[Word]:
@@ -271,8 +272,8 @@ def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageC
     from the positions of successive words, run to the right. Lines whose heights differ only because some lack
     ascenders or descenders all get the usual height.
     """
-    turn = _turn(words)
-    turned = [_turned(word, turn, width, height) for word in words]
+    turn = _quarter_turns(words)
+    turned = [_rotated_word(word, turn, width, height) for word in words]
     if turn % 2:
         width, height = height, width
     groups: list[list[Word]] = []
@@ -304,7 +305,7 @@ def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageC
     return PageChars(pieces, *size, chars, len(words), 0, 0), min(99, sure)
 
 
-def _turn(words: list[Word]) -> int:
+def _quarter_turns(words: list[Word]) -> int:
     """Returns by how many quarter turns, clockwise, the text is turned: 0 for upright text; 1, 2, 3 for lines that run
     downwards, to the left, upwards."""
     votes: Counter[int] = Counter()
@@ -315,7 +316,7 @@ def _turn(words: list[Word]) -> int:
     return max(range(4), key=lambda k: (votes[k], -k))
 
 
-def _turned(word: Word, turn: int, width: int, height: int) -> Word:
+def _rotated_word(word: Word, turn: int, width: int, height: int) -> Word:
     left, top, right, bottom = word[1:5]
     left, top, right, bottom = ((left, top, right, bottom), (top, width - right, bottom, width - left),
                                 (width - right, height - bottom, width - left, height - top),

@@ -16,8 +16,8 @@ def main() -> None:
     from rapidocr_onnxruntime import RapidOCR
 
     cv2.setNumThreads(1)
-    found, _ = RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1)(np.repeat(grey[:, :, None], 3, axis=2))
-    for number, (corners, text, score) in enumerate(found or ()):
+    lines, _ = RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1)(np.repeat(grey[:, :, None], 3, axis=2))
+    for number, (corners, text, score) in enumerate(lines or ()):
         xs, ys = sorted(round(x) for x, _ in corners), sorted(round(y) for _, y in corners)
         place = (xs[0], ys[0], xs[-1] - xs[0], ys[-1] - ys[0])
         print(5, 1, 1, 1, number, 1, *place, f"{100 * float(score):.0f}", " ".join(text.split()), sep="\t")

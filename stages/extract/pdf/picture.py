@@ -49,31 +49,31 @@ def pictures(page: pdfium.PdfPage) -> tuple[bool, int]:
     picture inside a form (a group of objects that may be shown several times) counts each time the form is shown."""
     left, bottom, right, top = page.get_bbox()
     sides = [ctypes.c_float() for _ in range(4)]
-    covers, total, room = False, 0, _OBJECTS
+    covers, total, remaining = False, 0, _OBJECTS
     count = pdfium_c.FPDFPage_CountObjects(page.raw)
-    for k in range(min(count, room)):
-        thing = pdfium_c.FPDFPage_GetObject(page.raw, k)
-        pixels, room = _pixels(thing, room, _LEVELS)
+    for k in range(min(count, remaining)):
+        object_ = pdfium_c.FPDFPage_GetObject(page.raw, k)
+        pixels, remaining = _pixels(object_, remaining, _LEVELS)
         total += pixels
-        if pixels and not covers and pdfium_c.FPDFPageObj_GetBounds(thing, *sides):
+        if pixels and not covers and pdfium_c.FPDFPageObj_GetBounds(object_, *sides):
             x0, y0, x1, y1 = (side.value for side in sides)
             wide, high = min(x1, right) - max(x0, left), min(y1, top) - max(y0, bottom)
             covers = wide > 0 and high > 0 and 2 * wide * high >= (right - left) * (top - bottom)
     return covers, total
 
 
-def _pixels(thing: Any, room: int, levels: int) -> tuple[int, int]:
-    """(pixels of a picture or of the pictures in a form, number of objects that may still be searched)"""
-    kind, room = pdfium_c.FPDFPageObj_GetType(thing), room - 1
+def _pixels(object_: Any, remaining: int, levels: int) -> tuple[int, int]:
+    """Returns (pixels of a picture, or of the pictures in a form; number of objects that may still be searched)."""
+    kind, remaining = pdfium_c.FPDFPageObj_GetType(object_), remaining - 1
     if kind == pdfium_c.FPDF_PAGEOBJ_IMAGE:
         wide, high = ctypes.c_uint(), ctypes.c_uint()
-        pdfium_c.FPDFImageObj_GetImagePixelSize(thing, wide, high)
-        return wide.value * high.value, room
+        pdfium_c.FPDFImageObj_GetImagePixelSize(object_, wide, high)
+        return wide.value * high.value, remaining
     total = 0
     if kind == pdfium_c.FPDF_PAGEOBJ_FORM and levels:
-        for k in range(pdfium_c.FPDFFormObj_CountObjects(thing)):
-            if room <= 0:
+        for k in range(pdfium_c.FPDFFormObj_CountObjects(object_)):
+            if remaining <= 0:
                 break
-            pixels, room = _pixels(pdfium_c.FPDFFormObj_GetObject(thing, k), room, levels - 1)
+            pixels, remaining = _pixels(pdfium_c.FPDFFormObj_GetObject(object_, k), remaining, levels - 1)
             total += pixels
-    return total, room
+    return total, remaining

@@ -1,7 +1,7 @@
 """Estimates how far a page's text can be trusted, from that text alone: without a dictionary, a model or the picture.
 
-The estimate decides which pages are read by OCR. Whether a page looks like a scan is not asked: a router that judged
-pages by their looks left 28.7 % of a crawl with degraded text (Marin, "pdf-extraction-routing").
+The estimate decides which pages are read by OCR. It does not matter whether a page looks like a scan: where this
+decided about OCR, 28.7 % of a crawl had degraded text (Marin, "pdf-extraction-routing").
 """
 
 from __future__ import annotations
@@ -57,36 +57,36 @@ def quality_of(page: PageChars) -> Quality:
     - More than half of the Latin letters are not ASCII. Vietnamese has most, 28 %; Cyrillic, Greek or Arabic in 8 bits
       leaves "Ïðèâåò".
     """
-    words = good = wide = single = letters = vowels = beyond = 0
+    words = wordlike = wide = single = letters = vowels = beyond_ascii = 0
     for piece in page.pieces:
         for chunk in piece.text.split():
             if len(chunk) > 100:
                 words += any(map(str.isalpha, chunk))
                 continue
-            kind, latin, sung, high = _judged(chunk)
+            kind, latin, latin_vowels, latin_beyond_ascii = _judge_chunk(chunk)
             letters += latin
-            beyond += high
-            vowels += sung
+            beyond_ascii += latin_beyond_ascii
+            vowels += latin_vowels
             words += kind >= _WORD
-            good += kind == _LIKE
+            wordlike += kind == _LIKE
             wide += len(chunk) if kind == _WIDE else 0
             single += kind == _SINGLE
     chars, spaces, garbled = page.chars, page.spaces, page.garbled
     joined = 2 * wide > chars
     share = max(0, 1000 - 10_000 * garbled // max(1, chars)) if chars >= FEW else 0
     if words >= _WORDS and not joined:
-        share = share * min(1000, 10_000 * good // (6 * words)) // 1000
+        share = share * min(1000, 10_000 * wordlike // (6 * words)) // 1000
     if not joined and ((chars >= 200 and words and 100 * spaces < 3 * (chars + spaces)) or single > max(40, 2 * words)
-                       or (letters >= 100 and (100 * vowels < 22 * letters or 2 * beyond > letters))):
+                       or (letters >= 100 and (100 * vowels < 22 * letters or 2 * beyond_ascii > letters))):
         share = share * 4 // 10
-    return Quality(chars, spaces, garbled, words, good, share * 99 // 1000)
+    return Quality(chars, spaces, garbled, words, wordlike, share * 99 // 1000)
 
 
 _NONE, _SINGLE, _WIDE, _WORD, _LIKE = range(5)
 
 
 @lru_cache(maxsize=1 << 16)
-def _judged(chunk: str) -> tuple[int, int, int, int]:
+def _judge_chunk(chunk: str) -> tuple[int, int, int, int]:
     """Returns (kind of a chunk of text without spaces, `_NONE` … `_LIKE`; number of its Latin letters; of its vowels;
     of its Latin letters outside ASCII)."""
     if not chunk.isascii():
@@ -97,14 +97,14 @@ def _judged(chunk: str) -> tuple[int, int, int, int]:
     count = sum(map(str.isalpha, chunk))
     if count < 2 or "/" in chunk or "@" in chunk:
         return (_SINGLE if count else _NONE), 0, 0, 0
-    found = "".join(_LATIN.findall(chunk))
-    latin, vowels, beyond = len(found), len(_VOWEL.findall(chunk)), sum(c > "\x7f" for c in found)
+    latin_letters = "".join(_LATIN.findall(chunk))
+    latin, vowels, beyond_ascii = len(latin_letters), len(_VOWEL.findall(chunk)), sum(c > "\x7f" for c in latin_letters)
     like = len(chunk) <= 30 and _LETTERS.fullmatch(chunk) is not None and not (latin == len(chunk) >= 4 and not vowels)
     if like and not chunk.islower():
         turns = sum(a.islower() and b.isupper() for a, b in pairwise(chunk))
         turns += sum(a.isupper() and b.islower() for a, b in pairwise(chunk[1:]))
         like = turns <= 2
-    return (_LIKE if like else _WORD), latin, vowels, beyond
+    return (_LIKE if like else _WORD), latin, vowels, beyond_ascii
 
 
 def _is_wide(chunk: str) -> bool:

@@ -17,7 +17,7 @@ import pypdfium2.raw as pdfium_c
 
 from stages.document import Document
 from stages.extract.pdf.chars import PageChars, pieces_of
-from stages.extract.pdf.cipher import shifted
+from stages.extract.pdf.cipher import is_shifted
 from stages.extract.pdf.layout import blocks_of
 from stages.extract.pdf.ocr import LIBRARIES, PROGRAMS, Engine, engine, glyphs, page_of, words_of
 from stages.extract.pdf.picture import DECODED, dots, draw, pictures, size
@@ -47,15 +47,15 @@ _NO_FONTS = pdfium_c.FPDF_SYSFONTINFO(version=1)
 pdfium_c.FPDF_SetSystemFontInfo(_NO_FONTS)
 
 
-class _Read(NamedTuple):
-    """A page as it was read. `route` says how: t by its text layer, o by OCR. An empty page has e, and a page that has
-    something on it but gave no text has s, also where OCR did not run. c means that the letters of the text layer
-    differ from those drawn, and that OCR did not help."""
+class _PageRead(NamedTuple):
+    """A page as it was read. `route` says how: t by its text layer, o by OCR. It is e for an empty page, and s for a
+    page that has something on it but gave no text, even if OCR was not tried. It is c if the letters of the text layer
+    differ from those drawn and OCR did not help."""
 
     page: Page
     quality: Quality
     route: str
-    tried: bool = False   # by OCR
+    ocr_tried: bool = False
 
 
 class Pdf(Stage):
@@ -150,10 +150,10 @@ class Pdf(Stage):
         """Returns the step's key, a hash of what determines its results. With OCR the key also covers the contents of
         the engine's program, libraries and models."""
         files = sorted((name, file_sha256(path)) for name, path in self.resource_files().items())
-        found = super().key(roles)
+        base_key = super().key(roles)
         if not files or "resource" not in roles:
-            return found
-        return hashlib.blake2b(repr((found, files)).encode(), digest_size=16).hexdigest()
+            return base_key
+        return hashlib.blake2b(repr((base_key, files)).encode(), digest_size=16).hexdigest()
 
     def setup(self) -> None:
         """Check that the OCR engine works on this machine. If it did not, every scanned document would be quarantined,
@@ -188,7 +188,7 @@ class Pdf(Stage):
         doc.signals["pdf_pages"] = float(count)
         if count > self.config.max_pages:
             return "pdf_too_many_pages"
-        reads: list[_Read | None] = []
+        reads: list[_PageRead | None] = []
         chars = tries = 0
         for number in range(count):
             try:
@@ -197,20 +197,20 @@ class Pdf(Stage):
                 reads.append(None)
                 continue
             try:
-                found = self._read(page, self.config.max_chars - chars, tries)
+                read = self._read(page, self.config.max_chars - chars, tries)
             except pdfium.PdfiumError:
-                found = None
+                read = None
             finally:
                 page.close()
-            if found is not None:
-                chars += found.quality.chars
-                tries += found.tried
+            if read is not None:
+                chars += read.quality.chars
+                tries += read.ocr_tried
                 if chars > self.config.max_chars:
                     return "pdf_too_many_chars"
-            reads.append(found)
+            reads.append(read)
         return self._finish(doc, file, reads)
 
-    def _read(self, page: pdfium.PdfPage, cap: int, tries: int) -> _Read | None:
+    def _read(self, page: pdfium.PdfPage, cap: int, tries: int) -> _PageRead | None:
         """Read one page. Its text layer is used if it is neither missing nor degraded. Otherwise OCR is tried, provided
         that it was tried on fewer than `ocr_pages` pages of the document before (`tries`). The text of OCR is used if
         it is better. `cap` is the number of characters that the document may still have."""
@@ -220,30 +220,30 @@ class Pdf(Stage):
         finally:
             layer.close()
         quality = quality_of(chars)
-        cipher = shifted([piece.text for piece in chars.pieces])
+        cipher = is_shifted([piece.text for piece in chars.pieces])
         if cipher:
             quality = quality._replace(confidence=0)
         covered, pixels = pictures(page) if quality.chars < _STAMP or quality.confidence < DEGRADED else (False, 0)
         missing = quality.chars < FEW or (quality.chars < _STAMP and covered)
         if not missing and quality.confidence >= DEGRADED:
-            return _Read(Page(blocks_of(chars), chars.height), quality, "t")
+            return _PageRead(Page(blocks_of(chars), chars.height), quality, "t")
         route = "t" if quality.chars else "s" if pdfium_c.FPDFPage_CountObjects(page.raw) > 0 else "e"
-        tried = False
+        ocr_tried = False
         dpi = dots(page) if pixels <= DECODED and tries < self.config.ocr_pages else 0
         if self._engine and dpi and route != "e":
-            seen = self._see(self._engine, page, dpi)
-            if tried := seen is not None:
-                told = quality_of(seen[0])._replace(confidence=seen[1])
-                more = told.chars > 2 * quality.chars if missing else seen[1] > quality.confidence
-                if more and seen[1] > _SURE:
-                    return _Read(Page(blocks_of(seen[0]), seen[0].height), told, "o", tried)
+            ocr = self._read_by_ocr(self._engine, page, dpi)
+            if ocr_tried := ocr is not None:
+                ocr_quality = quality_of(ocr[0])._replace(confidence=ocr[1])
+                is_better = ocr_quality.chars > 2 * quality.chars if missing else ocr[1] > quality.confidence
+                if is_better and ocr[1] > _SURE:
+                    return _PageRead(Page(blocks_of(ocr[0]), ocr[0].height), ocr_quality, "o", ocr_tried)
             elif route == "s":
                 route = "e"
         if cipher:
-            return _Read(Page([], chars.height), quality, "c", tried)
-        return _Read(Page(blocks_of(chars), chars.height), quality, route, tried)
+            return _PageRead(Page([], chars.height), quality, "c", ocr_tried)
+        return _PageRead(Page(blocks_of(chars), chars.height), quality, route, ocr_tried)
 
-    def _see(self, engine: Engine, page: pdfium.PdfPage, dpi: int) -> tuple[PageChars, int] | None:
+    def _read_by_ocr(self, engine: Engine, page: pdfium.PdfPage, dpi: int) -> tuple[PageChars, int] | None:
         """Returns (page as OCR reads it, confidence 0 to 99); None for a blank page. A page of little text and low
         confidence is also read upside down, since OCR engines detect the orientation only of longer text."""
         best: tuple[PageChars, int] | None = None
@@ -251,13 +251,13 @@ class Pdf(Stage):
             words = words_of(engine, partial(draw, page, dpi, turn), self.config.ocr_cpu_s, self.config.ocr_memory_mb)
             if words is None:
                 break
-            found = page_of(words, *size(page, dpi), dpi)
-            best = found if best is None or found[1] > best[1] else best
-            if found[1] > _SURE or not 0 < found[0].chars < _LITTLE:
+            result = page_of(words, *size(page, dpi), dpi)
+            best = result if best is None or result[1] > best[1] else best
+            if result[1] > _SURE or not 0 < result[0].chars < _LITTLE:
                 break
         return best
 
-    def _finish(self, doc: Document, file: pdfium.PdfDocument, reads: list[_Read | None]) -> str | None:
+    def _finish(self, doc: Document, file: pdfium.PdfDocument, reads: list[_PageRead | None]) -> str | None:
         good = [read for read in reads if read is not None]
         if not good:
             return "pdf_damaged"

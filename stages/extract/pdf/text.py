@@ -44,8 +44,8 @@ def text_of(pages: list[Page]) -> str:
     out: list[str] = []
     for page, drop in zip(pages, furniture(pages)):
         for block in page.blocks:
-            kept = [line for line in block if id(line) not in drop and (line.cells or line.text)]
-            _append(out, _paragraphs(kept))
+            body = [line for line in block if id(line) not in drop and (line.cells or line.text)]
+            _append(out, _paragraphs(body))
     text = "\n".join(out).strip("\n")
     return _mend(text)
 
@@ -179,19 +179,19 @@ def _mend(text: str) -> str:
     (up-to-date), and between two words of at least three letters that each occur on their own at least twice. Of 5,560
     cuts in 26 manuals in 13 languages, 1.7 % are joined wrongly, against 4.8 % by spelling alone.
     """
-    first, *rest = text.split(HYPHEN)
-    if not rest:
+    first, *parts = text.split(HYPHEN)
+    if not parts:
         return text
-    known = Counter(word.lower() for word in _WORD.findall(_CUT.sub(" ", text)))
+    spellings = Counter(word.lower() for word in _WORD.findall(_CUT.sub(" ", text)))
     out = [first]
-    for part in rest:
+    for part in parts:
         part = part.removeprefix(" ")
         a, b = _TAIL.search(out[-1][-_LONGEST:]), _HEAD.match(part[:_LONGEST])
         if a is None or b is None:
             out += ["-" if a else "- ", part]
             continue
         one, two = a[0].lower(), b[0].lower()
-        joined, spelled = known[one + two], known[f"{one}-{two}"]
+        joined, spelled = spellings[one + two], spellings[f"{one}-{two}"]
         if joined or spelled:
             cut = joined >= spelled
         elif b[0] in _AND:
@@ -202,6 +202,6 @@ def _mend(text: str) -> str:
             cut = not (a[0][-1].isdigit() or b[0][0].isdigit() or (capitals and b[0].islower())
                        or (b[0][0].isupper() and not (capitals and b[0].isupper()))
                        or (len(one) <= 3 and out[-1][:-len(one)].endswith("-"))
-                       or (min(len(one), len(two)) >= 3 and known[one] > 1 and known[two] > 1))
+                       or (min(len(one), len(two)) >= 3 and spellings[one] > 1 and spellings[two] > 1))
         out += [part] if cut else ["-", part]
     return "".join(out)

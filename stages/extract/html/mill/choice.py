@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from stages.extract.html.mill.columns import B_BOX, B_FLAGS, B_LINKED, B_STOPS, B_TITLED, B_UNITS, B_WORDS, E_TAG
-from stages.extract.html.mill.features import makes
+from stages.extract.html.mill.features import structures
 from stages.extract.html.mill.page import Page
 from stages.extract.html.mill.tags import IN_BUTTON, IN_COMMENT, IN_FORM, IN_HEADING, IN_HIDDEN, IN_NAV, IN_TITLE, TAG
 
@@ -48,9 +48,9 @@ def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: 
         return chosen, 0
     words = np.maximum(blocks[order, B_WORDS], 1).astype(np.int64)
     hit, size = np.cumsum(shifts[:, chances[order]] * words, 1, np.int64), np.cumsum(words)
-    whole = hit[:, -1:]
+    all_hits = hit[:, -1:]
     plain = chances[order].astype(np.int64) * words
-    n = int(np.argmax((SCALE * hit // (1000 * size + recall * whole // 1000)).sum(0)[:likely]))
+    n = int(np.argmax((SCALE * hit // (1000 * size + recall * all_hits // 1000)).sum(0)[:likely]))
     chosen[order[:n + 1]] = True
     return chosen, int(2000 * plain[:n + 1].sum() // (1000 * size[n] + plain.sum()))
 
@@ -83,11 +83,11 @@ def level(page: Page, chances: np.ndarray) -> np.ndarray:
     if len(b) <= MANY:
         return chances
     prose = (b[:, B_UNITS] >= 40) & (3 * b[:, B_LINKED] < b[:, B_UNITS]) & (b[:, B_STOPS] > 0)
-    make = makes(page.elements, b)
-    many = np.bincount(make, prose) > MANY
-    total = np.bincount(make, np.where(prose, chances, 0))
-    mean = (total // np.maximum(np.bincount(make, prose), 1)).astype(chances.dtype)
-    return np.where(prose & many[make], mean[make], chances)
+    structure = structures(page.elements, b)
+    many = np.bincount(structure, prose) > MANY
+    total = np.bincount(structure, np.where(prose, chances, 0))
+    mean = (total // np.maximum(np.bincount(structure, prose), 1)).astype(chances.dtype)
+    return np.where(prose & many[structure], mean[structure], chances)
 
 
 def headline(page: Page, chosen: np.ndarray) -> int | None:

@@ -27,11 +27,11 @@ class Model:
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self.tokens = table(arrays["token"], arrays["token_weight"])
-        self.looks = [tuple(np.ascontiguousarray(arrays[f"{look}_{name}"], np.int32) for name in ARRAYS)
-                      for look in ("first", "second")]
+        self.forests = [tuple(np.ascontiguousarray(arrays[f"{look}_{name}"], np.int32) for name in ARRAYS)
+                        for look in ("first", "second")]
         self.odds = arrays["odds"].astype(np.int32)
         self.shifts = arrays["shifts"].astype(np.int64)
-        for look, width in zip(self.looks, (f.FEATURES, f.FEATURES + len(f.SECOND))):
+        for look, width in zip(self.forests, (f.FEATURES, f.FEATURES + len(f.SECOND))):
             if look[1].max(initial=0) >= width:
                 raise ValueError("the weights of mill are of other features than this code: train them anew "
                                  "(benchmarks/train_mill.py)")
@@ -48,11 +48,11 @@ class Model:
         rows = np.empty((m, f.FEATURES + len(f.SECOND)), np.int32)
         f.describe(page.elements, n, page.blocks, m, page.text, rows)
         chances = np.empty(m, np.int32)
-        forest.scores(rows, *self.looks[0], self.odds, chances)
-        again = np.empty((m, len(f.SECOND)), np.int32)
-        f.look_again(page.elements, n, page.blocks, m, f.makes(page.elements, page.blocks), chances, again)
-        rows[:, f.FEATURES:] = again
-        forest.scores(rows, *self.looks[1], self.odds, chances)
+        forest.scores(rows, *self.forests[0], self.odds, chances)
+        second = np.empty((m, len(f.SECOND)), np.int32)
+        f.second_features(page.elements, n, page.blocks, m, f.structures(page.elements, page.blocks), chances, second)
+        rows[:, f.FEATURES:] = second
+        forest.scores(rows, *self.forests[1], self.odds, chances)
         return chances
 
 
@@ -71,13 +71,13 @@ class Engine:
 
     def text(self, page: str) -> str | None:
         """Main text of a page ("" when it has none), None when its elements nest deeper than `max_depth`."""
-        return self._found(page, markup=False)
+        return self._extracted(page, markup=False)
 
     def markdown(self, page: str) -> str | None:
         """Returns the same as `text`, but as Markdown."""
-        return self._found(page, markup=True)
+        return self._extracted(page, markup=True)
 
-    def _found(self, page: str, *, markup: bool) -> str | None:
+    def _extracted(self, page: str, *, markup: bool) -> str | None:
         arrays = walk(serialised(page), self.model.tokens, deepest=self.max_depth)
         self.signals = {}
         if arrays is None:

@@ -111,8 +111,8 @@ def word_hashes(text, start, stop, out):
 
 
 @njit(cache=True, nogil=True)
-def per_mille(part, whole):
-    return np.int32(np.int64(part) * 1000 // whole) if whole > 0 else np.int32(0)
+def per_mille(part, total):
+    return np.int32(np.int64(part) * 1000 // total) if total > 0 else np.int32(0)
 
 
 @njit(cache=True, nogil=True)
@@ -177,7 +177,7 @@ def describe(elements, n_el, blocks, n_bl, text, out):
             mains += elements[i, E_UNITS]
         if elements[i, E_UNITS] >= 60:
             alike_most = max(alike_most, path2[i])
-    # the dominant element: down from the root while one child holds most of the prose
+    # The dominant element is the innermost one that holds at least six tenths of the page's prose.
     heir = np.zeros(n_el, np.int32)
     for i in range(1, n_el):
         up = elements[i, E_PARENT]
@@ -192,13 +192,13 @@ def describe(elements, n_el, blocks, n_bl, text, out):
     for i in range(dominant + 1, n_el):
         inside[i] = inside[elements[i, E_PARENT]]
     # texts that occur more than once on the page
-    same = np.zeros(n_bl, np.int64)
+    text_hashes = np.zeros(n_bl, np.int64)
     for k in range(n_bl):
         h = np.uint64(14695981039346656037)
         for i in range(blocks[k, B_START], blocks[k, B_END]):
             h = (h ^ np.uint64(text[i])) * np.uint64(1099511628211)
-        same[k] = np.int64(h)
-    duplicates = count_alike(same, n_bl)
+        text_hashes[k] = np.int64(h)
+    duplicates = count_alike(text_hashes, n_bl)
     first_h1 = -1
     for k in range(n_bl):
         box = blocks[k, B_BOX]
@@ -210,11 +210,11 @@ def describe(elements, n_el, blocks, n_bl, text, out):
     cell = 0
     for k in range(n_bl):
         b = blocks[k]
-        f = out[k]
+        row = out[k]
         box = b[B_BOX]
         tag = elements[box, E_TAG]
-        for i in range(len(f)):
-            f[i] = 0
+        for i in range(len(row)):
+            row[i] = 0
         if n_title and b[B_UNITS] < 400:
             n = word_hashes(text, b[B_START], b[B_END], words)
             hits = 0
@@ -228,103 +228,103 @@ def describe(elements, n_el, blocks, n_bl, text, out):
         heading = b[B_FLAGS] & IN_HEADING != 0
         if heading:
             heading_at = k
-        f[0] = tag
-        f[1] = b[B_UNITS]
-        f[2] = per_mille(b[B_LINKED], b[B_UNITS])
-        f[3] = b[B_WORDS]
-        f[4] = per_mille(b[B_DIGITS], b[B_UNITS])
-        f[5] = per_mille(b[B_UPPER], b[B_UNITS])
-        f[6] = b[B_STOPS]
-        f[7] = b[B_COMMAS]
-        f[8] = per_mille(b[B_PUNCTUATION], b[B_UNITS])
-        f[9] = b[B_CURRENCY]
-        f[10] = b[B_ANCHORS]
-        f[11] = per_mille(b[B_STRONG], b[B_UNITS])
-        f[12] = b[B_BREAKS]
-        f[13] = b[B_IMAGES]
-        f[14] = b[B_INPUTS]
-        f[15] = b[B_FIRST]
-        f[16] = b[B_LAST]
-        f[17] = b[B_LEADS]
-        f[18] = b[B_TITLED]
-        f[19] = heading
-        f[20] = k > 0 and blocks[k - 1, B_BOX] == box
-        f[21] = b[B_UNITS] // max(b[B_WORDS], 1)
-        f[22] = elements[box, E_TOKENS]
-        f[23] = elements[box, E_BEST]
-        f[24] = elements[box, E_WORST]
-        f[25] = path2[box]
-        f[26] = depth[box]
-        f[27] = per_mille(k, n_bl)
-        f[28] = per_mille(units, page_units)
-        f[29] = cell
-        f[30] = b[B_ITEM] > 0
-        f[31] = inside[box]
-        f[32] = depth[box] - depth[dominant] if inside[box] else -1
-        f[33] = k - first_h1 if first_h1 >= 0 else -10000
-        f[34] = b[B_TITLED] >= 600 and b[B_UNITS] > 8
-        f[35] = k - heading_at if heading_at >= 0 else -1
-        f[36] = elements[blocks[heading_at, B_BOX], E_TOKENS] if heading_at >= 0 else 0
-        f[37] = duplicates[k]
-        f[38] = chain[box]
-        f[39] = per_mille(prose_before, page_prose)
+        row[0] = tag
+        row[1] = b[B_UNITS]
+        row[2] = per_mille(b[B_LINKED], b[B_UNITS])
+        row[3] = b[B_WORDS]
+        row[4] = per_mille(b[B_DIGITS], b[B_UNITS])
+        row[5] = per_mille(b[B_UPPER], b[B_UNITS])
+        row[6] = b[B_STOPS]
+        row[7] = b[B_COMMAS]
+        row[8] = per_mille(b[B_PUNCTUATION], b[B_UNITS])
+        row[9] = b[B_CURRENCY]
+        row[10] = b[B_ANCHORS]
+        row[11] = per_mille(b[B_STRONG], b[B_UNITS])
+        row[12] = b[B_BREAKS]
+        row[13] = b[B_IMAGES]
+        row[14] = b[B_INPUTS]
+        row[15] = b[B_FIRST]
+        row[16] = b[B_LAST]
+        row[17] = b[B_LEADS]
+        row[18] = b[B_TITLED]
+        row[19] = heading
+        row[20] = k > 0 and blocks[k - 1, B_BOX] == box
+        row[21] = b[B_UNITS] // max(b[B_WORDS], 1)
+        row[22] = elements[box, E_TOKENS]
+        row[23] = elements[box, E_BEST]
+        row[24] = elements[box, E_WORST]
+        row[25] = path2[box]
+        row[26] = depth[box]
+        row[27] = per_mille(k, n_bl)
+        row[28] = per_mille(units, page_units)
+        row[29] = cell
+        row[30] = b[B_ITEM] > 0
+        row[31] = inside[box]
+        row[32] = depth[box] - depth[dominant] if inside[box] else -1
+        row[33] = k - first_h1 if first_h1 >= 0 else -10000
+        row[34] = b[B_TITLED] >= 600 and b[B_UNITS] > 8
+        row[35] = k - heading_at if heading_at >= 0 else -1
+        row[36] = elements[blocks[heading_at, B_BOX], E_TOKENS] if heading_at >= 0 else 0
+        row[37] = duplicates[k]
+        row[38] = chain[box]
+        row[39] = per_mille(prose_before, page_prose)
         is_prose = prose(b)
         if is_prose:
             prose_before += b[B_UNITS]
-        f[40] = per_mille(page_prose - prose_before, page_prose)
+        row[40] = per_mille(page_prose - prose_before, page_prose)
         units += b[B_UNITS]
         at = N_OWN
         for i in range(N_FLAGS):
-            f[at + i] = (b[B_FLAGS] >> i) & 1
+            row[at + i] = (b[B_FLAGS] >> i) & 1
         at += N_FLAGS
         up = box
         for _ in range(ABOVE):
             up = elements[elements[up, E_PARENT], E_BOX]
             e = elements[up]
-            f[at] = e[E_TAG]
-            f[at + 1] = e[E_UNITS]
-            f[at + 2] = per_mille(e[E_LINKED], e[E_UNITS])
-            f[at + 3] = e[E_BLOCKS]
-            f[at + 4] = per_mille(e[E_STOPS], e[E_UNITS])
-            f[at + 5] = per_mille(e[E_PROSE], e[E_UNITS])
-            f[at + 6] = per_mille(e[E_COMMAS], e[E_UNITS])
-            f[at + 7] = e[E_TOKENS]
-            f[at + 8] = siblings[up]
-            f[at + 9] = per_mille(e[E_UNITS], page_units)
-            f[at + 10] = e[E_LAST] - k
+            row[at] = e[E_TAG]
+            row[at + 1] = e[E_UNITS]
+            row[at + 2] = per_mille(e[E_LINKED], e[E_UNITS])
+            row[at + 3] = e[E_BLOCKS]
+            row[at + 4] = per_mille(e[E_STOPS], e[E_UNITS])
+            row[at + 5] = per_mille(e[E_PROSE], e[E_UNITS])
+            row[at + 6] = per_mille(e[E_COMMAS], e[E_UNITS])
+            row[at + 7] = e[E_TOKENS]
+            row[at + 8] = siblings[up]
+            row[at + 9] = per_mille(e[E_UNITS], page_units)
+            row[at + 10] = e[E_LAST] - k
             at += N_ABOVE
         for side in range(2):
             for d in range(1, BESIDE + 1):
-                o = k + d if side else k - d
-                if 0 <= o < n_bl:
-                    x = blocks[o]
-                    f[at] = elements[x[B_BOX], E_TAG]
-                    f[at + 1] = x[B_UNITS]
-                    f[at + 2] = per_mille(x[B_LINKED], x[B_UNITS])
-                    f[at + 3] = x[B_STOPS]
-                    f[at + 4] = elements[x[B_BOX], E_SIGNATURE] == elements[box, E_SIGNATURE]
-                    f[at + 5] = x[B_FLAGS] & IN_HEADING != 0
+                neighbour = k + d if side else k - d
+                if 0 <= neighbour < n_bl:
+                    beside = blocks[neighbour]
+                    row[at] = elements[beside[B_BOX], E_TAG]
+                    row[at + 1] = beside[B_UNITS]
+                    row[at + 2] = per_mille(beside[B_LINKED], beside[B_UNITS])
+                    row[at + 3] = beside[B_STOPS]
+                    row[at + 4] = elements[beside[B_BOX], E_SIGNATURE] == elements[box, E_SIGNATURE]
+                    row[at + 5] = beside[B_FLAGS] & IN_HEADING != 0
                 else:
-                    f[at] = -1
-                    f[at + 1] = -1
+                    row[at] = -1
+                    row[at + 1] = -1
                 at += N_BESIDE
-        f[at] = page_units
-        f[at + 1] = n_bl
-        f[at + 2] = per_mille(page_linked, page_units)
-        f[at + 3] = per_mille(page_prose, page_units)
-        f[at + 4] = articles
-        f[at + 5] = per_mille(mains, page_units)
-        f[at + 6] = forms
-        f[at + 7] = tables
-        f[at + 8] = per_mille(items, n_bl)
-        f[at + 9] = headlines
-        f[at + 10] = per_mille(page_currency, n_bl)
-        f[at + 11] = per_mille(page_digits, page_units)
-        f[at + 12] = per_mille(page_dates, n_bl)
-        f[at + 13] = per_mille(elements[dominant, E_PROSE], page_prose)
-        f[at + 14] = per_mille(elements[dominant, E_LINKED], elements[dominant, E_UNITS])
-        f[at + 15] = alike_most
-        f[at + 16] = per_mille(page_long, n_bl)
+        row[at] = page_units
+        row[at + 1] = n_bl
+        row[at + 2] = per_mille(page_linked, page_units)
+        row[at + 3] = per_mille(page_prose, page_units)
+        row[at + 4] = articles
+        row[at + 5] = per_mille(mains, page_units)
+        row[at + 6] = forms
+        row[at + 7] = tables
+        row[at + 8] = per_mille(items, n_bl)
+        row[at + 9] = headlines
+        row[at + 10] = per_mille(page_currency, n_bl)
+        row[at + 11] = per_mille(page_digits, page_units)
+        row[at + 12] = per_mille(page_dates, n_bl)
+        row[at + 13] = per_mille(elements[dominant, E_PROSE], page_prose)
+        row[at + 14] = per_mille(elements[dominant, E_LINKED], elements[dominant, E_UNITS])
+        row[at + 15] = alike_most
+        row[at + 16] = per_mille(page_long, n_bl)
 
 
 #: features of the second pass: the first pass's probabilities (0..1000) around a block
@@ -332,7 +332,7 @@ SECOND = ["own", "before1", "before2", "before3", "after1", "after2", "after3", 
           "near", "alike", "section_before", "section_after", "tag_alike"]
 
 
-def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+def structures(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     """Returns a number for the structure of each block (int64[blocks]). Two blocks get the same number when their block
     elements have the same tag and classes, and the parents of these elements do, too. This function is not compiled,
     since numba takes three seconds to compile a sort."""
@@ -343,13 +343,13 @@ def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def look_again(elements, n_el, blocks, n_bl, make, first, out):
+def second_features(elements, n_el, blocks, n_bl, structure, first, out):
     """Write the features of the second pass to `out` (int32[blocks, len(SECOND)]). They are probabilities from the
     first pass (`first`, int32[blocks], 0..1000): those of the block and its neighbours, and means over larger parts of
     the page.
 
     Means are weighted by the lengths of the blocks. The mean of an element is over all blocks inside it. `make[k]` is
-    the number that `makes` gave to the structure of block k.
+    the number that `structures` gave to the structure of block k.
     """
     total = np.zeros(n_el, np.int64)
     weight = np.zeros(n_el, np.int64)
@@ -359,8 +359,8 @@ def look_again(elements, n_el, blocks, n_bl, make, first, out):
     alike_weight = np.zeros(n_bl, np.int64)
     for k in range(n_bl):
         w = np.int64(blocks[k, B_UNITS]) + 5
-        alike[make[k]] += w * first[k]
-        alike_weight[make[k]] += w
+        alike[structure[k]] += w * first[k]
+        alike_weight[structure[k]] += w
         box = blocks[k, B_BOX]
         total[box] += w * first[k]
         weight[box] += w
@@ -371,27 +371,27 @@ def look_again(elements, n_el, blocks, n_bl, make, first, out):
         weight[elements[i, E_PARENT]] += weight[i]
     run = np.int64(0)
     for k in range(n_bl):
-        o = out[k]
+        row = out[k]
         box = blocks[k, B_BOX]
-        o[0] = first[k]
+        row[0] = first[k]
         for d in range(1, 4):
-            o[d] = first[k - d] if k >= d else -1
-            o[3 + d] = first[k + d] if k + d < n_bl else -1
-        o[7] = total[box] // max(weight[box], 1)
+            row[d] = first[k - d] if k >= d else -1
+            row[3 + d] = first[k + d] if k + d < n_bl else -1
+        row[7] = total[box] // max(weight[box], 1)
         up = box
         for d in range(3):
             up = elements[elements[up, E_PARENT], E_BOX]
-            o[8 + d] = total[up] // max(weight[up], 1)
-        o[11] = page // max(page_weight, np.int64(1))
+            row[8 + d] = total[up] // max(weight[up], 1)
+        row[11] = page // max(page_weight, np.int64(1))
         t_sum = np.int64(0)
         w_sum = np.int64(0)
         for j in range(max(0, k - 6), min(n_bl, k + 7)):
             w = np.int64(blocks[j, B_UNITS]) + 5
             t_sum += w * first[j]
             w_sum += w
-        o[12] = t_sum // w_sum
-        o[13] = alike[make[k]] // alike_weight[make[k]]
-        o[14] = run
+        row[12] = t_sum // w_sum
+        row[13] = alike[structure[k]] // alike_weight[structure[k]]
+        row[14] = run
         run = (run * 7 + first[k]) // 8
     run = np.int64(0)
     for k in range(n_bl - 1, -1, -1):

@@ -52,13 +52,13 @@ def table(hashes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarra
     size = 16
     while size < 3 * len(hashes):
         size *= 2
-    keys, held = np.zeros(size, np.uint32), np.zeros(size, np.int32)
+    keys, slots = np.zeros(size, np.uint32), np.zeros(size, np.int32)
     for h, value in zip(hashes.tolist(), values.tolist()):
         at = h & size - 1
         while keys[at]:
             at = at + 1 & size - 1
-        keys[at], held[at] = h, value
-    return keys, held
+        keys[at], slots[at] = h, value
+    return keys, slots
 
 
 NO_WORDS = table(np.zeros(0, np.uint32), np.zeros(0, np.int32))
@@ -75,13 +75,13 @@ def walk(markup: bytes, tokens: tuple[np.ndarray, np.ndarray] = NO_WORDS, *, dee
     elements = np.empty((most, ELEMENT), np.int32)
     blocks = np.empty((most, BLOCK_COLUMNS), np.int32)
     text = np.empty(len(markup) + 16, np.uint8)
-    seen = np.empty(len(markup) // 2 if collect else 0, np.uint32)
-    seen_of = np.empty(len(seen), np.int32)
+    class_words = np.empty(len(markup) // 2 if collect else 0, np.uint32)
+    word_elements = np.empty(len(class_words), np.int32)
     marks = np.empty((2 * most, MARK_COLUMNS), np.int32)
     n, m, size, words, k = scan(np.frombuffer(markup, np.uint8), t.CLASS, t.KIND, t.FLAGS, t.TAG_KEYS, t.TAG_VALUES,
                                 t.ATTR_KEYS, t.ATTR_VALUES, t.ROLE_KEYS, t.ROLE_VALUES, *tokens, t.COMMENT_KEYS,
-                                t.COMMENT_VALUES, t.MARK, _NONE, _HIDDEN, elements, blocks, text, marks, seen, seen_of,
-                                deepest)
+                                t.COMMENT_VALUES, t.MARK, _NONE, _HIDDEN, elements, blocks, text, marks, class_words,
+                                word_elements, deepest)
     if n < 0:
         return None
-    return Page(elements[:n], blocks[:m], text[:size], marks[:k], markup, seen[:words], seen_of[:words])
+    return Page(elements[:n], blocks[:m], text[:size], marks[:k], markup, class_words[:words], word_elements[:words])

@@ -54,13 +54,13 @@ def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool
     """
     which = np.flatnonzero(chosen)
     body = page.text.tobytes()
-    where = places(page, chosen)[which]
+    surroundings = places(page, chosen)[which]
     marks = _marks_of(page, which) if markup else {}
     out: list[tuple[str, _Group]] = []
-    begun: list[tuple[int, int, int]] = []                 # open items: element, depth, width of their mark
-    blocks = list(zip(which.tolist(), page.blocks[which].tolist(), where.tolist()))
+    open_items: list[tuple[int, int, int]] = []            # open items: element, depth, width of their mark
+    blocks = list(zip(which.tolist(), page.blocks[which].tolist(), surroundings.tolist()))
     # rows of a table and blocks of one piece of code are written together
-    together = where[:, P_TABLE] + where[:, P_PRE]
+    together = surroundings[:, P_TABLE] + surroundings[:, P_PRE]
     edges = np.flatnonzero((together[1:] != together[:-1]) | (together[1:] == 0)) + 1
     for begin, end in zip([0, *edges.tolist()], [*edges.tolist(), len(blocks)]) if blocks else ():
         k, b, at = blocks[begin]
@@ -78,23 +78,23 @@ def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool
                 text = "\n".join(line.strip() for line in text.split("\n"))
         if not text:
             continue
-        belongs: _Group = ("", 0)
+        group: _Group = ("", 0)
         if markup:
             if at[P_LEVEL]:
                 text = f"{'#' * at[P_LEVEL]} {' '.join(text.split())}"
             elif at[P_DEFINED] and at[P_DEFINED] == b[B_BOX]:
-                belongs = ("defined", int(page.elements[b[B_BOX], E_PARENT]))
-                if page.elements[b[B_BOX], E_TAG] == TAG["dd"] and out and out[-1][1] == belongs:
+                group = ("defined", int(page.elements[b[B_BOX], E_PARENT]))
+                if page.elements[b[B_BOX], E_TAG] == TAG["dd"] and out and out[-1][1] == group:
                     text = f": {text}"                     # a definition below its term
         if at[P_ITEM]:
-            belongs = ("list", at[P_LIST])
-            text = _in_list(text, at, begun, markup)
+            group = ("list", at[P_LIST])
+            text = _in_list(text, at, open_items, markup)
         if at[P_QUOTE] and markup:
-            belongs = ("quote", at[P_QUOTE])
+            group = ("quote", at[P_QUOTE])
             text = "> " + text.replace("\n", "\n> ")
-            if out and out[-1][1] == belongs:
+            if out and out[-1][1] == group:
                 text = f">\n{text}"
-        out.append((text, belongs))
+        out.append((text, group))
     if not markup:
         return "\n".join(text for text, _ in out)
     return dollars(_spaced(out))
@@ -128,21 +128,21 @@ def _table(body: bytes, blocks: list[_Block], marks: dict[int, list[list[int]]],
     return "\n".join([lines[0], "|" + " --- |" * len(columns), *lines[1:]])
 
 
-def _in_list(text: str, at: list[int], begun: list[tuple[int, int, int]], markup: bool) -> str:
+def _in_list(text: str, at: list[int], open_items: list[tuple[int, int, int]], markup: bool) -> str:
     """Returns the text of a block in a list item as it is written: after the item's mark if it is the first block of
-    the item, otherwise (in Markdown) indented below the mark. `begun` holds the items that are open, and is updated."""
-    new = all(item != at[P_ITEM] for item, _, _ in begun)
+    the item, otherwise (in Markdown) indented below the mark. `open_items` is updated."""
+    is_new = all(item != at[P_ITEM] for item, _, _ in open_items)
     depth = at[P_DEPTH]
-    while begun and (begun[-1][1] >= depth if new else begun[-1][0] != at[P_ITEM]):
-        begun.pop()
+    while open_items and (open_items[-1][1] >= depth if is_new else open_items[-1][0] != at[P_ITEM]):
+        open_items.pop()
     if not markup:
-        begun += [(at[P_ITEM], depth, 0)] if new else []
-        return f"- {text}" if new else text
-    indent = " " * sum(width for _, _, width in begun[:DEEPEST])
-    if not new:
+        open_items += [(at[P_ITEM], depth, 0)] if is_new else []
+        return f"- {text}" if is_new else text
+    indent = " " * sum(width for _, _, width in open_items[:DEEPEST])
+    if not is_new:
         return indent + text.replace("\n", f"\n{indent}")
     mark = f"{at[P_NUMBER]}. " if at[P_NUMBER] else "- "
-    begun.append((at[P_ITEM], depth, len(mark)))
+    open_items.append((at[P_ITEM], depth, len(mark)))
     return indent + mark + text.replace("\n", "\n" + indent + " " * len(mark))
 
 
@@ -192,8 +192,8 @@ def _inline(body: bytes, start: int, stop: int, marks: list[list[int]], heading:
             levels.append((mark, []))
         elif len(levels) > 1 and levels[-1][0] == -mark:
             text = _written(levels.pop()[1])
-            void = (heading and mark == -1) or any(m in (-mark, CODE) for m, _ in levels)
-            _join(levels[-1][1], 0 if void else -mark, text)
+            ignored = (heading and mark == -1) or any(m in (-mark, CODE) for m, _ in levels)
+            _join(levels[-1][1], 0 if ignored else -mark, text)
     levels[-1][1].append((0, [body[at:stop].decode("utf-8", "replace")]))
     while len(levels) > 1:
         text = _written(levels.pop()[1])

@@ -38,9 +38,9 @@ TR, LI, OL, IMG, INPUT, BUTTON, HTML, BODY = (t.TAG[n] for n in ("tr", "li", "ol
                                                                   "body"))
 #: FNV-1a's start; longest class token that counts as a word; most digits of a list number
 FNV, LONGEST_TOKEN, DIGITS = 2166136261, 40, 6
-#: what `attributes` returns besides class words
+#: columns of the array in which `attributes` stores facts about a tag
 F_FLAGS, F_SIGNATURE, F_CLASS, F_CLASS_END, F_NUMBER = range(5)
-FOUND = 5
+TAG_FACTS = 5
 
 
 @njit(cache=True, nogil=True)
@@ -125,25 +125,25 @@ def character(page, i):
     """Returns (code point, number of bytes) of the character at `i`. Only the entities that the serialiser writes are
     decoded; a no-break space counts as a space. 65535 stands for any character beyond the BMP."""
     c = page[i]
-    left = len(page) - i
+    available = len(page) - i
     if c < 0x80:
-        if c == 38 and left >= 4 and page[i + 2] == 116 and page[i + 3] == 59:
+        if c == 38 and available >= 4 and page[i + 2] == 116 and page[i + 3] == 59:
             if page[i + 1] == 108:
                 return np.int32(60), 4
             if page[i + 1] == 103:
                 return np.int32(62), 4
-        if c == 38 and left >= 5 and page[i + 1] == 97 and page[i + 2] == 109 and page[i + 3] == 112 \
+        if c == 38 and available >= 5 and page[i + 1] == 97 and page[i + 2] == 109 and page[i + 3] == 112 \
                 and page[i + 4] == 59:
             return np.int32(38), 5
-        if c == 38 and left >= 6 and page[i + 1] == 110 and page[i + 2] == 98 and page[i + 3] == 115 \
+        if c == 38 and available >= 6 and page[i + 1] == 110 and page[i + 2] == 98 and page[i + 3] == 115 \
                 and page[i + 4] == 112 and page[i + 5] == 59:
             return np.int32(32), 6
         return np.int32(c), 1
-    if c >= 0xF0 and left >= 4:
+    if c >= 0xF0 and available >= 4:
         return np.int32(65535), 4
-    if c >= 0xE0 and left >= 3:
+    if c >= 0xE0 and available >= 3:
         return np.int32(((c & 15) << 12) | ((page[i + 1] & 63) << 6) | (page[i + 2] & 63)), 3
-    if c >= 0xC0 and left >= 2:
+    if c >= 0xC0 and available >= 2:
         return np.int32(((c & 31) << 6) | (page[i + 1] & 63)), 2
     return np.int32(c), 1
 
@@ -163,7 +163,7 @@ def past_attributes(page, j):
 
 
 @njit(cache=True, nogil=True)
-def whole(page, start, stop):
+def list_number(page, start, stop):
     """Returns the integer from 0 to 999,999 in page[start:stop]; 0 if it holds anything else."""
     number: int | np.int64 = 0
     for i in range(start, stop):
@@ -174,18 +174,18 @@ def whole(page, start, stop):
 
 
 @njit(cache=True, nogil=True)
-def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_word, hidden_word, found, hashes):
+def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_word, hidden_word, tag_facts, hashes):
     """Read the attributes of a start tag whose name ends at `j`.
 
-    Flags, signature (hash of tag and classes), position of the class attribute and list number are written to `found`
-    (int64[FOUND]); on entry, the signature there is the hash of the tag. The hashes of class words (words in class, id,
-    itemprop and role attributes) are written to `hashes`. Returns (position of the `>` that ends the start tag, number
-    of class words).
+    Flags, signature (hash of tag and classes), position of the class attribute and list number are written to
+    `tag_facts` (int64[TAG_FACTS]); on entry, the signature there is the hash of the tag. The hashes of class words
+    (words in class, id, itemprop and role attributes) are written to `hashes`. Returns (position of the `>` that ends
+    the start tag, number of class words).
     """
     n = len(page)
     n_hash = np.int64(0)
     flags = np.int32(0)
-    found[F_CLASS] = found[F_CLASS_END] = found[F_NUMBER] = 0
+    tag_facts[F_CLASS] = tag_facts[F_CLASS_END] = tag_facts[F_NUMBER] = 0
     while j < n and page[j] != 62:
         j += 1                                                             # the space before a name
         first = True
@@ -203,40 +203,40 @@ def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_wor
                 j += 1
             stop = j
             j += 1
-        what = lookup(attr_keys, attr_values, a)
-        if what == 0:
+        attribute = lookup(attr_keys, attr_values, a)
+        if attribute == 0:
             continue
-        if what == ATTR_CLASS:
-            found[F_SIGNATURE] = hash_of(page, start, stop, np.uint32(found[F_SIGNATURE]))
-            found[F_CLASS] = start
-            found[F_CLASS_END] = stop
-        elif what == ATTR_ROLE:
+        if attribute == ATTR_CLASS:
+            tag_facts[F_SIGNATURE] = hash_of(page, start, stop, np.uint32(tag_facts[F_SIGNATURE]))
+            tag_facts[F_CLASS] = start
+            tag_facts[F_CLASS_END] = stop
+        elif attribute == ATTR_ROLE:
             flags |= lookup(role_keys, role_values, hash_of(page, start, stop, np.uint32(FNV)))
-        elif what == ATTR_HIDDEN:
+        elif attribute == ATTR_HIDDEN:
             flags |= IN_HIDDEN
-        elif what == ATTR_ARIA_HIDDEN:
+        elif attribute == ATTR_ARIA_HIDDEN:
             if stop - start == 4:
                 flags |= IN_ARIA_HIDDEN
-        elif what == ATTR_NUMBER:
-            found[F_NUMBER] = whole(page, start, stop)
-        elif what == ATTR_STYLE and (contains(page, start, stop, none_word)
-                                     or contains(page, start, stop, hidden_word)):
+        elif attribute == ATTR_NUMBER:
+            tag_facts[F_NUMBER] = list_number(page, start, stop)
+        elif attribute == ATTR_STYLE and (contains(page, start, stop, none_word)
+                                          or contains(page, start, stop, hidden_word)):
             flags |= IN_HIDDEN
-        if what in (ATTR_CLASS, ATTR_ID, ATTR_ITEMPROP, ATTR_ROLE):
-            kind = np.int64(1) if what == ATTR_ITEMPROP else np.int64(2) if what == ATTR_ROLE else np.int64(0)
+        if attribute in (ATTR_CLASS, ATTR_ID, ATTR_ITEMPROP, ATTR_ROLE):
+            kind = np.int64(1) if attribute == ATTR_ITEMPROP else np.int64(2) if attribute == ATTR_ROLE else np.int64(0)
             n_hash = words_of(page, start, stop, kind, hashes, n_hash)
-    found[F_FLAGS] = flags
+    tag_facts[F_FLAGS] = flags
     return j, n_hash
 
 
 @njit(cache=True, nogil=True)
-def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values, seen, seen_of,
-          n_seen):
+def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values, class_words,
+          word_elements, n_words):
     """Write the learned weights of an element's class words (words in its class and similar attributes) to the
     element's row, counting each word once: their sum, and the highest and lowest on the path from the root. Set a flag
-    in the row if a word means readers' comments. Append the words to `seen` and return the new `n_seen`."""
+    in the row if a word means readers' comments. Append the words to `class_words` and return the new `n_words`."""
     above = elements[el, E_PARENT]
-    own = best = worst = np.int32(0)
+    total = best = worst = np.int32(0)
     for k in range(n_hash):
         twice = False
         for m in range(k):
@@ -244,45 +244,45 @@ def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, 
         if twice:
             continue
         weight = lookup(token_keys, token_values, hashes[k])
-        own += weight
+        total += weight
         best = max(best, weight)
         worst = min(worst, weight)
         if elements[el, E_TAG] not in (HTML, BODY):          # here the words only say that a page may have comments
             elements[el, E_FLAGS] |= lookup(comment_keys, comment_values, hashes[k])
-        if n_seen < len(seen):
-            seen[n_seen] = hashes[k]
-            seen_of[n_seen] = el
-            n_seen += 1
-    elements[el, E_TOKENS] = own
+        if n_words < len(class_words):
+            class_words[n_words] = hashes[k]
+            word_elements[n_words] = el
+            n_words += 1
+    elements[el, E_TOKENS] = total
     elements[el, E_BEST] = max(best, elements[above, E_BEST])
     elements[el, E_WORST] = min(worst, elements[above, E_WORST])
-    return n_seen
+    return n_words
 
 
 @njit(cache=True, nogil=True)
-def count(blocks, k, what, code, flags, in_word):
-    """Count a character of class `what` (`tags.LETTER` and others) in row `k` of `blocks`. Returns whether the next
-    character may continue a word."""
-    blocks[k, B_LAST] = what
+def count(blocks, k, char_class, code, flags, in_word):
+    """Count a character of class `char_class` (`tags.LETTER` and others) in row `k` of `blocks`. Returns whether the
+    next character may continue a word."""
+    blocks[k, B_LAST] = char_class
     units = 1
-    if what in (STOP, COMMA, PUNCTUATION, CURRENCY, OTHER):
+    if char_class in (STOP, COMMA, PUNCTUATION, CURRENCY, OTHER):
         in_word = False
-        if what == STOP:
+        if char_class == STOP:
             blocks[k, B_STOPS] += 1
-        elif what == COMMA:
+        elif char_class == COMMA:
             blocks[k, B_COMMAS] += 1
-        elif what == CURRENCY:
+        elif char_class == CURRENCY:
             blocks[k, B_CURRENCY] += 1
-        elif what == PUNCTUATION or code < 65535:
+        elif char_class == PUNCTUATION or code < 65535:
             blocks[k, B_PUNCTUATION] += 1
     else:
-        if what == WIDE:
+        if char_class == WIDE:
             units = 3
-        elif what == UPPER:
+        elif char_class == UPPER:
             blocks[k, B_UPPER] += 1
-        elif what == DIGIT:
+        elif char_class == DIGIT:
             blocks[k, B_DIGITS] += 1
-        if not in_word or what == WIDE:
+        if not in_word or char_class == WIDE:
             blocks[k, B_WORDS] += 1
         in_word = True
     blocks[k, B_UNITS] += units
@@ -295,7 +295,7 @@ def count(blocks, k, what, code, flags, in_word):
 
 @njit(cache=True, nogil=True)
 def after_markup(page, i):
-    """The position after a comment, doctype or the like that begins at `i`."""
+    """The position after a comment, a doctype or other markup with `<!` that begins at `i`."""
     n = len(page)
     j = i + 2
     if i + 3 < n and page[i + 2] == 45 and page[i + 3] == 45:
@@ -311,13 +311,14 @@ def after_markup(page, i):
 @njit(cache=True, nogil=True)
 def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_values, role_keys, role_values,
          token_keys, token_values, comment_keys, comment_values, mark_of, none_word, hidden_word, elements, blocks,
-         text, marks, seen, seen_of, deepest):
+         text, marks, class_words, word_elements, deepest):
     """Walk over `page` (uint8) and fill the arrays `elements`, `blocks`, `text` and `marks`, whose columns `columns`
     names.
 
     `token_keys` and `token_values` are a hash table of the learned weights of class words (words in class, id, itemprop
-    and role attributes). `seen` and `seen_of` receive the hash and the element of each class word. Returns the numbers
-    of (elements, blocks, bytes of text, class words, marks); the first is -1 when elements nest deeper than `deepest`.
+    and role attributes). `class_words` and `word_elements` receive the hash and the element of each class word. Returns
+    the numbers of (elements, blocks, bytes of text, class words, marks); the first is -1 when elements nest deeper than
+    `deepest`.
     The arrays that `page.walk` passes are long enough for any page: an element, a block and a line break need a `<`
     each, an element has at most two marks, and text is never longer than its source.
     """
@@ -327,13 +328,13 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
     for k in range(ELEMENT):
         elements[0, k] = 0
     n_el = 1
-    top = n_bl = n_text = n_seen = skipping = images = inputs = row = item = 0
+    top = n_bl = n_text = n_words = skipping = images = inputs = row = item = 0
     leads = 0                       # breaks since the last block
     indent = tabs = 0               # of the line of code that no block has begun in
     pending = False                 # a space is due before the next character
     open_block = in_word = False
     hashes = np.zeros(48, np.uint32)
-    found = np.zeros(FOUND, np.int64)
+    tag_facts = np.zeros(TAG_FACTS, np.int64)
     n_marks = 0
     i = np.int64(0)
     while i < n:
@@ -342,16 +343,16 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
             if i + 1 < n and page[i + 1] == 33:                            # <!
                 i = after_markup(page, i)
                 continue
-            opened = i
+            tag_start = i
             closing = i + 1 < n and page[i + 1] == 47
             j = i + 2 if closing else i + 1
-            h = np.uint32(FNV)
+            tag_hash = np.uint32(FNV)
             dash = False
             while j < n and page[j] != 62 and page[j] != 32:
-                h = np.uint32((h ^ np.uint32(page[j])) * np.uint32(16777619))
+                tag_hash = np.uint32((tag_hash ^ np.uint32(page[j])) * np.uint32(16777619))
                 dash = dash or page[j] == 45
                 j += 1
-            tag = lookup(tag_keys, tag_values, h)
+            tag = lookup(tag_keys, tag_values, tag_hash)
             kind = kinds[tag]
             if tag == 0 and dash:
                 kind = BLOCK
@@ -365,9 +366,9 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
                     skipping -= 1
                     continue
                 level = top
-                while level > 0 and top - level < 8 and names[level] != h:
+                while level > 0 and top - level < 8 and names[level] != tag_hash:
                     level -= 1
-                if level == 0 or names[level] != h:
+                if level == 0 or names[level] != tag_hash:
                     continue
                 while top >= level:
                     if open_block and elements[stack[top], E_BOX] == stack[top]:
@@ -390,12 +391,12 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
             if skipping or kind in (RAW, VOID, BREAK):
                 j = past_attributes(page, j)
             else:
-                found[F_SIGNATURE] = h
+                tag_facts[F_SIGNATURE] = tag_hash
                 j, n_hash = attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_word, hidden_word,
-                                       found, hashes)
+                                       tag_facts, hashes)
             i = j + 1
             if kind == RAW:
-                i = after_raw(page, i, h)
+                i = after_raw(page, i, tag_hash)
                 continue
             if kind == VOID:
                 if tag == IMG:
@@ -437,20 +438,20 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
             above = stack[top]
             top += 1
             stack[top] = n_el
-            names[top] = h
+            names[top] = tag_hash
             for k in range(ELEMENT):
                 elements[n_el, k] = 0
             elements[n_el, E_TAG] = tag
             elements[n_el, E_PARENT] = above
             elements[n_el, E_BOX] = n_el if kind == BLOCK else elements[above, E_BOX]
-            elements[n_el, E_FLAGS] = elements[above, E_FLAGS] | np.int32(found[F_FLAGS]) | tag_flags[tag]
-            elements[n_el, E_SIGNATURE] = np.int32(np.uint32(found[F_SIGNATURE]))
-            elements[n_el, E_CLASS] = found[F_CLASS]
-            elements[n_el, E_CLASS_END] = found[F_CLASS_END]
+            elements[n_el, E_FLAGS] = elements[above, E_FLAGS] | np.int32(tag_facts[F_FLAGS]) | tag_flags[tag]
+            elements[n_el, E_SIGNATURE] = np.int32(np.uint32(tag_facts[F_SIGNATURE]))
+            elements[n_el, E_CLASS] = tag_facts[F_CLASS]
+            elements[n_el, E_CLASS_END] = tag_facts[F_CLASS_END]
             if tag in (OL, LI):
-                elements[n_el, E_NUMBER] = found[F_NUMBER]
-            n_seen = weigh(elements, n_el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values, seen,
-                           seen_of, n_seen)
+                elements[n_el, E_NUMBER] = tag_facts[F_NUMBER]
+            n_words = weigh(elements, n_el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values,
+                            class_words, word_elements, n_words)
             if mark_of[tag]:
                 marks[n_marks, M_BLOCK] = n_bl
                 marks[n_marks, M_AT] = n_text
@@ -464,8 +465,8 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
                 inputs += 1
             if tag_flags[tag] & IN_A and open_block:
                 blocks[n_bl, B_ANCHORS] += 1
-                if opened >= 4 and page[opened - 1] == 62 and page[opened - 2] == 97 and page[opened - 3] == 47 \
-                        and page[opened - 4] == 60:
+                if tag_start >= 4 and page[tag_start - 1] == 62 and page[tag_start - 2] == 97 \
+                        and page[tag_start - 3] == 47 and page[tag_start - 4] == 60:
                     pending = True                              # adjacent links are separate words
             n_el += 1
             continue
@@ -473,8 +474,8 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
         if skipping:
             i += 1
             continue
-        el = stack[top]
-        flags = elements[el, E_FLAGS]
+        element = stack[top]
+        flags = elements[element, E_FLAGS]
         if in_word and not pending:                     # the most frequent case: the rest of a word of ASCII letters
             j = i
             upper = 0
@@ -493,8 +494,8 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
                     blocks[n_bl, B_STRONG] += i - j
                 continue
         code, size = character(page, i)
-        what = classes[code]
-        if what == SPACE:
+        char_class = classes[code]
+        if char_class == SPACE:
             i += size
             in_word = False
             if not flags & IN_PRE:
@@ -508,15 +509,15 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
                 pending = False
             continue
         if not open_block:
-            box = elements[el, E_BOX]
+            box = elements[element, E_BOX]
             for k in range(BLOCK_COLUMNS):
                 blocks[n_bl, k] = 0
             blocks[n_bl, B_START] = n_text
             blocks[n_bl, B_BOX] = box
-            blocks[n_bl, B_FLAGS] = elements[el, E_FLAGS]
+            blocks[n_bl, B_FLAGS] = elements[element, E_FLAGS]
             blocks[n_bl, B_IMAGES] = images
             blocks[n_bl, B_INPUTS] = inputs
-            blocks[n_bl, B_FIRST] = what
+            blocks[n_bl, B_FIRST] = char_class
             blocks[n_bl, B_ROW] = row
             blocks[n_bl, B_ITEM] = item
             blocks[n_bl, B_LEADS] = leads
@@ -542,8 +543,8 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
                 text[n_text + k] = page[i + k]
             n_text += size
         i += size
-        in_word = count(blocks, n_bl, what, code, flags, in_word)
+        in_word = count(blocks, n_bl, char_class, code, flags, in_word)
     if open_block:
         blocks[n_bl, B_END] = n_text
         n_bl += 1
-    return n_el, n_bl, n_text, n_seen, n_marks
+    return n_el, n_bl, n_text, n_words, n_marks

@@ -51,7 +51,7 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
     list_of = np.zeros(n, np.int32)
     counted = np.zeros(n, np.int32)         # cells of a row, or the number of a list's next item
     items = np.zeros(n, np.int32)
-    messy = np.zeros(n, np.bool_)
+    is_layout = np.zeros(n, np.bool_)
     for i in range(1, n):
         up = elements[i, E_PARENT]
         for c in range(PLACES):                # numba takes four seconds to compile the assignment of a whole row
@@ -61,7 +61,7 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
         if kind == 0:
             continue
         if kind != _CELL and kind != _QUOTE and kind != _DEFINED and kind != _ITEM:
-            messy[at[up, P_TABLE]] = True
+            is_layout[at[up, P_TABLE]] = True
         if kind == _TABLE:
             at[i, P_TABLE] = i
             at[i, P_CELL] = at[i, P_ITEM] = list_of[i] = 0
@@ -71,7 +71,7 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
             counted[up] += 1
         elif kind == _HEADING:
             at[i, P_LEVEL] = levels[elements[i, E_TAG]]
-            messy[list_of[up]] = True
+            is_layout[list_of[up]] = True
         elif kind == _LIST:
             list_of[i] = i
             at[i, P_ITEM] = 0
@@ -94,7 +94,7 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
             at[i, P_DEFINED] = i
     # sizes of the chosen blocks
     size = np.zeros(n, np.int32)
-    many = np.zeros(n, np.int32)
+    block_counts = np.zeros(n, np.int32)
     filled = np.zeros(n, np.int32)          # cells of a row
     rows = np.zeros(n, np.int32)            # rows of two cells and more of a table
     for k in range(len(blocks)):
@@ -108,15 +108,15 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
             if size[cell] == 0:
                 filled[row] += 1
                 rows[table] += filled[row] == 2
-                messy[table] = messy[table] or at[cell, P_COLUMN] >= WIDEST
+                is_layout[table] = is_layout[table] or at[cell, P_COLUMN] >= WIDEST
             size[cell] += length
-            many[cell] += 1
-            messy[table] = messy[table] or size[cell] > CELL or many[cell] > BLOCKS
+            block_counts[cell] += 1
+            is_layout[table] = is_layout[table] or size[cell] > CELL or block_counts[cell] > BLOCKS
         elif item:
             size[item] += length
-            many[item] += 1
-            if size[item] > ITEM or many[item] > BLOCKS:
-                messy[list_of[box]] = True
+            block_counts[item] += 1
+            if size[item] > ITEM or block_counts[item] > BLOCKS:
+                is_layout[list_of[box]] = True
     out = np.zeros((len(blocks), PLACES), np.int32)
     for k in range(len(blocks)):
         if not chosen[k]:
@@ -125,7 +125,7 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
         for c in range(PLACES):
             out[k, c] = at[box, c]
         table = at[box, P_TABLE]
-        if at[box, P_CELL] and not messy[table] and rows[table] >= 2:
+        if at[box, P_CELL] and not is_layout[table] and rows[table] >= 2:
             out[k, P_ROW] = blocks[k, B_ROW]
         else:
             out[k, P_TABLE] = out[k, P_CELL] = 0
@@ -133,7 +133,7 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
         item, owner = at[box, P_ITEM], list_of[box]
         out[k, P_ITEM] = out[k, P_NUMBER] = 0
         while owner:
-            if not messy[owner] and items[owner] > 1:
+            if not is_layout[owner] and items[owner] > 1:
                 if out[k, P_DEPTH] == 0:
                     out[k, P_ITEM] = item
                     out[k, P_NUMBER] = at[item, P_NUMBER]
