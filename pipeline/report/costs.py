@@ -43,9 +43,10 @@ def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
     rows = []
     for node in passes:
         docs, inside = sum(s["docs"] for s in node.counters.get("in", {}).values()), 0.0
-        # the counters of a barrier hold the documents that it removed; it has judged all that the pass read
-        for label, stats in sorted(node.counters.get("stages", {}).items(), key=lambda stage: not _is_barrier(stage[0])):
+        stages = sorted(node.counters.get("stages", {}).items(), key=lambda stage: not _is_barrier(stage[0]))
+        for label, stats in stages:
             inside += stats["cpu_s"]
+            # the counters of a barrier hold the documents that it removed; it has judged all that the pass read
             rows.append({"pass": node.name, "stage": label.partition(":")[2],
                          "in": docs if _is_barrier(label) else stats["in"],
                          "dropped": sum(n for by in stats["dropped"].values() for n in by.values()),
