@@ -110,10 +110,10 @@ def test_ocr_reads_a_shifted_page(monkeypatch):
     text = "what the picture shows"
     seen = PageChars([Piece(0, 0, 9_000, 640, text, 0, False)], 38_400, 51_200, 19, 3, 0, 0)
     monkeypatch.setattr(Pdf, "_engine", property(lambda self: object()))
-    monkeypatch.setattr(Pdf, "_see", lambda *args: (seen, 90))
+    monkeypatch.setattr(Pdf, "_read_by_ocr", lambda *args: (seen, 90))
     doc = Document("id", raw=document(page(*wrapped("G"))), mime="application/pdf")
     assert Pdf().process(doc) is None and doc.text == text and doc.meta["pdf_routes"] == "o"
-    monkeypatch.setattr(Pdf, "_see", lambda *args: (seen, 40))
+    monkeypatch.setattr(Pdf, "_read_by_ocr", lambda *args: (seen, 40))
     doc = Document("id", raw=document(page(*wrapped("G"))), mime="application/pdf")
     assert Pdf().process(doc) == "pdf_cipher", "what OCR is not sure of does not stand in for it"
 

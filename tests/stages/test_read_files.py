@@ -306,7 +306,8 @@ def test_parquet_reads_books_a_few_at_a_time(tmp_path):
     books = [f"book {i} " + "x" * (2 << 20) for i in range(40)]
     pq.write_table(pa.table({"text": books, "n": range(40)}), tmp_path / "a.parquet", use_dictionary=False)
     info = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
-    assert info.num_rows == 40 and parquet.per_batch(info, ["text"]) == 15 and parquet.per_batch(info, ["n"]) == 256
+    assert info.num_rows == 40
+    assert parquet.rows_per_batch(info, ["text"]) == 15 and parquet.rows_per_batch(info, ["n"]) == 256
     assert [d.text for d in read(Parquet(), tmp_path / "a.parquet")] == books
 
 
@@ -493,7 +494,8 @@ def test_a_dictionary_page_tells_how_large_its_entries_can_be(tmp_path):
     assert chunk.has_dictionary_page and chunk.total_uncompressed_size > 16 << 20
     size = parquet._dictionary_bytes(chunk, str(tmp_path / "a.parquet"))
     assert 1 << 20 <= size < 4 << 20                     # about pyarrow's limit of a dictionary page
-    assert parquet.per_batch(info, ["text"], str(tmp_path / "a.parquet")) > 100 > 20 > parquet.per_batch(info, ["text"])
+    assert parquet.rows_per_batch(info, ["text"], str(tmp_path / "a.parquet")) > 100
+    assert parquet.rows_per_batch(info, ["text"]) < 20
     assert [d.text for d in read(Parquet(), tmp_path / "a.parquet")] == texts
     pq.write_table(pa.table({"text": ["y" * (9 << 20)] * 50}), tmp_path / "b.parquet", compression="zstd")
     large = pq.ParquetFile(tmp_path / "b.parquet").metadata.row_group(0)
