@@ -23,7 +23,7 @@ from pipeline.passes.encode import (
     publish_shards,
 )
 from pipeline.passes.fit_tokenizer import _sample, load_draft, publish_tokenizer, tokenizer_draft, tokenizer_info
-from pipeline.passes.rows import BATCH_BYTES, Taken, rows_of
+from pipeline.passes.rows import BATCH_BYTES, Selection, rows_of
 from pipeline.store.content_keys import task_key
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.parts import PartWriter, document_schema
@@ -191,7 +191,7 @@ def test_streams_by_source_tile_the_dataset(run):
     assert ids({"source": "wiki"}) | ids({"source": "web"}) == {d.id for d in docs}
     assert ids({"source": ["web"], "language": ["de"]}) == set()
     with pytest.raises(ValueError, match="unknown key 'lang'"):
-        Taken({"lang": "en"})
+        Selection({"lang": "en"})
 
 
 def test_counters_add_up_and_name_sources(run):
@@ -391,7 +391,7 @@ def test_batches_are_bounded_in_bytes_and_stay_in_a_row_group(tmp_path):
             at += file.metadata.row_group(group).num_rows
     assert len(starts) > 3
     every = {"source": sorted({d.source for d in docs})}
-    for where in (Taken({}), Taken(every)):
+    for where in (Selection({}), Selection(every)):
         rows, ids = [], []
         for some in rows_of(path, where, ("text", "bytes")):
             texts = some.column("text")
@@ -409,7 +409,7 @@ def test_batches_are_bounded_in_bytes_and_stay_in_a_row_group(tmp_path):
 def test_sizes_are_read_without_the_texts(tmp_path):
     docs = [Document(document_id("s", "f", "", i), "\u00fc" * i, source="s") for i in range(9)]
     path = write_part(tmp_path / "part.parquet", docs)
-    [some] = rows_of(path, Taken({}), ("bytes",))
+    [some] = rows_of(path, Selection({}), ("bytes",))
     assert "text" not in some.batch.schema.names
     assert some.column("bytes") == [2 * i for i in range(9)]
 
@@ -429,7 +429,7 @@ def test_the_sample_is_the_longest_run_of_lowest_prfs_in_any_order(tmp_path):
         for seed in range(4):
             order = np.random.default_rng(seed).permutation(len(docs))
             paths = [write_part(tmp_path / f"{size}-{seed}-{k}", [docs[i] for i in order[k::3]]) for k in range(3)]
-            assert _sample(paths, Taken({}), size, 7) == expected
+            assert _sample(paths, Selection({}), size, 7) == expected
 
 
 def test_an_upgraded_library_encodes_and_trains_again(run, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.passes import sample_text
 from pipeline.passes.fit_tokenizer import _sample, tokenizer_waves
-from pipeline.passes.rows import Taken
+from pipeline.passes.rows import Selection
 from pipeline.passes.sample_text import picked_texts
 from stages.barrier import TaskResult
 from stages.dedup.fragment import SIZES, Sizes, groups
@@ -41,7 +41,7 @@ def test_groups_draw_what_one_task_draws(run, monkeypatch):
     web, both = {"source": "web"}, {"source": ["web", "wiki"]}
     for rows, size, where in ((7, 1, {}), (7, 400, web), (23, 9_000, both), (260, 30_000, {}), (11, 10**9, web)):
         parts = run.parts(docs, rows)
-        wanted = _sample([run.store.at(p.text["$ref"]) for p in parts], Taken(where), size, 7)
+        wanted = _sample([run.store.at(p.text["$ref"]) for p in parts], Selection(where), size, 7)
         done = {}
         for wave in tokenizer_waves({**TRAIN, "where": where, "sample": size}, parts, 7, sizes)[:-1]:
             done[wave.name] = run(list(wave.tasks(done)))
