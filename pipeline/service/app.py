@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from pipeline.cluster.queue import Queue
-from pipeline.service import datasets, pages, problems, runs, sign_in, submit, tune
+from pipeline.service import datasets, pages, problems, queue_page, runs, sign_in, submit, tune, tune_page
 from pipeline.service.access import Guard, known_parameters
 from pipeline.service.checks import CheckRoom
 from pipeline.service.dispatching import dispatching
@@ -37,6 +37,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     for module in (sign_in, runs, datasets, tune, submit):
         app.include_router(module.router)
-    for router in (pages.open_router, pages.router):
+    for router in (pages.open_router, pages.router, tune_page.router, tune_page.run_router,
+                   tune_page.latest_router, queue_page.router):
         app.include_router(router)
     return app

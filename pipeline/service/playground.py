@@ -15,7 +15,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 from pydantic import ValidationError
@@ -29,7 +30,7 @@ from pipeline.service.signal_table import DocumentTable
 from pipeline.service.token_counts import token_counts
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
-from stages.stage import role_of
+from stages.stage import StageConfig, role_of
 
 #: documents of the sample (the share is chosen so that it has about as many), and of a table in memory. A bigger
 #: dataset is answered from the sample alone
@@ -96,14 +97,14 @@ class Playground:
 
     # -- questions -----------------------------------------------------------------------------------------------
     def steps(self) -> list[dict[str, Any]]:
-        """The steps, with the keys that may move: name, value, what it means, and whether a cube can be made of it."""
+        """The steps, with the keys that may move: name, value, what it means, whether the value is a number, and what
+        it may be (`type`: number, integer, boolean, or json for anything else; `optional`: also null; bounds)."""
         steps: list[dict[str, Any]] = []
         for link in self.links:
             config = type(link.stage.config)
             values = link.stage.config.model_dump(mode="json")
-            keys = [{"key": name, "value": values[name], "help": config.model_fields[name].description or "",
-                     "number": isinstance(values[name], (int, float)) and not isinstance(values[name], bool)}
-                    for name in config.model_fields if role_of(config, name) == "decision"]
+            keys = [_key(config, name, values[name]) for name in config.model_fields
+                    if role_of(config, name) == "decision"]
             steps.append({"step": link.number, "name": link.name, "own": link.opaque, "barrier": link.is_barrier,
                           "signals": list(link.stage.signals), "keys": keys,
                           "off": not (link.is_barrier or link.opaque)})
@@ -183,3 +184,18 @@ class Playground:
         answer["signals_all"] = not self.until_drop
         answer["examples"] = examples(self.store, moved, replayed, self.outcomes)
         return answer
+
+
+def _key(config: type[StageConfig], name: str, value: Any) -> dict[str, Any]:
+    """A key that may move, as `Playground.steps` lists it."""
+    field = config.model_fields[name]
+    types = {field.annotation} if get_origin(field.annotation) not in (Union, UnionType) else {
+        *get_args(field.annotation)}
+    kinds = types - {NoneType}
+    kind = ("boolean" if kinds == {bool} else "integer" if kinds == {int} else "number" if kinds <= {int, float}
+            else "json")
+    least = next((m.ge for m in field.metadata if hasattr(m, "ge")), None)
+    most = next((m.le for m in field.metadata if hasattr(m, "le")), None)
+    return {"key": name, "value": value, "help": field.description or "",
+            "number": isinstance(value, (int, float)) and not isinstance(value, bool), "type": kind,
+            "optional": NoneType in types, "least": least, "most": most}
