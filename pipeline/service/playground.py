@@ -35,6 +35,8 @@ from stages.stage import StageConfig, role_of
 #: documents of the sample (the share is chosen so that it has about as many), and of a table in memory. A bigger
 #: dataset is answered from the sample alone
 SAMPLE, MOST = 20_000, 2_000_000
+#: largest number that a threshold may be: a larger one has no place among the float64 of the signals
+LARGEST = 1e300
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,9 @@ class Playground:
             raise PlaygroundError(f"what '{self.dataset}' is without '{link.name}' is not known from stored signals; "
                                   f"run the recipe with the change", "off")
         config = type(link.stage.config)
-        for name in thresholds:
+        for name, value in thresholds.items():
+            if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
+                raise PlaygroundError(f"{name} cannot be as large as that; give a number up to {LARGEST:g}", name)
             if name not in config.model_fields or role_of(config, name) != "decision":
                 keys = [n for n in config.model_fields if role_of(config, n) == "decision"]
                 raise PlaygroundError(f"'{link.name}' has no threshold '{name}'; it has {', '.join(keys) or 'none'}",
