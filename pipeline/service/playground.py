@@ -52,6 +52,8 @@ class Playground:
 
     def __init__(self, store: Store, run: str, dataset: str, sample: int = SAMPLE, most: int = MOST) -> None:
         self.store, self.run, self.dataset = store, run, dataset
+        #: what `pipeline.service.drawing` has drawn from these documents
+        self.drawn: dict[Any, Any] = {}
         self._wanted, self._most = sample, most
         plan, recipe = run_documents(store, run)
         self._plan = plan

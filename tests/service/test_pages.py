@@ -43,7 +43,7 @@ TAGS = re.compile(
 ATTRIBUTES = re.compile(
     "lang|charset|name|content|rel|href|nonce|src|defer|class|id|tabindex|method|action|type|value|max|for|required|"
     "autocomplete|maxlength|inputmode|selected|scope|dir|open|role|colspan|data-events|aria-label|aria-labelledby|"
-    "aria-current|aria-describedby|min|max|step|checked|rows|spellcheck|hidden|data-cube|data-field|data-now")
+    "aria-current|aria-describedby|min|max|step|checked|rows|download|spellcheck|hidden|data-cube|data-field|data-now")
 DATASET = "/stores/main/datasets/clean"
 RECIPE = """
 version: 1
