@@ -18,7 +18,6 @@ a driver that is not in the queue held the store. `pipeline.cluster.dispatch` cl
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import threading
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from typing import Any
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from pipeline.cluster.attempts import ask_to_stop, bad_name, utc_now
+from pipeline.cluster.sealed import OtherFormat, Unsound, compact_json, opened, sealed
 from pipeline.store.errors import StoreError
 from pipeline.store.fs import Store
 
@@ -91,7 +91,7 @@ class Submission:
     def digest(self) -> str:
         """A hash of what would run, 32 hex characters."""
         what = {k: v for k, v in asdict(self).items() if k not in ("request", "by")}
-        return hashlib.blake2b(_dumps(what), digest_size=16).hexdigest()
+        return hashlib.blake2b(compact_json(what), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -260,16 +260,12 @@ class Queue:
             data = self.store.read(name)
         except FileNotFoundError:
             return None
-        head, _, body = data.partition(b"\n")
-        if head != hashlib.sha256(body).hexdigest().encode():
-            raise self._damaged(name, "is damaged: its checksum does not match")
         try:
-            document = json.loads(body)
-        except ValueError:
-            raise self._damaged(name, "is not JSON") from None
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise _newer(name)
-        return document
+            return opened(data, FORMAT)
+        except Unsound as e:
+            raise self._damaged(name, str(e)) from None
+        except OtherFormat:
+            raise _newer(name) from None
 
     def _damaged(self, name: str, why: str) -> DamagedQueue:
         return DamagedQueue(f"{self.store.at(name)} {why}; move the folder {self.store.at(name.rpartition('/')[0])} "
@@ -335,8 +331,7 @@ class Queue:
 
     def _put(self, name: str, body: dict[str, Any], event: Event) -> bool:
         """Create a file of the queue. False when there is one."""
-        document = _dumps({"format": FORMAT, "event": asdict(event), **body})
-        return self.store.put_absent(name, hashlib.sha256(document).hexdigest().encode() + b"\n" + document)
+        return self.store.put_absent(name, sealed({"event": asdict(event), **body}, FORMAT))
 
 
 def places(entries: list[Entry]) -> dict[int, int]:
@@ -347,6 +342,3 @@ def places(entries: list[Entry]) -> dict[int, int]:
 def _newer(name: str) -> DamagedQueue:
     return DamagedQueue(f"{name} was written by another version of Tokenmill; use that version")
 
-
-def _dumps(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

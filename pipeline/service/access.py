@@ -47,7 +47,8 @@ HEADERS = {
     "Content-Security-Policy": NOTHING,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    # with no-referrer, browsers send `Origin: null` with the forms of our own pages, which is refused
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",

@@ -8,7 +8,19 @@ from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from pipeline.cluster.queue import Queue
-from pipeline.service import datasets, pages, problems, runs, sign_in, submit, tune
+from pipeline.service import (
+    datasets,
+    label_page,
+    label_routes,
+    pages,
+    problems,
+    queue_page,
+    runs,
+    sign_in,
+    submit,
+    tune,
+    tune_page,
+)
 from pipeline.service.access import Guard, known_parameters
 from pipeline.service.checks import CheckRoom
 from pipeline.service.dispatching import dispatching
@@ -21,7 +33,8 @@ from pipeline.store.fs import Store
 
 def create_app(settings: Settings) -> FastAPI:
     """The service over the stores of `settings`. `app.state` has `settings`, `stores` (name → Store), `queues` (name →
-    Queue), `sessions`, `watch` and `playgrounds`. While the application runs, it starts what waits in the queues."""
+    Queue), `sessions`, `watch`, `playgrounds` and `labels`. While the application runs, it starts what waits in the
+    queues."""
     sessions = Sessions(settings)
     app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
                   redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False, lifespan=dispatching,
@@ -33,10 +46,11 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.queues = {name: Queue(store) for name, store in app.state.stores.items()}
     app.state.checks = CheckRoom(settings)
     app.state.watch, app.state.streams = Watch(settings.look_s), 0
-    app.state.playgrounds = tune.Playgrounds()
+    app.state.playgrounds, app.state.labels = tune.Playgrounds(), label_routes.Books()
     problems.install(app)
-    for module in (sign_in, runs, datasets, tune, submit):
+    for module in (sign_in, runs, label_routes, datasets, tune, submit):
         app.include_router(module.router)
-    for router in (pages.open_router, pages.router):
+    for router in (pages.open_router, pages.router, tune_page.router, tune_page.run_router,
+                   tune_page.latest_router, queue_page.router, label_page.router):
         app.include_router(router)
     return app

@@ -10,7 +10,9 @@ At an edge the figures are exact. Between two edges the true value lies between 
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +77,33 @@ class Cube:
 
 def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> Cube:
     """Returns the cube of a threshold while the other changes stand. Raises PlaygroundError where there can be none."""
+    builder, value = _builder(playground, changes, step, key)
+    with _by_columns(key):
+        return builder.cube(step, value)
+
+
+def edge_distances(playground: Playground, step: int, key: str) -> np.ndarray:
+    """How far each document of the table is from the threshold of the run, in bins of its cube: 0.5 where it would
+    change sides at the next edge, infinity where it never would. Raises PlaygroundError where there is no cube."""
+    builder, value = _builder(playground, Changes(), step, key)
+    if value is None:
+        raise PlaygroundError("the run has no limit here, so no document is at its edge; choose another threshold", key)
+    with _by_columns(key):
+        edges, first, last, switch = builder.switches(value)
+    return np.where(first != last, np.abs(switch - np.searchsorted(edges, value) - 0.5), np.inf)
+
+
+@contextlib.contextmanager
+def _by_columns(key: str) -> Iterator[None]:
+    try:
+        yield
+    except NotColumnwise:
+        raise PlaygroundError("the step cannot judge by columns with this key moving; ask for each value",
+                              key) from None
+
+
+def _builder(playground: Playground, changes: Changes, step: int, key: str) -> tuple[_Builder, float | None]:
+    """What makes the cube of a threshold, and its value now."""
     held = dict(changes.thresholds)
     held[step] = {**held.get(step, {})}
     moved = playground.moved(Changes(held, changes.off))
@@ -86,11 +115,7 @@ def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> 
     value = getattr(stage.config, key)
     if isinstance(value, bool) or not (value is None or isinstance(value, (int, float))):
         raise PlaygroundError("this is no single number, so it has no cube; ask for each value", key)
-    try:
-        return _Builder(playground, moved, place, key).cube(step, value)
-    except NotColumnwise:
-        raise PlaygroundError("the step cannot judge by columns with this key moving; ask for each value",
-                              key) from None
+    return _Builder(playground, moved, place, key), value
 
 
 class _Builder:
@@ -99,13 +124,17 @@ class _Builder:
         self.table = playground.table
 
     def cube(self, step: int, value: float | None) -> Cube:
+        return self._sum(step, *self.switches(value))
+
+    def switches(self, value: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The edges, and what `_switches` returns for them."""
         edges = self._edges(value)
         for some in (edges, edges[edges > 0]):                # to many rules, 0 means that there is no such rule
             if len(some) < 2:
                 break
             first, last, switch = self._switches(some)
             if self._once(some, first, last, switch):
-                return self._sum(step, some, first, last, switch)
+                return some, first, last, switch
         raise PlaygroundError("documents change sides more than once while this threshold moves, or no document is "
                               "judged by it; ask for each value", self.key)
 

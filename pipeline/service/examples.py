@@ -62,6 +62,7 @@ def _edges(judge: Judge, moved: Moved, replayed: Replayed, places: np.ndarray) -
     place, key, old, new = numbers[0]
     if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (old, new)):
         return None
+    old, new = float(old), float(new)
     rows, side = replayed.rows[places], replayed.sides[1][places]
     low, high = np.zeros(len(rows), np.int32), np.full(len(rows), STEPS, np.int32)
     values = np.zeros(len(replayed.table))

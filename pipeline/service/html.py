@@ -22,7 +22,8 @@ from pipeline.base import humanize
 from pipeline.base.visible import json_text, visible
 
 #: files that pages load, and what they are
-STATIC = {"style.css": "text/css", "run.js": "text/javascript", "icon.svg": "image/svg+xml"}
+STATIC = {"style.css": "text/css", "icon.svg": "image/svg+xml",
+          **{f"{name}.js": "text/javascript" for name in ("label", "queue", "run", "tune")}}
 #: what is shown for a figure that is not known
 UNKNOWN = "–"
 #: a place on this server: printable ASCII, and neither '//' nor a backslash, by which it could name another host

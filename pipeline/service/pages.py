@@ -17,6 +17,7 @@ from pipeline.service.browse import CHOSEN, MANY, View, filter_parameters
 from pipeline.service.datasets import Kind, QueriesOf, filter_of
 from pipeline.service.filters import SORTED_BY, STORED
 from pipeline.service.html import STATIC, own_path, page, static_file
+from pipeline.service.latest import made_datasets
 from pipeline.service.problems import Problem, problem_of
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf, check_there
@@ -94,15 +95,16 @@ async def _or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, 
 
 
 @router.get("/stores/{store}/runs/{run}")
-async def run_page(request: Request, store: str, run: str, at: StoreOf) -> HTMLResponse:
+async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Viewer) -> HTMLResponse:
     """How a run stands. The script loads the page again with every event of the run's stream."""
     look = await request.app.state.watch.look(store, at, run)
     d = look.document
     nodes = {name: node for name, node in (d.get("nodes") or {}).items() if isinstance(node, Mapping)}
     running, failures = ([row for row in d.get(name) or [] if isinstance(row, Mapping)]
                          for name in ("running", "failures"))
+    made = await run_in_threadpool(made_datasets, at, run) if d["state"] == "done" else []
     return page(request, "run.html.j2", store=store, run=run, d=d, nodes=nodes, ended=look.ended, running=running,
-                failures=failures,
+                failures=failures, made=made, operator=role is Role.operator,
                 recipe=await run_in_threadpool(_if_there, lambda: bytes(runs.recipe(run, at).body).decode()))
 
 

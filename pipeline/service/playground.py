@@ -15,7 +15,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 from pydantic import ValidationError
@@ -29,11 +30,13 @@ from pipeline.service.signal_table import DocumentTable
 from pipeline.service.token_counts import token_counts
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
-from stages.stage import role_of
+from stages.stage import StageConfig, role_of
 
 #: documents of the sample (the share is chosen so that it has about as many), and of a table in memory. A bigger
 #: dataset is answered from the sample alone
 SAMPLE, MOST = 20_000, 2_000_000
+#: largest number that a threshold may be: a larger one has no place among the float64 of the signals
+LARGEST = 1e300
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Playground:
 
     def __init__(self, store: Store, run: str, dataset: str, sample: int = SAMPLE, most: int = MOST) -> None:
         self.store, self.run, self.dataset = store, run, dataset
+        #: what `pipeline.service.drawing` has drawn from these documents
+        self.drawn: dict[Any, Any] = {}
         self._wanted, self._most = sample, most
         plan, recipe = run_documents(store, run)
         self._plan = plan
@@ -96,14 +101,14 @@ class Playground:
 
     # -- questions -----------------------------------------------------------------------------------------------
     def steps(self) -> list[dict[str, Any]]:
-        """The steps, with the keys that may move: name, value, what it means, and whether a cube can be made of it."""
+        """The steps, with the keys that may move: name, value, what it means, whether the value is a number, and what
+        it may be (`type`: number, integer, boolean, or json for anything else; `optional`: also null; bounds)."""
         steps: list[dict[str, Any]] = []
         for link in self.links:
             config = type(link.stage.config)
             values = link.stage.config.model_dump(mode="json")
-            keys = [{"key": name, "value": values[name], "help": config.model_fields[name].description or "",
-                     "number": isinstance(values[name], (int, float)) and not isinstance(values[name], bool)}
-                    for name in config.model_fields if role_of(config, name) == "decision"]
+            keys = [_key(config, name, values[name]) for name in config.model_fields
+                    if role_of(config, name) == "decision"]
             steps.append({"step": link.number, "name": link.name, "own": link.opaque, "barrier": link.is_barrier,
                           "signals": list(link.stage.signals), "keys": keys,
                           "off": not (link.is_barrier or link.opaque)})
@@ -138,7 +143,9 @@ class Playground:
             raise PlaygroundError(f"what '{self.dataset}' is without '{link.name}' is not known from stored signals; "
                                   f"run the recipe with the change", "off")
         config = type(link.stage.config)
-        for name in thresholds:
+        for name, value in thresholds.items():
+            if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
+                raise PlaygroundError(f"{name} cannot be as large as that; give a number up to {LARGEST:g}", name)
             if name not in config.model_fields or role_of(config, name) != "decision":
                 keys = [n for n in config.model_fields if role_of(config, n) == "decision"]
                 raise PlaygroundError(f"'{link.name}' has no threshold '{name}'; it has {', '.join(keys) or 'none'}",
@@ -183,3 +190,18 @@ class Playground:
         answer["signals_all"] = not self.until_drop
         answer["examples"] = examples(self.store, moved, replayed, self.outcomes)
         return answer
+
+
+def _key(config: type[StageConfig], name: str, value: Any) -> dict[str, Any]:
+    """A key that may move, as `Playground.steps` lists it."""
+    field = config.model_fields[name]
+    types = {field.annotation} if get_origin(field.annotation) not in (Union, UnionType) else {
+        *get_args(field.annotation)}
+    kinds = types - {NoneType}
+    kind = ("boolean" if kinds == {bool} else "integer" if kinds == {int} else "number" if kinds <= {int, float}
+            else "json")
+    least = next((m.ge for m in field.metadata if hasattr(m, "ge")), None)
+    most = next((m.le for m in field.metadata if hasattr(m, "le")), None)
+    return {"key": name, "value": value, "help": field.description or "",
+            "number": isinstance(value, (int, float)) and not isinstance(value, bool), "type": kind,
+            "optional": NoneType in types, "least": least, "most": most}

@@ -215,6 +215,21 @@ class Queries:
                     rows[i, row.pop("#")] = row
         return [rows[hit.part, hit.row] for hit in hits]
 
+    def by_ids(self, of: Documents, ids: Sequence[str], stop: Stop, show: Sequence[str], chars: int
+               ) -> list[dict[str, Any]]:
+        """The documents with these ids, in stored order."""
+        def work(parts: list[Part], columns: list[tuple[str, ...]]) -> list[dict[str, Any]]:
+            if not parts or not ids:
+                return []
+            with self._database(of.store, parts, stop) as (database, files):
+                source, bound = _source(files, columns)
+                rows = database.rows(f"SELECT file_index, file_row_number FROM {source} WHERE id IN (SELECT unnest(?)) "
+                                     f"ORDER BY file_index, file_row_number", [*bound, list(ids)])
+            hits = [Hit(row["file_index"], row["file_row_number"], ()) for row in rows]
+            return self._fetch(of.store, parts, columns, hits, show, "", chars, stop)
+
+        return self._over(of, stop, work)
+
     # -- sums ----------------------------------------------------------------------------------------------------
     def counts(self, of: Documents, filter: Filter, by: Sequence[str], stop: Stop) -> dict[str, Any]:
         """How many documents there are of each value of the columns `by`, and how many bytes of text they have: the

@@ -52,15 +52,15 @@ class Given(BaseModel):
 async def validate(request: Request, given: Given) -> dict[str, Any]:
     """All errors and warnings, each with file, line, key and remedy. `valid` tells whether it can run; `run` is the
     name that its run would get."""
-    result = await _check(request, _submission(request, given), None)
+    result = await check_submission(request, submission_of(request, given), None)
     return {"valid": result["run"] is not None, **{k: result[k] for k in ("run", "digest", "problems")}}
 
 
 @router.post("/recipes/plan", summary="Plan a recipe", dependencies=[Depends(operator)])
 async def plan(request: Request, at: StoreOf, given: Given) -> dict[str, Any]:
     """What a run would do and cost: the document of `tokenmill plan --json`. Nothing is run and nothing is written."""
-    result = await _check(request, _submission(request, given), at)
-    _refuse_errors(result)
+    result = await check_submission(request, submission_of(request, given), at)
+    refuse_errors(result)
     return {"run": result["run"], **result["plan"], "problems": result["problems"]}
 
 
@@ -69,7 +69,7 @@ async def plan(request: Request, at: StoreOf, given: Given) -> dict[str, Any]:
 async def list_queue(request: Request, store: str, at: StoreOf, ended: bool = False) -> dict[str, Any]:
     """What waits, starts and runs, in order; with `ended` also what has ended, newest last, at most 500 of those.
     `place` 1 starts next."""
-    entries = await run_in_threadpool(_queue(request, store).recent)
+    entries = await run_in_threadpool(queue_of(request, store).recent)
     waiting = places(entries)
     past = [entry for entry in entries if entry.ended][-500:] if ended else []
     return {"entries": [_document(request, entry, waiting) for entry in (*past, *(e for e in entries if not e.ended))]}
@@ -78,7 +78,7 @@ async def list_queue(request: Request, store: str, at: StoreOf, ended: bool = Fa
 @router.get("/queue/{number}", summary="Show an entry of the queue")
 async def show_entry(request: Request, store: str, at: StoreOf, number: Number) -> dict[str, Any]:
     """One entry, and what has happened to it."""
-    queue = _queue(request, store)
+    queue = queue_of(request, store)
     entry = await run_in_threadpool(_entry, queue, number)
     waiting = places(await run_in_threadpool(queue.recent))
     return {**_document(request, entry, waiting), "events": [
@@ -91,26 +91,14 @@ async def submit(request: Request, store: str, at: StoreOf, role: Operator, give
                  key: RequestId = None) -> dict[str, Any]:
     """Put a recipe into the queue, after it was checked. Send an `Idempotency-Key`: when the answer is lost, the same
     request again gets the same entry, and nothing runs twice."""
-    submission = _submission(request, given, key, str(role))
-    entries = await run_in_threadpool(_queue(request, store).entries)
-    known = next((e for e in entries if e.request == submission.request), None)
-    if known is not None:                                         # its inputs may be gone by now, so it is not checked
-        return {**await _put(request, store, submission, submission.run or known.run), "problems": []}
-    await _refuse_taken(at, submission.run, entries)
-    result = await _check(request, submission, None)
-    _refuse_errors(result)
-    entries = await run_in_threadpool(_queue(request, store).entries)             # others came during the check
-    if all(e.request != submission.request for e in entries):
-        await _refuse_taken(at, submission.run, entries)
-    entry = await _put(request, store, submission, result["run"])
-    return {**entry, "problems": result["problems"]}
+    return await enqueue(request, store, at, submission_of(request, given, key, str(role)))
 
 
 @router.post("/queue/{number}/cancel", summary="Cancel an entry of the queue", status_code=202)
 async def cancel_entry(request: Request, store: str, at: StoreOf, number: Number, role: Operator) -> dict[str, Any]:
     """Cancel a run that waits, or stop one that runs: it lets its tasks end for a minute and keeps what is committed.
     An entry that has ended stays as it is."""
-    queue = _queue(request, store)
+    queue = queue_of(request, store)
     entry = await run_in_threadpool(_entry, queue, number)
     entry = await run_in_threadpool(queue.cancel, number, str(role))
     return _document(request, entry, places(await run_in_threadpool(queue.entries)))
@@ -120,7 +108,7 @@ async def cancel_entry(request: Request, store: str, at: StoreOf, number: Number
 @router.post("/runs/{run}/cancel", summary="Cancel a run", status_code=202)
 async def cancel_run(request: Request, store: str, at: StoreOf, run: str, role: Operator) -> dict[str, Any]:
     """Stop a run, whether it came by the queue or by a command."""
-    queue = _queue(request, store)
+    queue = queue_of(request, store)
     entries = [e for e in await run_in_threadpool(queue.entries) if e.run == run and not e.ended]
     if not entries:                                               # one that waits has no folder yet
         await run_in_threadpool(check_run, at, run)
@@ -140,7 +128,7 @@ async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role
     """Put a run that has failed, was stopped or has died into the queue again, with the recipe that the store keeps.
     What it has committed is not repeated. A run that is in the queue stays where it is. A run that is done is refused:
     its datasets would replace those that a later run has published."""
-    queue = _queue(request, store)
+    queue = queue_of(request, store)
     entries = await run_in_threadpool(queue.entries)
     known = next((e for e in entries if e.run == run and not e.ended), None)
     if known is not None:
@@ -153,12 +141,28 @@ async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role
         raise Problem(409, "Is done", f"the run {run!r} is done, nothing of it is left to do", "run",
                       "submit its recipe again to run it on inputs that have changed")
     submission = await run_in_threadpool(_kept, request, at, run, key, str(role), entries)
-    _refuse_errors(await _check(request, submission, None))
-    return await _put(request, store, submission, run)
+    refuse_errors(await check_submission(request, submission, None))
+    return await put_submission(request, store, submission, run)
 
 
 # -- shared ----------------------------------------------------------------------------------------------------------
-def _submission(request: Request, given: Given, key: str | None = None, by: str = "") -> Submission:
+async def enqueue(request: Request, store: str, at: Store, submission: Submission) -> dict[str, Any]:
+    """Check a submission and put it into the queue. Raises Problem when it has errors or its name is taken."""
+    entries = await run_in_threadpool(queue_of(request, store).entries)
+    known = next((e for e in entries if e.request == submission.request), None)
+    if known is not None:                                         # its inputs may be gone by now, so it is not checked
+        return {**await put_submission(request, store, submission, submission.run or known.run), "problems": []}
+    await _refuse_taken(at, submission.run, entries)
+    result = await check_submission(request, submission, None)
+    refuse_errors(result)
+    entries = await run_in_threadpool(queue_of(request, store).entries)             # others came during the check
+    if all(e.request != submission.request for e in entries):
+        await _refuse_taken(at, submission.run, entries)
+    entry = await put_submission(request, store, submission, result["run"])
+    return {**entry, "problems": result["problems"]}
+
+
+def submission_of(request: Request, given: Given, key: str | None = None, by: str = "") -> Submission:
     """What a client gives, as the queue keeps it."""
     if (given.recipe is None) == (given.ready is None):
         raise Problem(422, "Not valid", "give the text of a recipe, or the name of a ready one", "recipe",
@@ -171,11 +175,16 @@ def _submission(request: Request, given: Given, key: str | None = None, by: str 
         text, name = (READY / f"{given.ready}.yaml").read_text(encoding="utf-8"), given.ready
     if not name.isprintable() or "/" in name:
         raise Problem(422, "Not valid", "the name of a recipe is one word without '/'", "name", "choose another")
-    return Submission(key or secrets.token_hex(16), given.run or "", by, name, _base(request), text,
+    return Submission(request_id(key), given.run or "", by, name, base_of(request), text,
                       tuple(given.overrides), tuple(given.inputs), given.verify_inputs)
 
 
-def _base(request: Request) -> str:
+def request_id(sent: str | None) -> str:
+    """The id of a request that a form sends again, or a new one."""
+    return sent if sent and len(sent) <= 200 else secrets.token_hex(16)
+
+
+def base_of(request: Request) -> str:
     """The folder at which relative paths of submitted recipes start."""
     return driver_options(request.app.state.settings).folder or os.sep
 
@@ -183,9 +192,9 @@ def _base(request: Request) -> str:
 def _kept(request: Request, at: Store, run: str, key: str | None, by: str, entries: list[Entry]) -> Submission:
     """The submission that resumes a run: with the recipe that it was submitted with, or that its folder keeps."""
     earlier = next((e for e in reversed(entries) if e.run == run), None)
-    key = key or secrets.token_hex(16)
+    key = request_id(key)
     if earlier is not None:
-        before = _queue(request, request.path_params["store"]).submission(earlier.number)
+        before = queue_of(request, request.path_params["store"]).submission(earlier.number)
         return Submission(key, run, by, before.name, before.base, before.text, before.overrides, before.inputs,
                           before.verify_inputs, resumes=True)
     facts = facts_of(at, run)
@@ -193,11 +202,11 @@ def _kept(request: Request, at: Store, run: str, key: str | None, by: str, entri
         text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode("utf-8", "replace")
     except FileNotFoundError:
         raise Problem(404, "No recipe", f"the run {run!r} keeps no recipe", "run", "submit its recipe again") from None
-    return Submission(key, run, by, facts.get("recipe") or "recipe", facts.get("base") or _base(request), text,
+    return Submission(key, run, by, facts.get("recipe") or "recipe", facts.get("base") or base_of(request), text,
                       resumes=True)
 
 
-async def _check(request: Request, submission: Submission, plan_in: Store | None) -> dict[str, Any]:
+async def check_submission(request: Request, submission: Submission, plan_in: Store | None) -> dict[str, Any]:
     """Check a submission in a process of its own, and with `plan_in` plan it in that store."""
     options = driver_options(request.app.state.settings)
     result: dict[str, Any] = await request.app.state.checks.check(request, {
@@ -207,7 +216,7 @@ async def _check(request: Request, submission: Submission, plan_in: Store | None
     return result
 
 
-def _refuse_errors(result: dict[str, Any]) -> None:
+def refuse_errors(result: dict[str, Any]) -> None:
     errors = [p for p in result["problems"] if p["severity"] == "error"]
     if errors:
         first = errors[0]
@@ -229,15 +238,15 @@ async def _refuse_taken(at: Store, run: str, entries: list[Entry]) -> None:
                       "leave `run` out, choose another name, or cancel that run")
 
 
-async def _put(request: Request, store: str, submission: Submission, run: str) -> dict[str, Any]:
+async def put_submission(request: Request, store: str, submission: Submission, run: str) -> dict[str, Any]:
     """Put a submission into the queue."""
     submission = Submission(**{**submission.__dict__, "run": run})
-    queue = _queue(request, store)
+    queue = queue_of(request, store)
     entry = await run_in_threadpool(queue.submit, submission)
     return _document(request, entry, places(await run_in_threadpool(queue.entries)))
 
 
-def _queue(request: Request, store: str) -> Queue:
+def queue_of(request: Request, store: str) -> Queue:
     queue: Queue = request.app.state.queues[store]
     return queue
 

@@ -37,7 +37,7 @@ MOST_CUBES = 32
 MOST_LISTED, RECIPE, PLAN = 1000, 1 << 20, 256 << 20
 
 
-def _turn(request: Request) -> Iterator[None]:
+def turn(request: Request) -> Iterator[None]:
     """Hold one of the places to work in while a request is answered: each may take much memory and time."""
     games: Playgrounds = request.app.state.playgrounds
     with contextlib.ExitStack() as held:
@@ -48,8 +48,10 @@ def _turn(request: Request) -> Iterator[None]:
         yield
 
 
+#: the same, for a part of a request
+one_turn = contextlib.contextmanager(turn)
 router = APIRouter(prefix="/api/v1/stores/{store}/runs/{run}/datasets/{dataset}/tune", tags=["playground"],
-                   dependencies=[Depends(viewer), Depends(_turn)])
+                   dependencies=[Depends(viewer), Depends(turn)])
 
 
 class Asked(BaseModel):
@@ -116,10 +118,9 @@ class Playgrounds:
         return cube
 
 
-
-def _asked(changes: Annotated[str, Query(
+def asked_changes(changes: Annotated[str, Query(
         max_length=4000, description='JSON: {"thresholds": {"STEP": {"KEY": value}}, "off": [STEP]}')] = "{}",
-           ) -> Changes:
+                  ) -> Changes:
     try:
         return Asked.model_validate_json(changes).changes()
     except ValidationError as e:
@@ -127,21 +128,25 @@ def _asked(changes: Annotated[str, Query(
                       'write {"thresholds": {"1": {"min_doc_words": 60}}, "off": [2]}, with numbers of steps') from None
 
 
-def _game(request: Request, at: StoreOf, run: RunOf, dataset: str) -> Playground:
-    games: Playgrounds = request.app.state.playgrounds
+@contextlib.contextmanager
+def as_problem(status: int = 422) -> Iterator[None]:
+    """Tell a PlaygroundError as a Problem."""
     try:
-        return games.get(at, run, dataset)
+        yield
     except PlaygroundError as e:
-        raise _problem(e, 404) from None
+        detail, _, remedy = visible(e.message).partition("; ")
+        raise Problem(status, "Not possible", detail, e.key, remedy) from None
 
 
-GameOf = Annotated[Playground, Depends(_game)]
-ChangesOf = Annotated[Changes, Depends(_asked)]
+def game_of(request: Request, at: StoreOf, run: RunOf, dataset: str) -> Playground:
+    """The playground of a dataset of a run. Raises Problem when there is none."""
+    games: Playgrounds = request.app.state.playgrounds
+    with as_problem(404):
+        return games.get(at, run, dataset)
 
 
-def _problem(error: PlaygroundError, status: int = 422) -> Problem:
-    detail, _, remedy = visible(error.message).partition("; ")
-    return Problem(status, "Not possible", detail, error.key, remedy)
+GameOf = Annotated[Playground, Depends(game_of)]
+ChangesOf = Annotated[Changes, Depends(asked_changes)]
 
 
 @router.get("", summary="Show what may be tuned")
@@ -158,10 +163,8 @@ def answer(game: GameOf, changes: ChangesOf,
            ) -> dict[str, Any]:
     """Documents and bytes kept, dropped and unknown, by source and language; what moves, why, and examples. In a sample
     each count has an interval, which holds the true one in 95 of 100 samples."""
-    try:
+    with as_problem():
         return game.answer(changes, exact)
-    except PlaygroundError as e:
-        raise _problem(e) from None
 
 
 @router.get("/documents", summary="List the documents that change sides")
@@ -170,10 +173,8 @@ def documents(game: GameOf, changes: ChangesOf,
               limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> dict[str, Any]:
     """Ids of the documents that change sides, or of which it is not known, with both outcomes, in a fixed random order.
     Of a dataset that is too big to be counted exactly, those in the sample."""
-    try:
+    with as_problem():
         outcomes = game.outcomes(game.moved(changes))
-    except PlaygroundError as e:
-        raise _problem(e) from None
     page = [{"id": id, "from": was._asdict(), "to": now._asdict()}
             for id, was, now in itertools.islice(outcomes.documents(), after, after + limit)]
     end, of = after + len(page), len(outcomes.changed())
@@ -186,18 +187,15 @@ def cube(request: Request, game: GameOf, changes: ChangesOf,
          key: Annotated[str, Query(max_length=100)]) -> dict[str, Any]:
     """A table by source, language and bins of the threshold, while the other changes stand: each of its moves is a sum
     over cells. Between two edges the true value lies between theirs."""
-    try:
-        games: Playgrounds = request.app.state.playgrounds
+    games: Playgrounds = request.app.state.playgrounds
+    with as_problem():
         return games.cube(game, changes, step, key).to_json()
-    except PlaygroundError as e:
-        raise _problem(e) from None
 
 
 @router.get("/recipe.yaml", summary="Save as a recipe", response_class=Response)
 def save(game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
     """The recipe that the run keeps, with the changes; what must not leave the server is masked."""
-    text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode("utf-8", "replace")
-    return _answered(outward_text(_edited(game, text, "recipe.yaml", changes), []))
+    return _answered(outward_text(changed_recipe(game, at, run, changes), []))
 
 
 @router.post("/recipe.yaml", summary="Put the changes into your recipe", response_class=Response,
@@ -207,12 +205,17 @@ def save_own(game: GameOf, body: Text) -> Response:
     return _answered(_edited(game, body.recipe, "recipe", body.changes.changes()))
 
 
+def changed_recipe(game: Playground, at: Store, run: str, changes: Changes) -> str:
+    """The recipe that the run keeps, with the changes."""
+    text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode("utf-8", "replace")
+    return _edited(game, text, "recipe.yaml", changes)
+
+
 def _edited(game: Playground, text: str, file: str, changes: Changes) -> str:
-    try:
+    with as_problem():
         game.moved(changes)
+    try:
         return edit_recipe(text, file, game.dataset, changes.thresholds, changes.off)
-    except PlaygroundError as e:
-        raise _problem(e) from None
     except RecipeError as e:
         first = e.problems[0]
         detail, _, remedy = visible(first.message).partition("; ")

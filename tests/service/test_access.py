@@ -353,7 +353,7 @@ def test_an_unexpected_error_is_logged_and_not_told(client, caplog):
 def test_every_answer_has_the_headers(client, path):
     headers = client.get(path).headers
     assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
-    assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store"
+    assert headers["referrer-policy"] == "same-origin" and headers["cache-control"] == "no-store"
     assert "default-src 'none'" in headers["content-security-policy"] and "server" not in headers
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
     assert headers["cross-origin-resource-policy"] == "same-origin" and "access-control-allow-origin" not in headers

@@ -39,11 +39,11 @@ EVIL = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\" onfocus
 TAGS = re.compile(
     "html|head|meta|title|link|script|body|a|header|nav|form|input|button|span|main|h1|h2|h3|div|p|b|code|pre|ol|ul|li|"
     "section|table|caption|thead|tbody|tr|th|td|progress|dl|dt|dd|details|summary|label|select|option|fieldset|legend|"
-    "bdi|del|ins")
+    "bdi|del|ins|textarea|output|br")
 ATTRIBUTES = re.compile(
     "lang|charset|name|content|rel|href|nonce|src|defer|class|id|tabindex|method|action|type|value|max|for|required|"
     "autocomplete|maxlength|inputmode|selected|scope|dir|open|role|colspan|data-events|aria-label|aria-labelledby|"
-    "aria-current|aria-describedby")
+    "aria-current|aria-describedby|min|max|step|checked|rows|download|spellcheck|hidden|data-cube|data-field|data-now")
 DATASET = "/stores/main/datasets/clean"
 RECIPE = """
 version: 1
@@ -138,7 +138,7 @@ def read(client: TestClient, where: str, status: int = 200) -> Any:
             assert not (element.text or "").strip(), "a script in the page"
     assert tree.find(".//main") is not None and len(tree.findall(".//h1")) == 1
     for field in tree.iterfind(".//main//form//*"):
-        if field.tag in ("input", "select") and field.get("type") != "hidden":
+        if field.tag in ("input", "select", "textarea") and field.get("type") != "hidden":
             assert tree.xpath(f"//label[@for='{field.get('id')}']"), field.get("id")
     ids = tree.xpath("//@id")
     assert len(ids) == len(set(ids))

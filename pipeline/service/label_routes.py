@@ -1,0 +1,228 @@
+"""Router: labels of documents: what to label next, labels given, agreement, and the file for `classifier train`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pyarrow as pa
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import FileResponse, Response
+
+from pipeline.passes.tables import RowWriter
+from pipeline.service import tune
+from pipeline.service.access import Operator, viewer
+from pipeline.service.datasets import QueriesOf, Unmasked, allow_unmasked, answer
+from pipeline.service.documents import shown
+from pipeline.service.drawing import Draw, drawn, read_drawn
+from pipeline.service.duck import QueryError, Stop
+from pipeline.service.labels import Label, Labels, Name, decided, latest, summary
+from pipeline.service.latest import latest_with
+from pipeline.service.parts import NoDataset, published
+from pipeline.service.problems import Problem
+from pipeline.service.query import Documents, Queries
+from pipeline.service.stores import StoreOf, check_run
+from pipeline.store.fs import Store
+from stages.scrub.pii import scrub_text
+
+router = APIRouter(prefix="/api/v1/stores/{store}/datasets/{dataset}/labels", tags=["labels"],
+                   dependencies=[Depends(viewer)])
+
+#: characters of a document that a person reads, and those that the export writes
+READ, WRITTEN = 20_000, 100_000
+#: disagreements that are listed; documents that the export looks up at a time
+LISTED, AT_A_TIME = 200, 200
+#: columns of the export: `text` and `label` are those that `tokenmill classifier train --labelled` reads
+EXPORT = pa.schema([(name, pa.string()) for name in ("id", "text", "label", "source", "language", "url")]
+                   + [("people", pa.list_(pa.string()))])
+By = Annotated[str, Query(min_length=1, max_length=40, description="who labels: any name, the same every time")]
+
+
+class Given(BaseModel):
+    """A label. `text` is the `text_hash` that came with the document: it says which text was read."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    document: str = Field(min_length=1, max_length=200)
+    label: Name
+    by: str = Field(min_length=1, max_length=40)
+    text: str = Field(pattern="^[0-9a-f]{32}$")
+    run: str = Field("", max_length=200)
+
+
+class Books:
+    """The labels of each dataset of the stores of this server."""
+
+    def __init__(self) -> None:
+        self._books: dict[tuple[str, str], Labels] = {}
+        self._lock = threading.Lock()
+
+    def get(self, store: Store, dataset: str) -> Labels:
+        """The labels of a published dataset. Raises Problem when there is none of that name."""
+        try:
+            published(store, "kept", dataset)
+        except NoDataset as e:
+            raise Problem(e.status, e.title, e.detail, e.key, e.remedy) from None
+        with self._lock:
+            return self._books.setdefault((store.root, dataset), Labels(store, dataset))
+
+
+def labels_of(request: Request, at: StoreOf, dataset: str) -> Labels:
+    """The labels of the dataset in a request."""
+    books: Books = request.app.state.labels
+    return books.get(at, dataset)
+
+
+LabelsOf = Annotated[Labels, Depends(labels_of)]
+
+
+@router.get("", summary="Show labels and agreement")
+def show_labels(labels: LabelsOf) -> dict[str, Any]:
+    """Documents by label, what each person has labelled, how far each two agree, and where they disagree. A document
+    counts once; where one says good and another bad, it is `disagreed`."""
+    return summary(labels.all(), LISTED)
+
+
+@router.get("/next", summary="Get a document to label", dependencies=[Depends(tune.turn)])
+def next_document(request: Request, at: StoreOf, dataset: str, labels: LabelsOf, by: By, draw: Draw = "random",
+                  run: Annotated[str, Query(max_length=200, description="a finished run; the latest by default")] = "",
+                  threshold: Annotated[str, Query(max_length=120, description="of an edge: STEP.KEY")] = "",
+                  other: Annotated[str, Query(max_length=200, description="the run to compare with")] = "",
+                  ) -> dict[str, Any]:
+    """The first document of the draw that `by` has not labelled. `draw`: random; edge: nearest to a threshold of the
+    run; runs: kept by one of two runs and dropped by the other. `document` is null when none is left. The order is the
+    same for everybody."""
+    run = run or latest_with(at, dataset)
+    game = _game(request, at, run, dataset)
+    compared = _game(request, at, other, dataset) if draw == "runs" and other else None
+    with tune.as_problem():
+        documents = drawn(game, draw, threshold, compared)
+    mine = {document for document, by_person in latest(labels.all()).items() if by in by_person}
+    left = [document for document in documents if document.id not in mine]
+    result = {"run": run, "of": len(documents), "labelled": len(documents) - len(left), "document": None}
+    if not left:
+        return result
+    verdict = {"side": left[0].side, "stage": left[0].stage, "reason": left[0].reason}
+    return {**result, "document": to_read(read_drawn(game, left[0])) | {"verdict": verdict}}
+
+
+def _game(request: Request, at: Store, run: str, dataset: str) -> Any:
+    check_run(at, run)
+    return tune.game_of(request, at, run, dataset)
+
+
+def to_read(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as a person reads it: masked, and cut to READ characters."""
+    row = {**row, "text": row.get("text") or ""}
+    result = shown({**row, "chars": len(row["text"])}, True, READ) or {}
+    return {**result, "text_hash": text_hash(row["text"])}
+
+
+def text_hash(text: str) -> str:
+    """A hash of what is read of a text."""
+    cut = scrub_text(text[:READ])
+    return hashlib.blake2b(cut.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+@router.post("", summary="Label a document", status_code=201)
+async def put_label(labels: LabelsOf, role: Operator, given: Given) -> dict[str, Any]:
+    """Say good, bad or unsure of a document. A later label of the same person takes the place of the earlier one."""
+    by = " ".join(given.by.split())
+    if not by.isprintable() or not by:
+        raise Problem(422, "Not valid", "a name is printable characters on one line", "by", "choose another")
+    label = await run_in_threadpool(labels.put, Label(given.document, given.label, by, given.text, given.run))
+    return {"document": label.document, "label": label.label, "by": label.by, "at": label.at}
+
+
+@router.get("/export", summary="Export labelled documents", response_class=Response)
+async def export(request: Request, at: StoreOf, dataset: str, labels: LabelsOf, queries: QueriesOf,
+                 format: Literal["jsonl", "parquet"] = "jsonl", unmasked: Unmasked = False) -> Response:
+    """The labelled documents with `text` and `label` (good or bad), for `tokenmill classifier train --labelled FILE`.
+    Left out are documents that people disagree on or are unsure of, those that are not published any more, and those
+    whose text is not the one that was read; the header `X-Left-Out` counts them."""
+    await allow_unmasked(request, at, unmasked, {"dataset": dataset, "labels": True})
+    stop = queries.stop()
+    folder = tempfile.mkdtemp(prefix="tokenmill-labels-")
+    path = Path(folder) / f"{dataset}-labels.{format}"
+
+    def write() -> dict[str, int]:
+        of = latest(labels.all())
+        counts = {"disagreed": 0, "unsure": 0, "gone": 0, "changed": 0}
+        rows = labelled_rows(queries, at, dataset, of, not unmasked, counts, stop)
+        if format == "parquet":
+            table = RowWriter(str(path), EXPORT)
+            for row in rows:
+                table.write(row)
+            table.close()
+        else:
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+        return counts
+
+    try:
+        counts = await answer(request, stop, write)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    left_out = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
+    return FileResponse(path, media_type="application/jsonl" if format == "jsonl" else "application/octet-stream",
+                        filename=path.name, headers={"X-Left-Out": left_out or "none"},
+                        background=BackgroundTask(shutil.rmtree, folder, True))
+
+
+def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, dict[str, Label]], masked: bool,
+                  counts: dict[str, int], stop: Stop) -> Iterator[dict[str, Any]]:
+    """The rows of the export. What is left out is counted in `counts`."""
+    wanted = []
+    for document, by_person in of.items():
+        if (label := decided(by_person)) in counts:
+            counts[label] += 1
+        else:
+            wanted.append((document, label))
+    for first in range(0, len(wanted), AT_A_TIME):
+        some = dict(wanted[first:first + AT_A_TIME])
+        for row in published_rows(queries, store, dataset, list(some), WRITTEN, stop):
+            if row["id"] not in some:                             # published twice, which only a damaged store does
+                continue
+            label = some.pop(row["id"])
+            read = {by_person.text for by_person in of[row["id"]].values() if by_person.label == label}
+            if text_hash(row["text"] or "") not in read:
+                counts["changed"] += 1
+                continue
+            text, url = row["text"], row["url"] or ""
+            yield {"id": row["id"], "text": scrub_text(text)[:WRITTEN] if masked else text[:WRITTEN], "label": label,
+                   "source": row["source"], "language": row["language"] or "",
+                   "url": scrub_text(url) if masked else url, "people": sorted(of[row["id"]])}
+        counts["gone"] += len(some)
+
+
+def published_rows(queries: Queries, store: Store, dataset: str, ids: list[str], chars: int,
+                   stop: Stop) -> Iterator[dict[str, Any]]:
+    """The kept and the dropped documents with these ids; of each, `side` and the first `chars` characters."""
+    for kind in ("kept", "dropped"):
+        try:
+            rows = queries.by_ids(Documents(store, kind, dataset), ids, stop,
+                                  ("url", "source", "language", "reason", "stage", "signals", "text"), chars)
+        except NoDataset:
+            if kind == "kept":
+                raise
+            continue
+        yield from ({**row, "side": kind} for row in rows)
+
+
+def one_document(queries: Queries, store: Store, dataset: str, id: str, stop: Stop) -> dict[str, Any]:
+    """A published document to label again. Raises QueryError when there is none."""
+    row = next(published_rows(queries, store, dataset, [id], READ + 1000, stop), None)
+    if row is None:
+        raise QueryError("no kept or dropped document has this id", "document", "take the next one")
+    verdict = {"side": row["side"], "stage": row.get("stage") or "", "reason": row.get("reason") or ""}
+    return {**to_read(row), "verdict": verdict}

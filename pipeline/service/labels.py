@@ -1,0 +1,154 @@
+"""The labels that people give to documents of a dataset: good, bad or unsure.
+
+    labels/DATASET/00000001.json    one label: of which document, by whom, and which text was read
+
+A label is put if absent at the first free number and never changed; whoever labels a document again adds one, and the
+last of a person counts. So all servers tell the same, and no label is lost when two people press a key at once. The
+text itself is not kept, only a hash of what was read: a document that is taken out of a store leaves no copy here.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any, Literal, get_args
+
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.cluster.attempts import utc_now
+from pipeline.cluster.sealed import OtherFormat, Unsound, opened, sealed
+from pipeline.store.errors import StoreError
+from pipeline.store.fs import Store
+
+FORMAT = 1
+Name = Literal["good", "bad", "unsure"]
+NAMES: tuple[Name, ...] = get_args(Name)
+_FILE = re.compile(r"(\d{8})\.json")
+
+
+class DamagedLabel(StoreError):
+    """A file of the labels is not as it was written."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """`text` is `pipeline.service.reading.text_hash` of what was read, `run` the run that it was drawn from."""
+
+    document: str
+    label: Name
+    by: str
+    text: str
+    run: str = ""
+    at: str = ""
+
+
+class Labels:
+    """The labels of a dataset, as seen by one process. Thread-safe. It keeps what it has read, as no file changes."""
+
+    def __init__(self, store: Store, dataset: str, clock: Clock = SYSTEM) -> None:
+        self._store, self._folder, self._clock = store, f"labels/{dataset}", clock
+        self._labels: list[Label] = []
+        self._next = 0                                        # the first free number; 0 until the store was listed
+        self._lock = threading.Lock()
+
+    def all(self) -> list[Label]:
+        """All labels in the order in which they were given, as they are now."""
+        with self._lock:
+            self._read_on()
+            return list(self._labels)
+
+    def put(self, label: Label) -> Label:
+        """Add a label. The same label of the same person for the same text is there once."""
+        with self._lock:
+            while True:
+                self._read_on()
+                last = latest(self._labels).get(label.document, {}).get(label.by)
+                if last is not None and (last.label, last.text) == (label.label, label.text):
+                    return last
+                new = Label(**{**asdict(label), "at": utc_now(self._clock)})
+                if self._store.put_absent(self._name(self._next), sealed(asdict(new), FORMAT)):
+                    self._labels.append(new)
+                    self._next += 1
+                    return new
+
+    def _read_on(self) -> None:
+        """Read what was added since the last look."""
+        if not self._next:
+            numbers = [int(m[1]) for path in self._store.list(self._folder)
+                       if (m := _FILE.fullmatch(path.rpartition("/")[2]))]
+            last = max(numbers, default=0)                    # a listing may lack some that are there
+            self._labels = [label for label in self._store.map(self._load, range(1, last + 1)) if label is not None]
+            self._next = last + 1
+        while (label := self._load(self._next)) is not None:
+            self._labels.append(label)
+            self._next += 1
+
+    def _load(self, number: int) -> Label | None:
+        try:
+            document = opened(self._store.read(self._name(number)), FORMAT)
+            label = Label(**{k: v for k, v in document.items() if k != "format"})
+        except FileNotFoundError:
+            return None
+        except Unsound as e:
+            raise DamagedLabel(f"{self._store.at(self._name(number))} {e}; restore it from a copy, or remove "
+                               f"it") from None
+        except (OtherFormat, TypeError):
+            raise DamagedLabel(f"{self._name(number)} was written by another version of Tokenmill; use that "
+                               f"version") from None
+        return label
+
+    def _name(self, number: int) -> str:
+        return f"{self._folder}/{number:08d}.json"
+
+
+# -- what labels say -------------------------------------------------------------------------------------------------
+def latest(labels: Iterable[Label]) -> dict[str, dict[str, Label]]:
+    """The label that counts, by document and person."""
+    result: dict[str, dict[str, Label]] = {}
+    for label in labels:
+        result.setdefault(label.document, {})[label.by] = label
+    return result
+
+
+def decided(by_person: Mapping[str, Label]) -> str:
+    """good or bad where nobody says the other, else disagreed; unsure where everybody is."""
+    names = {label.label for label in by_person.values()} - {"unsure"}
+    return "unsure" if not names else "disagreed" if len(names) > 1 else names.pop()
+
+
+def summary(labels: Iterable[Label], most: int) -> dict[str, Any]:
+    """How many documents have which label, what each person has labelled, how far each two people agree, and the first
+    `most` documents on which people disagree.
+
+    `kappa` is Cohen's (1960): agreement beyond that of chance, 1 at most; None where chance alone would agree. Only
+    documents count that both call good or bad.
+    """
+    of = latest(labels)
+    outcomes = Counter(decided(by) for by in of.values())
+    people: dict[str, Counter[str]] = {}
+    for by in of.values():
+        for person, label in by.items():
+            people.setdefault(person, Counter())[label.label] += 1
+    disagreed = [{"document": document, "labels": {person: label.label for person, label in sorted(by.items())}}
+                 for document, by in of.items() if decided(by) == "disagreed"]
+    return {"documents": len(of), **{name: outcomes[name] for name in (*NAMES, "disagreed")},
+            "people": [{"by": person, **{name: counts[name] for name in NAMES}}
+                       for person, counts in sorted(people.items())],
+            "pairs": [pair for first, second in combinations(sorted(people), 2)
+                      if (pair := _pair(of, first, second)) is not None],
+            "disagreements": disagreed[:most]}
+
+
+def _pair(of: Mapping[str, Mapping[str, Label]], first: str, second: str) -> dict[str, Any] | None:
+    both = [(by[first].label, by[second].label) for by in of.values() if first in by and second in by]
+    both = [pair for pair in both if "unsure" not in pair]
+    if not both:
+        return None
+    n, agree = len(both), sum(a == b for a, b in both)
+    shares = [sum(pair[i] == "good" for pair in both) / n for i in range(2)]
+    chance = shares[0] * shares[1] + (1 - shares[0]) * (1 - shares[1])
+    return {"people": [first, second], "both": n, "agree": agree,
+            "kappa": None if chance == 1 else round((agree / n - chance) / (1 - chance), 4)}

@@ -1,0 +1,38 @@
+"""Finds the runs that made a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pipeline.base.visible import visible
+from pipeline.cluster.attempts import bad_name, facts_of, run_names
+from pipeline.plan.changes import latest_run, run_recipe_of
+from pipeline.service.problems import Problem
+from pipeline.store.fs import Store
+
+#: runs, the newest first, among which those that made a dataset are looked for
+NEWEST = 100
+
+
+def made_datasets(at: Store, run: str) -> list[str]:
+    """The datasets that the recipe of a run names; [] of a damaged one."""
+    named = run_recipe_of(at, run).get("datasets")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, Mapping) else []
+
+
+def runs_with(at: Store, dataset: str) -> Iterator[str]:
+    """The finished runs that made a dataset, the latest first."""
+    names = [name for name in run_names(at) if bad_name(name) is None and at.exists(f"runs/{name}/tasks.parquet")]
+    last = latest_run(at)
+    begun = {name: str(facts_of(at, name).get("begun") or "") for name in names}
+    for name in sorted(names, key=lambda name: (name == last, begun[name]), reverse=True)[:NEWEST]:
+        if dataset in made_datasets(at, name):
+            yield name
+
+
+def latest_with(at: Store, dataset: str) -> str:
+    """The finished run that made a dataset last. Raises Problem when there is none."""
+    for name in runs_with(at, dataset):
+        return name
+    raise Problem(404, "No such run", f"no run that has finished made a dataset {visible(dataset)[:80]!r}", "dataset",
+                  "run a recipe that makes it, or open the page of its run")

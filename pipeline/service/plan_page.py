@@ -1,0 +1,29 @@
+"""Shows the plan of a recipe before it is submitted: what is stale and would run, what it costs, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import HTMLResponse
+
+from pipeline.cluster.queue import Submission
+from pipeline.service.html import page
+from pipeline.service.submit import check_submission
+from pipeline.store.fs import Store
+
+
+async def planned(request: Request, submission: Submission, at: Store) -> dict[str, Any]:
+    """The plan of a submission: `run` is None when it has errors."""
+    result = await check_submission(request, submission, at)
+    return {**result, "run": None} if any(p["severity"] == "error" for p in result["problems"]) else result
+
+
+def plan_page(request: Request, store: str, submission: Submission, result: Mapping[str, Any], *, action: str,
+              fields: Mapping[str, str], back: tuple[str, str]) -> HTMLResponse:
+    """The page with a plan. Its button sends `fields` to `action`; `back` is a text and the address that it leads
+    to."""
+    return page(request, "plan.html.j2", 200 if result["run"] else 422, store=store, name=submission.name,
+                plan=result["plan"], run=result["run"], problems=result["problems"],
+                fields={**fields, "request": submission.request}, action=action, back=back)

@@ -1,0 +1,207 @@
+"""Router: the page of the playground. It asks what the API asks, and works without a script: each key is a field of a
+form, and an address holds all that a page shows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
+from starlette.responses import RedirectResponse, Response
+
+from pipeline.cluster.attempts import facts_of
+from pipeline.cluster.queue import Submission
+from pipeline.service import tune
+from pipeline.service.access import Operator, Viewer, form_of, viewer
+from pipeline.service.html import page, path
+from pipeline.service.latest import latest_with
+from pipeline.service.pages import linkable
+from pipeline.service.plan_page import plan_page, planned
+from pipeline.service.playground import MOST, Changes, Playground
+from pipeline.service.problems import Problem
+from pipeline.service.session import Role
+from pipeline.service.stores import RunOf, StoreOf
+from pipeline.service.submit import base_of, enqueue, request_id
+from pipeline.store.fs import Store
+
+PLACE = "/stores/{store}/runs/{run}/datasets/{dataset}/tune"
+router = APIRouter(prefix=PLACE, include_in_schema=False, dependencies=[Depends(viewer), Depends(tune.turn)])
+#: holds no place of the playground while a recipe is planned
+run_router = APIRouter(prefix=PLACE, include_in_schema=False, dependencies=[Depends(viewer)])
+
+latest_router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
+
+#: the field that says that the form was sent, and the beginning of the names of the keys' fields
+SENT, KEYS = "form", "t."
+#: values of a cube that the table of moves shows; groups and moves that an answer shows
+MOVES, GROUPS, PAIRS = 16, 30, 30
+
+
+@router.get("")
+def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune.GameOf, role: Viewer,
+              changes: Annotated[str, Query(max_length=4000)] = "{}", exact: bool = False,
+              move: Annotated[str, Query(max_length=120)] = "") -> Response:
+    """Thresholds as fields, what they would keep, examples at the edge, and all moves of one threshold (`move`:
+    STEP.KEY). What the form sends is answered with a redirect to an address that holds the changes alone."""
+    steps, problem, answer, moves = game.steps(), None, None, None
+    typed = {name: value for name, value in request.query_params.items() if name.startswith(KEYS)}
+    asked = tune.Asked()
+    try:
+        if SENT in request.query_params:
+            asked = read_form(steps, request.query_params)
+            return RedirectResponse(address(store, run, dataset, asked, exact, move), 303)
+        tune.asked_changes(changes)
+        asked = tune.Asked.model_validate_json(changes)
+        answer = tune.answer(game, asked.changes(), exact)
+        if move:
+            moves = _moves(request, game, asked.changes(), steps, move)
+    except Problem as e:
+        problem = e
+    text = _written(asked)
+    return page(
+        request, "tune.html.j2", problem.status if problem and answer is None else 200, store=store, run=run,
+        dataset=dataset, game=game, steps=[_shown(step, asked, typed, move) for step in steps], answer=answer,
+        move=move, moves=moves, problem=problem.document() if problem else None, changes=text, linkable=linkable,
+        changed=bool(asked.thresholds or asked.off), most_groups=GROUPS, most_moves=PAIRS, most=MOST,
+        operator=role is Role.operator,
+        api=lambda name, **query: path("api", "v1", "stores", store, "runs", run, "datasets", dataset, "tune", name,
+                                       **query),
+        link=lambda **more: address(store, run, dataset, **{"asked": asked, **more}))
+
+
+@run_router.post("/plan")
+async def plan(request: Request, store: str, at: StoreOf, run: RunOf, dataset: str, role: Operator) -> Response:
+    """The plan of the run's recipe with the changes."""
+    asked, submission = await _submission(request, at, run, dataset, role)
+    way = path("stores", store, "runs", run, "datasets", dataset, "tune", "run")
+    return plan_page(request, store, submission, await planned(request, submission, at), action=way,
+                     fields={"changes": _written(asked)},
+                     back=("Back to the thresholds", address(store, run, dataset, asked)))
+
+
+@run_router.post("/run")
+async def submit(request: Request, store: str, at: StoreOf, run: RunOf, dataset: str, role: Operator) -> Response:
+    """Put the run's recipe with the changes into the queue."""
+    _, submission = await _submission(request, at, run, dataset, role)
+    await enqueue(request, store, at, submission)
+    return RedirectResponse(path("stores", store, "queue"), 303)
+
+
+@latest_router.get("/stores/{store}/datasets/{dataset}/tune")
+def latest(at: StoreOf, store: str, dataset: str) -> Response:
+    """Leads to the playground of the latest run that made the dataset."""
+    run = latest_with(at, dataset)
+    return RedirectResponse(path("stores", store, "runs", run, "datasets", dataset, "tune"), 303)
+
+
+# -- the form --------------------------------------------------------------------------------------------------------
+def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.Asked:
+    """The changes that the form asks for: fields that hold the run's value ask for nothing. Raises Problem."""
+    thresholds: dict[int, dict[str, Any]] = {}
+    for step in steps:
+        for key in step["keys"]:
+            name = f"{KEYS}{step['step']}.{key['key']}"
+            if name in query and (value := _value(key, query[name].strip())) != key["value"]:
+                thresholds.setdefault(step["step"], {})[key["key"]] = value
+    try:
+        return tune.Asked(thresholds=thresholds, off=[int(number) for number in query.getlist("off")])
+    except ValueError:
+        raise Problem(422, "Not valid", "the steps to leave out are named by their numbers", "off",
+                      "choose them on the page") from None
+
+
+def _value(key: Mapping[str, Any], text: str) -> Any:
+    """What somebody typed for a key."""
+    if not text and key["optional"]:
+        return None
+    if key["type"] == "boolean":
+        return text == "true"
+    try:
+        value = json.loads(text) if key["type"] == "json" else int(text) if _whole(text) else float(text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError
+    except (ValueError, RecursionError):
+        what = 'JSON, such as ["en", "de"]' if key["type"] == "json" else "a number"
+        raise Problem(422, "Not valid", f"{key['key']} is {what}, not {text[:80]!r}", key["key"],
+                      "leave the field empty for no limit" if key["optional"] else "correct the field") from None
+    return value
+
+
+def _whole(text: str) -> bool:
+    return text.removeprefix("-").isascii() and text.removeprefix("-").isdecimal() and len(text) < 19
+
+
+def address(store: str, run: str, dataset: str, asked: tune.Asked, exact: bool = False, move: str = "") -> str:
+    """The address of the page with these changes."""
+    query = {"changes": _written(asked)} if asked.thresholds or asked.off else {}
+    query |= {"exact": "true"} if exact else {}
+    return path("stores", store, "runs", run, "datasets", dataset, "tune", **query, **({"move": move} if move else {}))
+
+
+def _written(asked: tune.Asked) -> str:
+    return json.dumps({"thresholds": asked.thresholds, "off": asked.off}, separators=(",", ":"))
+
+
+def _shown(step: Mapping[str, Any], asked: tune.Asked, typed: Mapping[str, str], move: str) -> dict[str, Any]:
+    """A step as the form shows it: for each key the text in its field, and whether it differs from the run's. `open`:
+    its keys are shown at once."""
+    keys = []
+    for key in step["keys"]:
+        name = f"{KEYS}{step['step']}.{key['key']}"
+        own = asked.thresholds.get(step["step"], {})
+        value = own.get(key["key"], key["value"])
+        text = typed.get(name, "" if value is None else value if isinstance(value, str) else json.dumps(value))
+        keys.append({**key, "name": name, "text": text, "changed": name in typed or key["key"] in own,
+                     "was": "none" if key["value"] is None else json.dumps(key["value"])})
+    return {**step, "keys": keys, "left_out": step["step"] in asked.off,
+            "open": any(key["changed"] or key["name"] == KEYS + move for key in keys)}
+
+
+# -- the moves of one threshold --------------------------------------------------------------------------------------
+def _moves(request: Request, game: Playground, changes: Changes, steps: list[dict[str, Any]],
+           move: str) -> dict[str, Any]:
+    """A cube as a table: some values of the threshold, with what each would keep."""
+    number, _, name = move.partition(".")
+    step = next((step for step in steps if str(step["step"]) == number), None)
+    key = next((key for key in step["keys"] if key["key"] == name), None) if step else None
+    if step is None or key is None:
+        raise Problem(422, "Not possible", f"there is no key {move[:80]!r} to move", "move", "choose a key of the form")
+    with tune.as_problem():
+        cube = request.app.state.playgrounds.cube(game, changes, step["step"], name)
+        stride = max(1, -(-(len(cube.edges) - 1) // MOVES))
+        values = [*cube.edges[:-1:stride], cube.edges[-1]]
+        counts = [cube.at(value) for value in values]
+    held = {place: dict(keys) for place, keys in changes.thresholds.items()}
+    own = held.get(step["step"], {})
+    rows = [{"value": value, "counts": count, "asked": tune.Asked(
+                off=sorted(changes.off), thresholds={**held, step["step"]: {**own, name: _natural(key, value)}})}
+            for value, count in zip(values, counts)]
+    now = own.get(name, key["value"])
+    return {"step": step, "key": key, "field": f"{KEYS}{move}", "rows": rows, "now": now}
+
+
+def _natural(key: Mapping[str, Any], value: float) -> int | float:
+    return int(value) if float(value).is_integer() and key["type"] != "json" else value
+
+
+# -- running it ------------------------------------------------------------------------------------------------------
+async def _submission(request: Request, at: Store, run: str, dataset: str,
+                      role: Role) -> tuple[tune.Asked, Submission]:
+    """The changes in the form, and the submission of the run's recipe with them."""
+    form = await form_of(request)
+    text = form.get("changes", "{}")[:4000]
+    changes = tune.asked_changes(text)
+
+    def edited() -> str:
+        with tune.one_turn(request):
+            return tune.changed_recipe(tune.game_of(request, at, run, dataset), at, run, changes)
+
+    facts = await run_in_threadpool(facts_of, at, run)
+    recipe = await run_in_threadpool(edited)
+    submission = Submission(request_id(form.get("request")), "", str(role), facts.get("recipe") or "recipe",
+                            facts.get("base") or base_of(request), recipe)
+    return tune.Asked.model_validate_json(text), submission

@@ -1,0 +1,188 @@
+"""The page of the playground: it shows what the API says, its form works without a script, and its button runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import lxml.html
+import pytest
+from starlette.datastructures import QueryParams
+from starlette.testclient import TestClient
+
+from pipeline.cluster.queue import Queue
+from pipeline.recipe.marks import parse_yaml
+from pipeline.service.tune import Asked
+from pipeline.service.tune_page import address, read_form
+from pipeline.store.fs import Store
+from tests.service.test_pages import client_of, links, read, text_of
+from tests.service.tuned_site import make_site
+
+PAGE = "/stores/s/runs/r/datasets/clean/tune"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_site(tmp_path_factory.mktemp("tune"), "english", "until-drop")
+
+
+@pytest.fixture(scope="module")
+def browser(site: Path) -> TestClient:
+    return client_of({"s": site / "store"}, "operator", allowed_roots=(str(site),), backend="inline")
+
+
+def send(client: TestClient, tree: Any, exact: bool = False, **fields: Any) -> Any:
+    """The page after the form was filled in as a browser would: fields that are left alone are sent, too."""
+    form = tree.get_element_by_id("tune")
+    for name, value in fields.items():
+        if name == "off":
+            form.xpath(f".//input[@name='off'][@value='{value}']")[0].checked = True
+        else:
+            form.fields[name] = value
+    answer = client.get(form.get("action"), params=[*form.form_values(), *([("exact", "true")] if exact else [])])
+    assert answer.status_code == 303
+    return answer.headers["location"]
+
+
+def changes_in(where: str) -> Any:
+    return json.loads(parse_qs(urlsplit(where).query)["changes"][0])
+
+
+def answer_of(client: TestClient, changes: Any, **more: str) -> Any:
+    return client.get(f"/api/v1{PAGE}/answer", params={"changes": json.dumps(changes), **more}).json()
+
+
+def row(tree: Any, caption: str, name: str) -> list[str]:
+    [line] = tree.xpath(f"//table[starts-with(caption, '{caption}')]/tbody/tr[normalize-space(th)='{name}']")
+    return [text_of(cell) for cell in line.findall("td")]
+
+
+def test_the_form_asks_for_what_was_changed_and_nothing_else(browser: TestClient) -> None:
+    tree = read(browser, PAGE)
+    assert row(tree, "Totals", "Kept")[0] == row(tree, "Totals", "Kept")[1]
+    assert tree.xpath("//input[@name='t.1.min_doc_words']/@value") == ["60"]
+    where = send(browser, tree, exact=True, off=3, **{"t.1.min_doc_words": "120", "t.1.max_doc_words": ""})
+    changes = {"thresholds": {"1": {"min_doc_words": 120, "max_doc_words": None}}, "off": [3]}
+    assert changes_in(where) == changes
+    tree = read(browser, where)
+    wanted = answer_of(browser, changes, exact="true")
+    for side in ("kept", "dropped", "unknown"):
+        shown = row(tree, "Totals", side.capitalize())
+        assert shown[1] == f"{wanted['totals']['after'][side]['documents']:,}"
+    assert wanted["totals"]["before"] != {k: wanted["totals"]["after"][k] for k in ("kept", "dropped")}
+    moves = tree.xpath("//table[starts-with(caption, 'Documents that end otherwise')]/tbody/tr")
+    assert [text_of(move.findall("td")[-2]) for move in moves] == [f"{m['documents']:,}" for m in wanted["moves"]]
+    assert len(tree.xpath("//ol[@class='documents']/li")) == len(wanted["examples"]) > 0
+    assert tree.xpath("//input[@name='off'][@value='3']/@checked") and send(browser, tree) == where.replace(
+        "&exact=true", "")
+
+
+def test_a_wrong_value_is_told_and_stays_in_its_field(browser: TestClient) -> None:
+    for name, typed, key in (("t.1.min_doc_words", "many", "min_doc_words"), ("t.4.drop", "[x", "drop")):
+        answer = browser.get(PAGE, params={"form": "1", name: typed})
+        tree = lxml.html.document_fromstring(answer.text)
+        assert answer.status_code == 422 and key in text_of(tree.xpath("//div[@role='alert']")[0])
+        assert tree.xpath(f"//input[@name='{name}']/@value") == [typed]
+    wrong = {"thresholds": {"0": {"dup_line_frac": "<b>"}}}
+    tree = read(browser, address("s", "r", "clean", Asked(**wrong)), 422)
+    assert "dup_line_frac" in text_of(tree.xpath("//div[@role='alert']")[0]) and tree.xpath("//form[@id='tune']")
+    assert "Traceback" not in text_of(read(browser, f"{PAGE}?changes=%7B", 422))
+    read(browser, PAGE.replace("clean", "gone"), 404)
+
+
+def test_every_kind_of_key_is_read_back_as_it_was() -> None:
+    keys = [{"key": name, "value": value, "type": kind, "optional": value is None} for name, value, kind in (
+        ("a", 60, "integer"), ("b", 0.1, "number"), ("c", 3.0, "number"), ("d", None, "number"), ("e", True, "boolean"),
+        ("f", ["en"], "json"), ("g", {"de": 0.5}, "json"))]
+    texts = {"a": "60", "b": "0.1", "c": "3.0", "d": "", "e": "true", "f": '["en"]', "g": '{"de": 0.5}'}
+    steps = [{"step": 0, "keys": keys}]
+
+    def asked(**typed: str) -> Any:
+        return read_form(steps, QueryParams({f"t.0.{name}": text for name, text in {**texts, **typed}.items()}))
+
+    assert not asked().thresholds
+    assert asked(a="61", b="1e-2", d="5", e="false", f="[]").thresholds == {
+        0: {"a": 61, "b": 0.01, "d": 5, "e": False, "f": []}}
+
+
+def test_moves_of_a_threshold_are_those_of_the_cube(browser: TestClient) -> None:
+    tree = read(browser, f"{PAGE}?move=1.min_doc_words")
+    [script] = tree.xpath("//script/@src")
+    assert script.startswith("/static/tune.js")
+    cube = browser.get(tree.get_element_by_id("slide").get("data-cube")).json()
+    assert cube["key"] == "min_doc_words" and tree.xpath("//*[@data-field='t.1.min_doc_words']")
+    rows = tree.xpath("//table[starts-with(caption, 'Values of')]/tbody/tr")
+    assert 2 < len(rows) <= 18
+    for line in (rows[0], rows[len(rows) // 2], rows[-1]):
+        chosen = line.xpath(".//a/@href")[0]
+        wanted = answer_of(browser, changes_in(chosen), exact="true")["totals"]["after"]["kept"]["documents"]
+        assert text_of(line.findall("td")[0]) == f"{wanted:,}", "a value of the table is an edge, where a cube is exact"
+    assert not read(browser, PAGE).xpath("//script")
+    assert "move" in text_of(read(browser, f"{PAGE}?move=99.x").xpath("//div[@role='alert']")[0])
+
+
+def test_links_lead_to_the_playground_and_out_of_it(browser: TestClient) -> None:
+    assert PAGE in links(read(browser, "/stores/s/runs/r"))
+    [short] = [href for href in links(read(browser, "/stores/s/datasets/clean")) if href.endswith("/tune")]
+    assert browser.get(short).headers["location"] == PAGE
+    read(browser, short.replace("clean", "gone"), 404)
+    changes = {"thresholds": {"1": {"min_doc_words": 77}}, "off": []}
+    tree = read(browser, address("s", "r", "clean", Asked(**changes)))
+    [saved] = [href for href in links(tree) if "recipe.yaml" in href]
+    steps = parse_yaml(browser.get(saved).text, "")[0]["datasets"]["clean"]["steps"]
+    assert steps[1]["gopher_quality"]["min_doc_words"] == 77
+    for href in tree.xpath("//ol[@class='documents']//h3/a/@href"):
+        read(browser, href)
+
+
+def press(client: TestClient, tree: Any, action: str, **fields: str) -> Any:
+    """The answer to a button of a page: what its form sends."""
+    [form] = [form for form in tree.forms if form.get("method") == "post" and form.get("action").endswith(action)]
+    return client.post(form.get("action"), data={**dict(form.form_values()), **fields},
+                       headers={"Accept": "text/html"})
+
+
+def test_run_shows_the_plan_and_then_submits_it_once(site: Path) -> None:
+    browser = client_of({"s": site / "store"}, allowed_roots=(str(site),), backend="inline")
+    changes = {"thresholds": {"1": {"min_doc_words": 78}}, "off": [3]}
+    tree = read(browser, address("s", "r", "clean", Asked(**changes)))
+    assert press(browser, tree, "/tune/plan", csrf="wrong").status_code == 403
+    plan = press(browser, tree, "/tune/plan")
+    assert plan.status_code == 200
+    tree = lxml.html.document_fromstring(plan.text)
+    assert row(tree, "What runs", "clean")[0] == "stale"
+    queue = Queue(Store(site / "store"))
+    assert queue.entries() == []
+    for _ in range(2):                                                        # pressed twice
+        answer = press(browser, tree, "/tune/run")
+        assert answer.status_code == 303 and answer.headers["location"] == "/stores/s/queue"
+    [entry] = queue.entries()
+    steps = parse_yaml(queue.submission(1).text, "")[0]["datasets"]["clean"]["steps"]
+    assert [next(iter(step)) for step in steps] == ["gopher_repetition", "gopher_quality", "c4", "pii"]
+    assert steps[1]["gopher_quality"]["min_doc_words"] == 78 and entry.name == "r"
+    [shown] = read(browser, "/stores/s/queue").xpath("//table[caption='What waits and runs']/tbody/tr")
+    assert entry.run in text_of(shown)
+
+
+def test_a_recipe_whose_files_the_server_may_not_read_is_not_planned(site: Path, tmp_path: Path) -> None:
+    browser = client_of({"s": site / "store"}, allowed_roots=(str(tmp_path),), backend="inline")
+    answer = press(browser, read(browser, address("s", "r", "clean", Asked(off=[3]))), "/tune/plan")
+    tree = lxml.html.document_fromstring(answer.text)
+    assert answer.status_code == 422 and "sources.web.path" in text_of(tree)
+    assert not [form for form in tree.forms if form.get("action").endswith("/tune/run")]
+
+
+def test_viewers_move_thresholds_and_run_nothing(site: Path) -> None:
+    browser = client_of({"s": site / "store"}, "viewer")
+    tree = read(browser, address("s", "r", "clean", Asked(off=[3])))
+    assert row(tree, "Totals", "Kept") and not [f for f in tree.forms if f.get("action").endswith("plan")]
+    for way in ("plan", "run"):
+        assert browser.post(f"{PAGE}/{way}", data={"changes": "{}"}).status_code == 403
+
+
+def test_a_page_needs_no_more_than_the_server_and_its_script(browser: TestClient) -> None:
+    script = browser.get("/static/tune.js").text
+    assert not re.search(r"https?:|innerHTML|eval\(|document\.write", script)
