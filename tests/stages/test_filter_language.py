@@ -333,9 +333,9 @@ def test_thresholds_by_language():
     scores = [seen(loaded(min=0.0), text)[2]["language_score"] for text in texts]
     least = {"default": scores[0], "fra_Latn": scores[1] - 0.001, "fr": 0.99999, "ru": scores[2]}
     assert [seen(loaded(min=least), text)[1] for text in texts] == ["language_score", None, "language_score"]
-    assert loaded(min={"fr": 0.2}).least("de", "Latn") == 0.65
-    assert loaded(min={"sr": 0.2, "srp_Latn": 0.3}).least("sr", "Latn") == 0.3
-    assert loaded(min={"sr": 0.2, "srp_Latn": 0.3}).least("sr", "Cyrl") == 0.2
+    assert loaded(min={"fr": 0.2}).min_score("de", "Latn") == 0.65
+    assert loaded(min={"sr": 0.2, "srp_Latn": 0.3}).min_score("sr", "Latn") == 0.3
+    assert loaded(min={"sr": 0.2, "srp_Latn": 0.3}).min_score("sr", "Cyrl") == 0.2
 
 
 def test_thresholds_are_those_of_the_stage_that_is_asked():
