@@ -154,7 +154,8 @@ def links(tree: Any) -> list[str]:
 
 
 def crawl(client: TestClient, start: str = "/") -> Iterator[str]:
-    """Follows all links that there are; yields the paths."""
+    """Follows all links that there are; yields the paths. Of the playground, whose links lead to ever more thresholds,
+    the first page."""
     seen, todo = {start}, [start]
     while todo:
         where = todo.pop()
@@ -163,9 +164,10 @@ def crawl(client: TestClient, start: str = "/") -> Iterator[str]:
             answer = client.get(where)
             assert answer.status_code == 200, where
             continue
-        for href in links(read(client, where)):
+        leads_on = where.endswith("/tune") and "/runs/" not in where
+        for href in [client.get(where).headers["location"]] if leads_on else links(read(client, where)):
             target = urlsplit(urljoin(f"{BASE}{where}", href))._replace(fragment="").geturl().removeprefix(BASE)
-            if target not in seen:
+            if target not in seen and "/tune?" not in target:
                 seen.add(target)
                 todo.append(target)
 
@@ -517,7 +519,7 @@ def test_static_files_are_open_kept_and_plain(root):
         answer = browser.get(static_path(name))
         assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
         assert "immutable" in answer.headers["cache-control"]
-        addresses = re.sub(r"^//.*$|http://www.w3.org/2000/svg", "", answer.text, flags=re.M)
+        addresses = re.sub(r"^ *//.*$|http://www.w3.org/2000/svg", "", answer.text, flags=re.M)
         assert "//" not in addresses, "a foreign address"
     assert "default-src 'none'" in browser.get(static_path("icon.svg")).headers["content-security-policy"]
 

@@ -100,10 +100,11 @@ def test_buttons_cancel_what_waits_and_resume_what_has_failed(browser: TestClien
 def test_the_page_of_a_run_has_the_button_that_fits(site: Path) -> None:
     store = Store(site / "store")
     write_run(store, "ended", state="failed")
+    write_run(store, "done")
     write_run(store, "going")
     (site / "store/runs/going/progress.json").unlink()
     for role, run, button in (("operator", "ended", "Resume"), ("operator", "going", "Cancel"),
-                              ("viewer", "ended", "")):
+                              ("operator", "done", ""), ("viewer", "ended", "")):
         tree = read(client_of({"s": site / "store"}, role), f"/stores/s/runs/{run}")
         assert [text_of(b) for b in tree.xpath("//main//button")] == ([button] if button else [])
 

@@ -11,6 +11,7 @@ document.addEventListener("keydown", (event) => {
   const label = keys[event.key];
   if (!label || !wanted.checked || sent || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.matches("input:not([type=checkbox]), select, textarea")) return;
-  sent = true;                                                  // a second key is not for the next document
+  // a second key is not for the next document
+  sent = true;
   form.requestSubmit(form.querySelector(`button[value="${label}"]`));
 });

@@ -48,7 +48,8 @@ function show(cube) {
 
 async function begin() {
   const answer = await fetch(slide.dataset.cube, { headers: { Accept: "application/json" } });
-  if (!answer.ok) return;                                      // the table below shows the same moves
+  // the table below shows the same moves
+  if (!answer.ok) return;
   const cube = await answer.json();
   slider.max = cube.edges.length - 1;
   const now = slide.dataset.now === "" ? cube.edges[0] : Number(slide.dataset.now);
