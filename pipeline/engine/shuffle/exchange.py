@@ -68,8 +68,8 @@ class SegmentWriter:
     bytes of the largest bucket).
 
     `key`: fields to sort a bucket by; () keeps the order of writing, None sorts by all fields. `covers`: content hashes
-    of the parts that the records come from. `memory`: bytes of records to collect before they are written to a scratch
-    file.
+    of the dataset parts that the records come from. `memory`: bytes of records to collect before they are written to a
+    scratch file.
     """
 
     def __init__(self, path: str, dtype: Any, buckets: int, *, key: Sequence[str] | None = (),

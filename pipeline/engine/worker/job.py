@@ -13,8 +13,8 @@ from pipeline.engine.worker.crash_triage import CrashTriage
 
 @dataclass
 class Job:
-    """An assignment (one attempt at a task) that a supervisor works on. It may take several child processes, if some of
-    them die."""
+    """An assignment (one attempt at a task) that a supervisor works on. The supervisor needs several child processes
+    for it if some of them die."""
 
     assignment: Assignment
     triage: CrashTriage

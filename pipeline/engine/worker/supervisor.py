@@ -3,7 +3,7 @@ that killed it. This module does not use Ray.
 
 All work happens in one call, `poll(assignments, timeout) -> events`. All calls must come from one thread, because a
 child dies with the *thread* that started it (PR_SET_PDEATHSIG). Between two calls the children continue to work, but
-nobody watches them. The first event of all is `Ready`.
+nobody watches them. The first event that `poll` returns is `Ready`.
 """
 
 from __future__ import annotations
