@@ -40,8 +40,8 @@ class TaskFailed(TokenmillError):
 
 
 class DamageFound(StoreError):
-    """Raised when tasks cannot go on because files of the store differ from the checksums in their records. `paths`
-    maps the path of each damaged file to the error that revealed the damage."""
+    """Raised when tasks cannot go on because files of the store are missing or differ from their records. `paths` maps
+    the path of each damaged file to the error that revealed the damage."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         super().__init__(f"{len(paths)} files of the store are damaged or gone: {', '.join(sorted(paths)[:3])}"
