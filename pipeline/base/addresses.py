@@ -1,4 +1,5 @@
-"""Tells addresses of other machines from those of this machine and of services that only this machine reaches."""
+"""Tells whether a network address may belong to another machine, or only to this machine and to services that only this
+machine reaches."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ SPECIAL = tuple(map(ipaddress.ip_network, ("fc00::/7", "192.0.0.0/24", "2001::/3
 
 
 def outside(address: str) -> bool:
-    """Whether an IP address may be another machine's, that is neither loopback, link-local (where clouds hand out
-    credentials), nor otherwise special. IPv4 addresses of private networks may be another machine's."""
+    """Whether an IP address may belong to another machine. It may not if it is a loopback or link-local address, or
+    belongs to another special range, such as the services through which clouds hand out credentials. IPv4 addresses of
+    private networks may belong to another machine."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         ip = ip.ipv4_mapped or ip.sixtofour or ip

@@ -1,9 +1,10 @@
-"""Finds our token for Ray clusters, and checks that a cluster demands a token and accepts ours. Ray decides when it is
-imported whether it uses tokens. `use_token` must therefore be called before, and this module never imports Ray.
+"""Finds the user's authentication token for Ray clusters, and checks that a cluster demands a token and accepts the
+user's. Ray decides at its import whether it uses tokens. `use_token` must therefore be called before Ray is imported,
+and this module never imports Ray.
 
-Anyone who reaches an open cluster can run code on it (CVE-2023-48022). A cluster without token authentication is
-therefore refused, unless it is on this machine's loopback and the user accepts the risk with --insecure-local. Ray
-(2.52 and later) reads the mode from RAY_AUTH_MODE. It takes the token from the first of these that is set or exists:
+Anyone who reaches a cluster without authentication can run code on it (CVE-2023-48022). Such a cluster is therefore
+refused, unless it is on this machine's loopback and the user accepts the risk with --insecure-local. Ray (2.52 and
+later) reads from RAY_AUTH_MODE whether to use tokens. It takes the token from the first of these that is set or exists:
 RAY_AUTH_TOKEN, the file that RAY_AUTH_TOKEN_PATH names, ~/.ray/auth_token.
 """
 
@@ -30,7 +31,7 @@ REMEDY = ("start the cluster with RAY_AUTH_MODE=token and give this shell the sa
 
 
 class ClusterError(TokenmillError):
-    """A cluster that cannot be reached, or must not be used. The message says what to do."""
+    """Raised for a cluster that cannot be reached, or must not be used. The message says what to do."""
 
 
 class BadAddress(ClusterError):
@@ -40,8 +41,8 @@ class BadAddress(ClusterError):
 
 
 def token() -> str | None:
-    """Return the token that Ray would use, or None when there is none. Raises ClusterError when the file that
-    RAY_AUTH_TOKEN_PATH names cannot be read, or when the token is not one word of ASCII characters."""
+    """Return the authentication token that Ray would use, or None when there is none. Raises ClusterError when the file
+    that RAY_AUTH_TOKEN_PATH names cannot be read, or when the token is not one word of ASCII characters."""
     if os.environ.get(TOKEN, "").strip():
         return _one_word(TOKEN, os.environ[TOKEN])
     for path in (os.environ.get(TOKEN_PATH), os.path.expanduser("~/.ray/auth_token")):
@@ -68,8 +69,8 @@ def _one_word(where: str, text: str) -> str | None:
 
 
 def use_token() -> str | None:
-    """Return the token, or None when there is none. If there is one, set RAY_AUTH_MODE so that Ray uses it. Call this
-    before Ray is imported, because Ray reads the mode only once."""
+    """Return the authentication token for Ray clusters, or None when there is none. If there is one, set RAY_AUTH_MODE
+    so that Ray uses it. Call this before Ray is imported, because Ray reads that variable only once."""
     bearer = token()
     if bearer is not None:
         os.environ.setdefault(MODE, "token")
@@ -77,9 +78,9 @@ def use_token() -> str | None:
 
 
 def own_token() -> None:
-    """Set a random token for a Ray cluster that we start on this machine, if the user has no token. Without one, others
-    could run code on the cluster, because its ports listen on all addresses. Does nothing when the user has chosen
-    another RAY_AUTH_MODE, or when Ray is already imported and has read its mode."""
+    """Set a random authentication token for a Ray cluster that Tokenmill starts on this machine, if the user has no
+    token. Others could run code on a cluster without one, because its ports listen on all addresses. Does nothing when
+    the user has chosen another RAY_AUTH_MODE, or when Ray is already imported and has read that variable."""
     if "ray" not in sys.modules and os.environ.setdefault(MODE, "token").lower() == "token" and token() is None:
         os.environ[TOKEN] = secrets.token_hex(32)
 
@@ -114,9 +115,10 @@ def job_server(address: str) -> str:
 
 
 def check_kept_server(address: str) -> None:
-    """Check a job server, like `check_job_server`, whose address was read from a store. Whoever can write to the store
-    could put an address of their own there and obtain our token. The token is therefore sent only to the server that
-    the environment variable TOKENMILL_ADDRESS names, or to a loopback address (for example an SSH tunnel)."""
+    """Check a job server whose address was read from a store, and raise ClusterError if our token must not be sent to
+    it. Whoever can write to the store could put the address of a server of their own there and obtain the token. The
+    token is therefore sent only to the server that the environment variable TOKENMILL_ADDRESS names, or to a loopback
+    address (for example an SSH tunnel). The checks of `check_job_server` follow."""
     if job_server(address) != os.environ.get(ADDRESS, "").rstrip("/") and not loopback_url(address):
         raise ClusterError(f"the store says that it is at {address}, and our token goes only where this shell says: "
                            f"export {ADDRESS}={address} to have it asked")
@@ -124,10 +126,10 @@ def check_kept_server(address: str) -> None:
 
 
 def check_job_server(address: str, insecure_local: bool = False) -> None:
-    """Return if the job server at `address` (from `job_server`) demands a token and accepts ours; otherwise raise
-    ClusterError.
+    """Check that the job server at `address` (from `job_server`) demands an authentication token and accepts ours.
+    Raises ClusterError if it does not.
 
-    `insecure_local`: also accept a server without authentication if it is on loopback.
+    `insecure_local`: also accept a server without authentication if its address is a loopback address.
     """
     use_token()
     status = _status(address, None)
@@ -145,8 +147,8 @@ def check_job_server(address: str, insecure_local: bool = False) -> None:
 
 
 def our_token(address: str) -> str:
-    """The token to send to a cluster that demands a token. Raises ClusterError when this shell has none, or when
-    RAY_AUTH_MODE keeps Ray from sending it."""
+    """Return the authentication token for the cluster at `address`, which demands one. Raises ClusterError when the
+    environment has no token, or when RAY_AUTH_MODE keeps Ray from sending it."""
     bearer = token()
     if bearer is None or os.environ.get(MODE, "").lower() != "token":
         raise ClusterError(f"{address} wants a token, and this shell has none; set RAY_AUTH_MODE=token and "
@@ -160,7 +162,8 @@ def token_refused(address: str) -> ClusterError:
 
 
 def refuse_open(address: str, host: str | None, insecure_local: bool) -> None:
-    """Raise ClusterError for a cluster without authentication, unless it is on loopback and `insecure_local` is set."""
+    """Raise ClusterError for a cluster without authentication, unless `host` is a loopback address and `insecure_local`
+    is set."""
     if not insecure_local:
         raise ClusterError(f"{address} is open: anybody who reaches it can run code on it; {REMEDY}"
                            + (" (or --insecure-local, on this machine alone)" if loopback(host) else ""))
@@ -176,7 +179,7 @@ def in_clear(address: str) -> bool:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: a redirect would carry the token to another server."""
+    """Refuses HTTP redirects, because a redirect would carry the authentication token to another server."""
 
     def redirect_request(self, *_: object) -> None:
         return None

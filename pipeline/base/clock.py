@@ -1,8 +1,8 @@
-"""The clock, and the source of unique names, for all code that waits, has deadlines, or names attempts to run a task.
+"""The clock, and the source of unique names, for all code that waits, has deadlines, or names attempts at tasks.
 
-Code that calls `time` itself can only be tested by waiting, and a race between two drivers cannot be replayed. Code
-that takes a `Clock` runs the same in a simulation, where a thousand seconds pass in a millisecond and every name comes
-from a seed.
+Code that calls `time` itself can be tested only by waiting, and a race between two processes in it cannot be replayed.
+Code that takes a `Clock` runs in a simulation without changes: a thousand seconds pass in a millisecond there, and
+every name comes from a seed.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import uuid
 
 
 class Clock:
-    """The clock of this machine. A simulated clock overrides all four methods."""
+    """The clock of this machine. A simulated clock overrides all four methods: `now`, `wall`, `sleep` and `new_id`."""
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back, from an arbitrary start: for durations and deadlines."""
+        """Returns the seconds since an arbitrary start, on a clock that never goes back. Meant for durations and
+        deadlines."""
         return time.monotonic()
 
     def wall(self) -> float:
-        """Seconds since 1970: for people and for other machines, never for deadlines."""
+        """Returns the seconds since 1970. Meant for people and other machines, and not for deadlines, because this
+        clock may be set back."""
         return time.time()
 
     def sleep(self, seconds: float) -> None:
@@ -27,8 +29,7 @@ class Clock:
         time.sleep(seconds)
 
     def new_id(self) -> str:
-        """A unique name of 32 hexadecimal digits, for an attempt to run a task, or as the nonce of a segment (a file)
-        of the commit log."""
+        """Returns a unique name of 32 hexadecimal digits, for example for an attempt at a task."""
         return uuid.uuid4().hex
 
 

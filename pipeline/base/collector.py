@@ -13,11 +13,12 @@ RARELY = (50_000, 20, 100)
 
 @contextlib.contextmanager
 def rarely_collected() -> Iterator[None]:
-    """Within this context, reference cycles are looked for every 50,000 new objects.
+    """A context in which Python's garbage collector looks for reference cycles only after 50,000 new objects.
 
-    A driver holds thousands of tasks in flight and decodes records all the time. None of these objects is part of a
-    cycle, but with Python's thresholds the collector walked them again and again, for a quarter of the driver's CPU
-    time."""
+    The driver of a run holds thousands of tasks and decodes records all the time. None of these objects is part of a
+    cycle. With Python's default thresholds, the collector visited them so often that it took a quarter of the driver's
+    CPU time.
+    """
     before = gc.get_threshold()
     gc.set_threshold(*RARELY)
     try:

@@ -1,14 +1,14 @@
-"""Confines workers that parse untrusted bytes: no secrets, no network, and no programs except those that their stages
-(the steps that they run on documents) declare.
+"""Confines processes that parse untrusted documents. They get no secrets and no network, and may start no programs
+except those that their stages (the steps that they run on documents) declare.
 
-A hostile page or PDF that takes over a parser gets the parser's rights. The child process in which stages run is
+A hostile page or PDF that takes over a parser gets the rights of the parser. The child process in which stages run is
 therefore confined in two steps:
 
-* `enter`, at its start: only allowed environment variables (`scrubbed`), no core dump, no new privileges, no
+* `enter`, when the process starts: only allowed environment variables (`scrubbed`), no core dump, no new privileges, no
   capabilities except those for files, no access to other processes or to files that hold credentials;
-* `seal`, once its stages are set up: no new sockets, no namespaces, no tracing, no io_uring. It may start only the
-  programs that its stages declare, and write only below its own folders. A seal cannot be lifted. Stages that must be
-  set up without it need another process: `FreshProcess` is raised, and the supervisor starts one.
+* `seal`, once its stages are set up: no new sockets, no namespaces, no tracing, no io_uring. The process may then start
+  only the programs that its stages declare, and write only below its own folders. A seal cannot be lifted. If further
+  stages need more rights for their set-up, `FreshProcess` is raised, and they must run in a new process.
 
 Landlock and seccomp enforce these limits where the kernel has them (`support`). Landlock binds only the calling thread
 and the threads it starts later, so `enter` must run before any other thread exists. `seal` runs when other threads may
@@ -66,20 +66,21 @@ _sealed: frozenset[str] | None = None
 
 
 class FreshProcess(Exception):
-    """This process is sealed, and the next stages must be set up in an unsealed process."""
+    """Raised when this process is sealed (has given up its rights for good), and the next stages need rights that it no
+    longer has. They must be set up in a new process."""
 
 
 def support() -> dict[str, Any]:
-    """Return what this kernel supports: {"landlock": its version or 0, "seccomp": True or False}. The call itself
-    confines nothing."""
+    """Return which means of confinement this kernel supports: {"landlock": its version or 0, "seccomp": True or False}.
+    The call itself confines nothing."""
     if sys.platform != "linux":
         return {"landlock": 0, "seccomp": False}
     return {"landlock": kernel.landlock_version(), "seccomp": kernel.has_seccomp()}
 
 
 def missing(supported: Mapping[str, Any]) -> str:
-    """Return, as text, what a parser could still do on a kernel for which `support` returned `supported`; "" when
-    nothing."""
+    """Return, in words, what a parser could still do on a kernel that lacks means of confinement; "" if the kernel has
+    all. `supported` is what `support` returned on that kernel."""
     gaps = []
     if not supported["seccomp"]:
         gaps.append("no seccomp: parsers could open sockets")
@@ -90,15 +91,16 @@ def missing(supported: Mapping[str, Any]) -> str:
 
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables a parser may have: those on the allow-list that do not look like a secret."""
+    """Return the environment variables that a parser may have: those of `env` that are on an allow-list and do not look
+    like a secret."""
     return {name: value for name, value in env.items()
             if (name in _NAMES or name.startswith(_PREFIXES)) and not _SECRET.search(name)
             and not _USERINFO.search(value)}
 
 
 def secret_files(env: Mapping[str, str]) -> list[str]:
-    """Existing files and folders of this machine that hold credentials, by convention or named by a variable of
-    `env`."""
+    """Return the existing files and folders of this machine that hold credentials. They are found in the usual places,
+    or named by variables of `env`."""
     home = env.get("HOME") or os.path.expanduser("~")
     named = [env[name] for name in _NAMED if env.get(name)]
     paths = {os.path.realpath(p) for p in (*(os.path.join(home, p) for p in _HOMES), *_PLACES, *named)}
@@ -106,8 +108,8 @@ def secret_files(env: Mapping[str, str]) -> list[str]:
 
 
 def all_but(denied: Collection[str]) -> list[str]:
-    """Paths that together cover all files except `denied`. Landlock's rules can only allow, so everything that is not
-    denied must be listed."""
+    """Return paths that together cover all files except `denied`. Rules of Landlock can only allow access, so
+    everything that is not denied must be listed."""
     open_: list[str] = []
     folders = ["/"]
     while folders:
@@ -124,15 +126,16 @@ def all_but(denied: Collection[str]) -> list[str]:
 
 
 def not_dumpable() -> None:
-    """Keep other processes of the same user from reading the memory and environment of this process. A supervisor calls
-    it because it holds credentials, and the parsers that it starts must not read them."""
+    """Keep other processes of the same user from reading the memory and environment of this process. The supervisor
+    (the process that starts the parsers) calls it, because it holds credentials that the parsers must not read."""
     with contextlib.suppress(OSError):
         kernel.not_dumpable()
 
 
 def enter(secrets: Collection[str]) -> None:
-    """Apply the first part of the confinement. It must run before this process has a second thread. `secrets`: files
-    and folders that this process may no longer read."""
+    """Confine this process as far as is possible before its stages are set up: no core dumps, no new privileges, and no
+    access to the files and folders `secrets`. It must run before this process has a second thread. `seal` completes the
+    confinement."""
     process.no_core()
     kernel.no_new_privileges()
     kernel.keep_capabilities(_FILES)
@@ -142,9 +145,9 @@ def enter(secrets: Collection[str]) -> None:
 
 
 def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
-    """Seal this process: deny it, for good, everything that parsing does not need. It may start only `programs` (names
-    or paths), and write only below the folders `writable`, to /dev/shm and to devices. If the process was sealed
-    before, nothing changes, and FreshProcess is raised when the earlier seal does not allow one of `programs`."""
+    """Seal this process: deny it, for good, everything that parsing does not need. The process may then start only
+    `programs` (names or paths), and write only below the folders `writable`, to /dev/shm and to devices. If the process
+    was sealed before, nothing changes; FreshProcess is then raised if the earlier seal denies one of `programs`."""
     global _sealed
     named = frozenset(programs)
     if _sealed is not None:
@@ -161,12 +164,13 @@ def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
 
 
 def sealed() -> bool:
-    """Whether this process is sealed."""
+    """Whether this process is sealed, that is, has given up all rights that parsing does not need."""
     return _sealed is not None
 
 
 def hint(error: BaseException) -> str:
-    """A suffix for the message of an error that the seal of this process may have caused; "" for other errors."""
+    """Return a suffix for the message of `error` that explains the confinement of this process, if the confinement may
+    have caused the error; otherwise ""."""
     if _sealed is None or not isinstance(error, PermissionError):
         return ""
     return ("; a worker is confined once its stages are set up: no sockets, no programs a stage does not declare, no "
@@ -174,14 +178,14 @@ def hint(error: BaseException) -> str:
 
 
 def check(programs: Iterable[str]) -> None:
-    """Raise FreshProcess when this process is sealed and must not start one of `programs`."""
+    """Raise FreshProcess if this process is sealed (confined for good) and may not start one of `programs`."""
     if _sealed is not None and (denied := set(programs) - _sealed):
         raise FreshProcess(f"sealed without {', '.join(sorted(denied))}")
 
 
 def _files_of(programs: Iterable[str]) -> list[str]:
-    """The files the kernel executes for `programs`: the programs, the interpreters of scripts, and the dynamic
-    loaders."""
+    """Return the files that the kernel executes when `programs` are started: the programs, the interpreters of scripts,
+    and the dynamic loaders."""
     files: list[str] = []
     pending = list(programs)
     while pending:

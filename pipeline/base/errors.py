@@ -1,4 +1,4 @@
-"""The base class of Tokenmill's errors. They are problems that a user can fix, and the message names file, key and
+"""The base class of Tokenmill's errors: problems that a user can fix. Their messages name the file, the key and the
 remedy."""
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ def sha256(path: str | Path) -> str:
 
 
 def file_sha256(path: str | Path) -> str:
-    """sha256 of a file, 64 hex characters. For a folder, it is the sha256 of the names and hashes of all files below
-    the folder, except files and folders whose names begin with a dot."""
+    """Returns the sha256 of a file as 64 hexadecimal digits. The sha256 of a folder covers the names and hashes of all
+    files below it, except files and folders whose names begin with a dot."""
     if Path(path).is_dir():
         digest = hashlib.sha256()
         inside = ((p.relative_to(path).as_posix(), p) for p in Path(path).rglob("*") if p.is_file())
@@ -34,8 +34,8 @@ def file_sha256(path: str | Path) -> str:
 
 
 def state(info: os.stat_result) -> str:
-    """A value that changes whenever a file on a disk is written or replaced: its inode, size, mtime and ctime. The
-    ctime is included because a program can set the mtime of a file, but not the ctime."""
+    """Returns a value that changes whenever a local file is written or replaced. It consists of the file's inode, size,
+    mtime and ctime. The ctime is included because a program can set the mtime of a file, but not the ctime."""
     return f"{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}"
 
 
@@ -49,16 +49,17 @@ def sync(path: Path) -> None:
 
 
 def beside(target: Path) -> Path:
-    """A new hidden name in the folder of `target`. It ends in UNFINISHED and not in the target's suffix, so that a
-    search by suffix finds neither a file that is being written nor one that a killed writer left."""
+    """Returns a new hidden path in the folder of `target`. It ends in UNFINISHED and not in the suffix of `target`, so
+    that a search by suffix finds neither a file that is being written nor a file that a killed writer left behind."""
     return target.with_name(f".{target.name}.{SYSTEM.new_id()}{UNFINISHED}")
 
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
-    """A context manager that gives a temporary path beside `path`; their folder must exist. The body writes a file
-    there. When the body ends, that file replaces `path`; when the body raises, the old file stays. Readers see either
-    the old or the new file, and see it whole. With `durable` this holds even after a power cut."""
+    """A context manager for replacing the file `path` in one step. It gives a temporary path beside `path`, in a folder
+    that must exist. The body writes a file to the temporary path. When the body ends, that file replaces `path`; when
+    the body raises, the old file stays. Readers see either the old or the new file, and never a part of it. With
+    `durable` this holds even after a power cut."""
     part = beside(path)
     try:
         yield part
@@ -71,7 +72,8 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Create a file that survives a power cut once its folder is synced. Raises FileExistsError if `path` exists."""
+    """Create the file `path` with the contents `data` and sync it to disk. It survives a power cut once its folder is
+    synced as well. Raises FileExistsError if `path` exists."""
     with open(path, "xb") as f:
         f.write(data)
         f.flush()
@@ -80,8 +82,8 @@ def write_synced(path: Path, data: bytes) -> None:
 
 def link(source: Path, target: Path) -> bool:
     """Make `target` a hard link to `source`. Returns False when `target` exists already. An NFS server may create the
-    link, lose its reply and refuse the repeated request (open(2)). A refused request therefore counts as a success when
-    `source` has gained a link and `target` is no other file."""
+    link, lose its reply and refuse the repeated request (open(2)). A refused request therefore counts as a success if
+    `source` has gained a link and `target` is not another file."""
     before = os.stat(source).st_nlink
     try:
         os.link(source, target)

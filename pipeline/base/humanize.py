@@ -1,11 +1,11 @@
-"""Numbers as people read them, with three significant digits. The notation of recipes is in
+"""Writes numbers for people, with three significant digits. The notation of numbers in recipes is in
 `pipeline.base.quantities`."""
 
 from __future__ import annotations
 
 
 def digits(value: float) -> str:
-    """Three significant digits, never as 1e+03: 0.012, 1.23, 45.6, 789, 1,234."""
+    """Writes a number with three significant digits and without an exponent: 0.012, 1.23, 45.6, 789, 1,234."""
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
@@ -36,7 +36,8 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share: 0% · <0.01% · 0.04% · 12.3% · 99.98% · >99.99% · 100%. 0% and 100% are always exact."""
+    """Writes a share as a percentage: 0% · <0.01% · 0.04% · 12.3% · 99.98% · >99.99% · 100%. Only the exact shares 0
+    and 1 are written as 0% and 100%."""
     if share in (0, 1):
         return f"{share:.0%}"
     if 0 < share < 0.0001:

@@ -1,8 +1,8 @@
-"""Linux system calls that Python does not wrap: prctl, capabilities, Landlock and seccomp, through ctypes.
+"""Linux system calls that Python does not wrap, through ctypes: prctl, capabilities, Landlock and seccomp.
 
-This module holds only mechanisms; `confinement` decides how they are used. Numbers of system calls are known for x86_64
-and aarch64. A call that the kernel lacks, or that a container's own seccomp profile refuses, raises OSError;
-`landlock_version` and `has_seccomp` say beforehand what is supported.
+This module only makes the calls; `confinement` decides which ones. Numbers of system calls are known for x86_64 and
+aarch64. A call that the kernel lacks, or that a container's own seccomp profile refuses, raises OSError;
+`landlock_version` and `has_seccomp` tell beforehand what is supported.
 """
 
 from __future__ import annotations
@@ -83,17 +83,19 @@ def _prctl(option: int, value: int) -> None:
 
 
 def signal_on_death_of_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel send us a signal the moment the thread that spawned us ends, however it ends."""
+    """Have the kernel send the signal `number` to this process the moment the thread that spawned it ends, however that
+    thread ends."""
     _prctl(_PDEATHSIG, number)
 
 
 def no_new_privileges() -> None:
-    """Keep programs we start from gaining rights that we lack (setuid). Landlock and seccomp require this."""
+    """Keep this process and the programs it starts from gaining rights (setuid). Landlock and seccomp require this."""
     _prctl(_NO_NEW_PRIVS, 1)
 
 
 def not_dumpable() -> None:
-    """Disable our core dumps, and close /proc/PID/environ, mem, maps and ptrace to other processes of our user."""
+    """Disable core dumps of this process, and keep other processes of the same user from reading its /proc/PID/environ
+    and mem and from tracing it."""
     _prctl(_DUMPABLE, 0)
 
 
@@ -111,7 +113,7 @@ def keep_capabilities(numbers: Iterable[int]) -> None:
 
 # -- Landlock --------------------------------------------------------------------------------------------------------
 def landlock_version() -> int:
-    """Version of the kernel's Landlock interface; 0 when it has none."""
+    """Return the version of the kernel's Landlock interface; 0 when the kernel has none."""
     try:
         return _call("landlock_create_ruleset", 0, 0, 1)
     except OSError:
@@ -119,11 +121,11 @@ def landlock_version() -> int:
 
 
 def landlock(handled: int, allowed: Mapping[str, int]) -> None:
-    """Deny the rights `handled` to this thread and to all threads and processes it starts, except below the paths of
-    `allowed` ({path: rights}). Missing paths are skipped. A denial cannot be lifted.
+    """Deny the file-system rights `handled` (bits of Landlock) to this thread and to all threads and processes it
+    starts, except below the paths of `allowed` ({path: rights}). Missing paths are skipped. A denial cannot be lifted.
 
-    From then on the thread cannot inspect processes outside its Landlock domain (ptrace, /proc/PID/environ). With
-    version 6 or later of Landlock it cannot send signals to them either.
+    The thread can no longer inspect processes outside its Landlock domain (ptrace, /proc/PID/environ). With version 6
+    or later of Landlock, it cannot send signals to such processes either.
     """
     version = landlock_version()
     supported = ((1 << 13) - 1 | (REFER if version >= _REFER_SINCE else 0)
@@ -153,7 +155,7 @@ def landlock(handled: int, allowed: Mapping[str, int]) -> None:
 
 # -- seccomp ---------------------------------------------------------------------------------------------------------
 def has_seccomp() -> bool:
-    """Whether system calls can be filtered so that they fail with an error we choose."""
+    """Whether the kernel can filter system calls so that denied calls fail with a given error (seccomp)."""
     try:
         return _call("seccomp", 2, 0, ctypes.create_string_buffer(struct.pack("<I", _ERRNO), 4)) == 0
     except OSError:
@@ -161,9 +163,9 @@ def has_seccomp() -> bool:
 
 
 def deny_calls(names: Iterable[str]) -> None:
-    """Make these system calls fail with EPERM in all threads of this process and in all processes it starts. New
-    namespaces and socket pairs other than Unix streams are always denied: a datagram socket can send to any address. A
-    denial cannot be lifted."""
+    """Make the system calls `names` fail with EPERM in all threads of this process and in all processes it starts. New
+    namespaces are always denied, and so are socket pairs other than Unix streams, because a datagram socket can send to
+    any address. A denial cannot be lifted."""
     column, architecture = _ARCH[platform.machine()]
     refuse = _ERRNO | errno.EPERM
     program = [_load(4), _jump(architecture, 1, 0), _answer(refuse), _load(0)]
@@ -191,8 +193,8 @@ _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 
 
 def _load(offset: int) -> bytes:
-    """Return the instruction that loads a word of struct seccomp_data: the call's number at offset 0, the architecture
-    at 4, the low words of the arguments from 16 on."""
+    """Return the seccomp filter (BPF) instruction that loads a word of struct seccomp_data. The system call's number is
+    at offset 0, the architecture at 4, and the arguments, low words first, from 16 on."""
     return struct.pack("<HBBI", 0x20, 0, 0, offset)
 
 

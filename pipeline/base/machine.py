@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def cpu_tag() -> str:
-    """Instruction-set family of this machine, on which numeric results may depend, e.g. 'x86_64-avx512'."""
+    """Returns the instruction-set family of this machine's CPU, e.g. 'x86_64-avx512'. Numeric results may depend on
+    it."""
     machine, flags = platform.machine(), ""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():

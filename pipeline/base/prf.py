@@ -1,6 +1,7 @@
-"""Random numbers that belong to one document: a pseudo-random function of (seed, purpose, key), without any state.
+"""Random numbers that depend on a document alone: a pseudo-random function of (seed, purpose, key), without any state.
 
-A number does not depend on order, worker, partition or other documents, so adding documents never changes a decision.
+A document's number depends on no order, worker, partition or other document, so adding documents never changes a
+decision about it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from collections.abc import Sequence
 
 
 def prf(seed: int, purpose: str, key: str) -> int:
-    """A uniform integer in [0, 2**64) that depends on (seed, purpose, key) alone."""
+    """Returns a pseudo-random integer, uniform in [0, 2**64), that depends on (seed, purpose, key) alone."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{purpose}/{key}".encode(), digest_size=8).digest(), "little")
 
 
 def below(seed: int, purpose: str, key: str, share: float) -> bool:
-    """Whether `key` belongs to a random `share` (0 … 1) of all keys. A larger share contains all keys of a smaller
-    one."""
+    """Whether `key` belongs to a random sample that contains the fraction `share` (0 … 1) of all keys. The sample for a
+    larger share contains that for a smaller one."""
     return prf(seed, purpose, key) < int(share * 2**64)
 
 

@@ -1,4 +1,5 @@
-"""Numbers as people write them: 20B, 0.5M, 32MB, 0.5%. One language for the recipe, the curriculum and the trainer.
+"""Parses numbers as people write them: 20B, 0.5M, 32MB, 0.5%. The recipe, the curriculum and the trainer use the same
+notation.
 
 A number has digits, with `_` or commas between thousands (1_000, 1,000,000), and optionally a fraction and an exponent.
 A unit may follow, in upper or lower case. The arithmetic is exact: 2.01M is 2010000, and a result that is not whole is
@@ -24,8 +25,8 @@ NUMBER = re.compile(r"\s*((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?
 
 
 def parse_number(value: Any) -> tuple[Fraction, str] | None:
-    """The exact number in `value` and its unit in lower case; None when `value` is neither a number nor the text of
-    one."""
+    """Returns the exact number in `value` and its unit in lower case; None when `value` is neither a number nor a text
+    that denotes one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text = str(value)
@@ -34,8 +35,9 @@ def parse_number(value: Any) -> tuple[Fraction, str] | None:
 
 
 def parse_whole(value: Any, units: Mapping[str, int], what: str, example: str, least: int = 1) -> int:
-    """The whole number that `value` denotes, with a unit of `units`, from `least` to 2**63 - 1. Raises ValueError,
-    whose message shows how to write it."""
+    """Returns the whole number that `value` denotes. `units` maps the allowed units to factors. The number must be from
+    `least` to 2**63 - 1; otherwise ValueError is raised. Its message says that the value is not `what`, and shows
+    `example`."""
     number = parse_number(value)
     if number is None or number[1] not in units:
         raise ValueError(f"{value!r} is not {what}; write e.g. {example}")
@@ -46,18 +48,20 @@ def parse_whole(value: Any, units: Mapping[str, int], what: str, example: str, l
 
 
 def parse_count(value: Any, least: int = 1) -> int:
-    """A count of tokens, entries or windows: 20B, 0.5M, 64k, 32000 (K = 10^3, M = 10^6, B or G = 10^9, T = 10^12)."""
+    """Parses a count of tokens, entries or windows: 20B, 0.5M, 64k, 32000 (K = 10^3, M = 10^6, B or G = 10^9, T =
+    10^12)."""
     return parse_whole(value, _COUNTS, "a count", "20B, 0.5M or 2048", least)
 
 
 
 def parse_bytes(value: Any) -> int:
-    """A size in bytes: 32MB (MB = 10^6), 1GiB (GiB = 2^30), 500000."""
+    """Parses a size in bytes: 32MB (MB = 10^6), 1GiB (GiB = 2^30), 500000."""
     return parse_whole(value, _BYTES, "a size", "32MB or 1GiB")
 
 
 def parse_share(value: Any) -> float:
-    """A share: '0.5%' → 0.005. A bare number is refused (is 0.5 a half or half a percent?), except 0."""
+    """Parses a share: '0.5%' → 0.005. A number without a percent sign is refused, because 0.5 could mean a half or half
+    a percent. Only 0 needs no percent sign."""
     if not isinstance(value, bool) and value in (0, "0"):
         return 0.0
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*", value) if isinstance(value, str) else None
@@ -70,7 +74,7 @@ def parse_share(value: Any) -> float:
 
 
 def parse_weight(value: Any) -> int | float:
-    """A weight in a mixture: any non-negative number, with or without a percent sign ('85%' is 85)."""
+    """Parses a weight in a mixture: any non-negative number. A percent sign is ignored ('85%' is 85)."""
     number = parse_number(value.strip().removesuffix("%") if isinstance(value, str) else value)
     if number is None or number[1]:
         raise ValueError(f"{value!r} is not a weight; write a number, e.g. 85")
@@ -78,6 +82,6 @@ def parse_weight(value: Any) -> int | float:
 
 
 def percent(share: float) -> str:
-    """The share as it would be written in a recipe: 0.005 → '0.5%'."""
+    """Writes a share as in a recipe: 0.005 → '0.5%'."""
     text = f"{Decimal(repr(share)) * 100:f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text) + "%"

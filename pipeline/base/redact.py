@@ -1,10 +1,11 @@
 """Keeps secrets out of everything that is written or shown: messages, progress, logs of drivers, records of submitted
 jobs.
 
-There are three defences. Secrets that this process knows (values of environment variables that are named like secrets,
-Ray's token) are masked wherever they occur. Text with the shape of a secret is masked, too: passwords in URLs, signed
-queries, bearer tokens, AWS and Hugging Face keys, private keys, `aws_secret_access_key=…`. Finally, recipes and the
-URLs of stores are kept with a run, so a secret in them is refused and not masked: `secret_in` says what the secret is.
+There are three defences. First, secrets that this process knows (values of environment variables that are named like
+secrets, Ray's token) are masked wherever they occur. Second, text with the shape of a secret is masked: passwords in
+URLs, signed queries, bearer tokens, AWS and Hugging Face keys, private keys, `aws_secret_access_key=…`. Third, recipes
+and the URLs of stores are refused if they contain a secret, because they are stored with a run: `secret_in` says what
+the secret is.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _QUERY_NAME = re.compile(rf"(?i)(?:{_QUERY})$")
 
 
 def redact(text: str) -> str:
-    """`text` with every secret masked. Harmless text comes back as it was."""
+    """Returns `text` with every secret masked. Text without secrets is returned unchanged."""
     secrets = _any_of(tuple(sorted(_values(os.environ))))
     if secrets is not None:
         text = secrets.sub(MASK, text)
@@ -61,7 +62,7 @@ def redact(text: str) -> str:
 
 
 def redact_json(value: Any) -> Any:
-    """JSON with `redact` applied to every string in it, keys of objects too."""
+    """Returns a JSON value with the secrets masked in every string, including the keys of objects."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
@@ -70,8 +71,8 @@ def redact_json(value: Any) -> Any:
 
 
 def mask_record(record: logging.LogRecord) -> bool:
-    """A filter for loggers that masks secrets in a message and escapes characters that are unsafe to show. It always
-    returns True, so every message is logged."""
+    """A filter for loggers. It masks secrets in the message of a log record, and escapes characters that are unsafe to
+    show. It always returns True, so that every message is logged."""
     record.msg, record.args = visible(redact(record.getMessage())), None
     return True
 

@@ -1,8 +1,8 @@
-"""Scratch folders on local disk that are removed in the end, even if the process that owns them is killed.
+"""Scratch folders on local disk. They are removed in the end, even if the process that owns them is killed.
 
-Every owner (a supervisor or a driver process) holds a lock on its folder for as long as it runs. The next owner that
-starts removes the folders whose lock no process holds. That works across containers that share a disk, where process
-ids mean nothing.
+Every process that owns a scratch folder (a driver or a worker) holds a lock on it for as long as the process runs. The
+next process that makes a scratch folder removes all folders whose lock no process holds. Locks work across containers
+that share a disk, where process ids mean nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def user_folder(base: str | None = None) -> Path:
 
 
 class Scratch:
-    """A folder of this process below `user_folder`. As a context manager, it is removed at the end."""
+    """A temporary folder of this process, below `user_folder`. It is removed by `close`, at the end of a `with` block,
+    or, if this process is killed, by the next process that makes such a folder."""
 
     def __init__(self, base: str | None = None) -> None:
         top = user_folder(base)
@@ -65,7 +66,7 @@ class Scratch:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def folder(self) -> str:
-        """Create a new folder in this one."""
+        """Create a new folder in this scratch folder and return its path."""
         return tempfile.mkdtemp(dir=self.path)
 
     def close(self) -> None:

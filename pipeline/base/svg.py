@@ -1,5 +1,5 @@
-"""Writes SVG elements as plain strings. All our SVG is made here, so that text and attributes are always escaped and
-coordinates rounded.
+"""Writes SVG elements as plain strings. All SVG of Tokenmill is made by this module, so that text and attributes are
+always escaped and coordinates rounded.
 
 `tag("text", "a & b", class_="axis", x=3.14159, text_anchor="end")` is
 
@@ -12,14 +12,15 @@ from html import escape
 
 
 class Element(str):
-    """Text of finished elements, which `tag` does not escape again."""
+    """The text of finished SVG elements. `tag` does not escape it again."""
 
     __slots__ = ()
 
 
 def tag(name: str, *content: str, **attributes: str | float) -> Element:
-    """Return an element. `content`: elements, and plain text, which is escaped. In attribute names an underscore
-    becomes a hyphen, and a trailing one is dropped (`class_`). Floats are written with one decimal."""
+    """Returns an SVG element. `content` may hold elements and plain text; plain text is escaped. In the names of
+    attributes, an underscore becomes a hyphen, and an underscore at the end is dropped (`class_`). Floats are written
+    with one decimal."""
     attribute_text = "".join(f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
                              for key, value in attributes.items())
     inner = "".join(part if isinstance(part, Element) else escape(part, quote=False) for part in content)

@@ -17,13 +17,14 @@ _ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u
 
 
 def visible(text: str) -> str:
-    """`text` with unsafe characters as escapes. A carriage return before a line feed is dropped, because many files end
-    their lines with both."""
+    """Returns `text` with an escape in place of every character that is unsafe to show in a terminal, a log or a page.
+    A carriage return before a line feed is dropped, because many files end their lines with both."""
     return _ODD.sub(_escape, text.replace("\r\n", "\n")) if _ODD.search(text) else text
 
 
 def visible_json(value: Any) -> Any:
-    """JSON with `visible` applied to every string in it, keys of objects too."""
+    """Returns a JSON value with the unsafe characters escaped in every string, including the keys of objects (see
+    `visible`)."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, dict):
@@ -32,8 +33,8 @@ def visible_json(value: Any) -> Any:
 
 
 def json_text(value: Any, **how: Any) -> str:
-    """`value` as readable JSON: letters stay as they are, and unsafe characters become JSON escapes, so that a parser
-    restores them."""
+    """Returns `value` as JSON that is readable and safe to show. Letters are not escaped. Unsafe characters become JSON
+    escapes, so that a parser restores them. `how` are further arguments of `json.dumps`."""
     return _ODD.sub(lambda m: f"\\u{ord(m[0]):04x}", json.dumps(value, ensure_ascii=False, **how))
 
 

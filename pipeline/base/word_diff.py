@@ -21,9 +21,9 @@ _WORD_OR_MARK = re.compile(rf"{_WORD.pattern}|[^\w\s]")
 
 
 class Row(NamedTuple):
-    """Corresponding paragraphs of the left and the right text. A side is empty when only the other text has them.
-    `word` is the pattern of the units that are compared. White space and line breaks are never compared, and
-    punctuation only in Markdown, where it has a meaning."""
+    """Corresponding paragraphs of two texts, `left` and `right`. A side is empty if the paragraph occurs only in the
+    other text. `word` is a pattern that matches the units to compare: words, and in Markdown also punctuation marks.
+    White space and line breaks are not compared."""
 
     left: str
     right: str
@@ -39,9 +39,10 @@ class Row(NamedTuple):
 
 
 def rows(left: str, right: str, marks: bool = False) -> list[Row]:
-    """Pair the paragraphs of both texts, from top to bottom. Two paragraphs correspond when they are equal, or when at
-    least half of the words of one occur in the other, in the same order. So a paragraph that one engine splits is
-    paired with all its pieces. With `marks`, the texts are Markdown, and punctuation is compared, too."""
+    """Pair the paragraphs of both texts, from top to bottom. Two paragraphs correspond if they are equal, or if at
+    least half of the words of one occur in the other in the same order. A paragraph that is split into pieces in the
+    other text is therefore paired with all of them. With `marks`, the texts are Markdown, and punctuation is compared,
+    too."""
     word = _WORD_OR_MARK if marks else _WORD
     sides = [[line.rstrip() for line in text.splitlines() if line.strip()] for text in (left, right)]
     keys = [[" ".join(line.split()) for line in side] for side in sides]
@@ -59,8 +60,8 @@ def _matcher(a: Sequence[str], b: Sequence[str]) -> difflib.SequenceMatcher[str]
 
 
 def _related(left: list[str], right: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (left, right) for a stretch of both texts that has no equal paragraphs. Corresponding paragraphs are
-    yielded as a pair, each other paragraph with an empty other side."""
+    """Pair the paragraphs of two texts that have no equal paragraphs. Yields (left, right) for corresponding
+    paragraphs; for a paragraph of only one text, the other side is ""."""
     position = [0, 0]
     for a0, a1, b0, b1 in _links(left, right):
         yield from ((line, "") for line in left[position[0]:a0])
@@ -72,8 +73,8 @@ def _related(left: list[str], right: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _links(left: list[str], right: list[str]) -> list[list[int]]:
-    """Find paragraphs that differ but correspond. Returns [a0, a1, b0, b1] for each match of left[a0:a1] with
-    right[b0:b1]. Matches are in order and do not overlap."""
+    """Find paragraphs of two texts that differ but correspond. Returns [a0, a1, b0, b1] for each pair of left[a0:a1]
+    and right[b0:b1]. The pairs are in order and do not overlap."""
     words = [[(word, i) for i, line in enumerate(side) for word in _WORD.findall(line)] for side in (left, right)]
     counts = [Counter(word for word, _ in side) for side in words]
     if sum(n * counts[1][word] for word, n in counts[0].items()) > PAIRS:
@@ -93,8 +94,9 @@ def _links(left: list[str], right: list[str]) -> list[list[int]]:
 
 
 def pieces(row: Row) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """Divide a row into runs of words. Returns, for each run, what it is ("equal", "delete", "insert" or "replace"),
-    and its (begin, end) in characters of the left side and of the right side."""
+    """Divide a row (a pair of paragraphs) into runs of words. Returns (operation, (begin, end) on the left, (begin,
+    end) on the right) for each run. The operation is "equal", "delete", "insert" or "replace"; positions count
+    characters."""
     spans = [[m.span() for m in row.word.finditer(text)] for text in row.sides]
     words = [[text[a:b] for a, b in side] for text, side in zip(row.sides, spans)]
 
@@ -123,8 +125,8 @@ def words(text: str) -> int:
 
 
 def shortened(pairs: list[Row]) -> Iterator[Row | int]:
-    """Yield the rows. In a long stretch of equal rows, only the AROUND rows next to different ones are yielded, and the
-    number of rows left out between them."""
+    """Yield the rows (pairs of paragraphs), but not all of a long stretch of equal rows: only AROUND rows next to
+    different rows are yielded, and in between the number of rows that were left out."""
     start = 0
     while start < len(pairs):
         end = start

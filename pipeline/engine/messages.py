@@ -1,20 +1,21 @@
-"""Defines the messages between the driver, the supervisors and the children, and the one codec that carries them across
-process boundaries.
+"""Defines the messages between the driver, the supervisors and the children, and the code that turns them into bytes
+and back where they cross a process boundary.
 
 The driver schedules the tasks of a run and commits their results. A supervisor runs on a worker machine, and starts and
 watches the children, which are the confined processes that run tasks.
 
-* An `Assignment` goes from the driver's scheduler to a backend. Events come back: `Done`, `Failed`, `Hindered`, `Lost`,
-  `Returned`, `Hanging`, `Quarantined`, `StatusReport`, and `Ready`, which is the first event of each supervisor.
+* An `Assignment` goes from the driver's scheduler to a backend. The backend answers with events: `Done`, `Failed`,
+  `Hindered`, `Lost`, `Returned`, `Hanging`, `Quarantined`, `StatusReport`, and `Ready`, which is the first event of
+  each supervisor.
 * A `Work` order goes from a supervisor to a child, which answers with `Finished`, `Raised` or `NeedsFreshProcess`.
 
 Inside a process the objects themselves are passed. At a process boundary, which is a child's pipe or a call of a Ray
-actor, `encode` turns a message into JSON, and the `Channel` of that direction turns it back into an object. A task's
-spec is thus serialised at most twice: on its way to another node, and on its way into a child.
+actor, `encode` turns a message into JSON, and the `Channel` of that direction turns it back into an object. The spec of
+a task is thus serialised at most twice: on its way to another node, and on its way into a child.
 
 A child parses hostile documents and may have been taken over by one. Its answers are therefore never unpickled. They
-are read as JSON, only as one of the expected messages, and with fields of the declared types. A wrong message ends the
-child and not the run.
+are read as JSON, and only expected messages with fields of the declared types are accepted. Any other message ends the
+child, but not the run.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ FailureKind = Literal["exception", "permanent", "environment", "lost", "damaged"
 
 
 class ProtocolError(ValueError):
-    """Bytes that are not a message, or a message that was not expected here."""
+    """Raised for bytes that are not a message, or for a message of a class that this channel does not accept."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt at a task failed. `row`: the row at which the task's own code raised an exception. The same
-    message at the same row in the next attempt ends the run. `row` is None for an error to which this rule must not
-    apply, for instance because it may be temporary. `path`: the damaged file of the store, for the kind `damaged`."""
+    """Why an attempt at a task failed. `row` is the document at which the task's own code raised an exception; if the
+    next attempt raises the same message at the same row, the run ends. `row` is None for errors that must not end the
+    run in this way, for instance because they may be temporary. `path` is the damaged file of the store if `kind` is
+    "damaged"."""
 
     kind: FailureKind
     message: str
@@ -57,9 +59,9 @@ class Failure:
 
 
 class TaskStatus(NamedTuple):
-    """The state of a running attempt at a task. `row` and `stage` are those of its crash cursor, which says which
-    document is being processed (-1: outside any document). The attempt has run for `seconds`, and its cursor has not
-    moved for `still` seconds. `does` is the state of its process (`worker.limits.doing`)."""
+    """The state of a running attempt at a task. The attempt has run for `seconds`. It works on document `row` in
+    `stage` (-1: outside any document), and has been there for `still` seconds. `does` is the state of its process
+    (`worker.limits.doing`)."""
 
     id: int
     row: int
@@ -74,8 +76,9 @@ class TaskStatus(NamedTuple):
 # -- scheduler to backend ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Assignment:
-    """One attempt at a task. `id` is unique within a driver, `attempt` is the prefix of the names of the attempt's
-    files, and `skip` lists the rows that killed earlier attempts."""
+    """One attempt at a task, which the scheduler hands to a backend. `id` is unique within a driver. `attempt` is the
+    prefix of the names of the files that the attempt writes. `skip` lists the rows (documents) that killed earlier
+    attempts."""
 
     id: int
     spec: TaskSpec
@@ -86,8 +89,9 @@ class Assignment:
 # -- backend to scheduler ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Ready:
-    """A supervisor has started. `confinement`: what its node supports for confining children. `sees_store`: whether it
-    found the test file that the driver had written into the store; None if it was not asked to look for one."""
+    """The first event of a supervisor, which starts and watches the processes that run tasks on a node. `confinement`:
+    what the node's kernel supports for confining these processes. `sees_store`: whether the supervisor found the test
+    file that the driver had written into the store; None if it was not asked to look for a file."""
 
     fingerprint: Fingerprint
     confinement: dict[str, Any]
@@ -96,7 +100,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Done:
-    """The task has run, and its files are in the store."""
+    """Event: the task has run, and its files are in the store. `record` describes them."""
 
     id: int
     record: PartRecord
@@ -110,9 +114,8 @@ class Failed:
 
 @dataclass(frozen=True)
 class Hindered:
-    """A full disk or unresponsive storage keeps the task from its work. The task waits and is tried again on the same
-    node.
-    """
+    """Event: a full disk or unresponsive storage keeps a task from its work. The task waits, and is tried again on the
+    same node."""
 
     id: int
     message: str
@@ -120,8 +123,9 @@ class Hindered:
 
 @dataclass(frozen=True)
 class Lost:
-    """The node died under these attempts; no document is to blame. `host`: the node's id, or "" if it is not known. A
-    node may have several supervisors, and their losses count as one death."""
+    """Event: the node died under these attempts at tasks, and no document is to blame. `host` is the node's id, or ""
+    if it is not known. A node may have several supervisors (actors that run tasks); the losses that they report for one
+    node count as one death."""
 
     ids: tuple[int, ...]
     message: str
@@ -130,7 +134,8 @@ class Lost:
 
 @dataclass(frozen=True)
 class Returned:
-    """These attempts never started, or their node was drained (announced its end). They do not count as failures."""
+    """Event: these attempts at tasks never started, or the end of their node was announced. They do not count as
+    failures."""
 
     ids: tuple[int, ...]
     message: str
@@ -138,15 +143,16 @@ class Returned:
 
 @dataclass(frozen=True)
 class Hanging:
-    """The crash cursor of an attempt, which marks the document being processed, has not moved for a long time."""
+    """Event: the crash cursor of an attempt at a task, which marks the document being processed, has not moved for a
+    long time."""
 
     status: TaskStatus
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """Proof that a document kills its process, or that an input file does so from one of its records on. Later attempts
-    skip that document, or the rest of that file."""
+    """Event: it is proved that a document kills the process that works on it, or that an input file kills its reader at
+    record `row`. Later attempts at the task skip the document, or stop reading the file before that record."""
 
     id: int
     row: int
@@ -156,8 +162,8 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """The states of all running tasks. A supervisor reports its own tasks; the scheduler gets one report for all
-    supervisors."""
+    """Event: the states of all running tasks. A supervisor (an actor that runs tasks) reports its own tasks. The
+    scheduler receives one report for all supervisors."""
 
     running: tuple[TaskStatus, ...]
 
@@ -195,8 +201,8 @@ class Raised:
 
 @dataclass(frozen=True)
 class NeedsFreshProcess:
-    """This child cannot run the task, because it was sealed (has given up its rights) for other stages. The task needs
-    a new process."""
+    """Answer of a child process that cannot run the task: the child has given up rights that the task's stages need, in
+    order to run other stages. The task needs a new process."""
 
 
 Answer = Finished | Raised | NeedsFreshProcess
@@ -210,7 +216,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def _checked(value: M) -> M:
-    """Return the dataclass `value`. Raises TypeError when a field does not have its declared type."""
+    """Return the dataclass object `value` unchanged. Raises TypeError when one of its fields does not have the declared
+    type."""
     for f in fields(value):                                                     # type: ignore[arg-type]
         expected, actual = _TYPES.get(str(f.type)), getattr(value, f.name)
         if (expected and not isinstance(actual, expected)) or (f.type == "FailureKind" and actual not in _KINDS):
@@ -249,13 +256,14 @@ def _plain(value: Any) -> Any:
 
 
 def encode(message: Any) -> dict[str, Any]:
-    """Turn a message into JSON-able values. Values that already are JSON are shared, not copied."""
+    """Turn a message into a dict that can be written as JSON. Fields that are JSON already are shared with the message,
+    not copied."""
     return {"type": type(message).__name__, **{f.name: _plain(getattr(message, f.name)) for f in fields(message)}}
 
 
 def pack(message: Any) -> bytes:
-    """A message as bytes for a pipe: its length (4 bytes, big-endian) and its JSON. Raises ProtocolError when it is too
-    long."""
+    """Returns a message as bytes for a pipe: the length of its JSON (4 bytes, big-endian), then the JSON. Raises
+    ProtocolError when the JSON is longer than MAX_BYTES."""
     body = json.dumps(encode(message), separators=(",", ":")).encode()
     if len(body) > MAX_BYTES:
         raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes; a message may have {MAX_BYTES}")
@@ -263,14 +271,15 @@ def pack(message: Any) -> bytes:
 
 
 class Channel(Generic[M]):
-    """Decodes the messages that cross a process boundary in one direction. It accepts only messages of the given
-    classes."""
+    """Decodes the messages that cross a process boundary in one direction. It accepts only messages of the classes
+    `kinds`."""
 
     def __init__(self, *kinds: type[Any]) -> None:
         self._kinds = {kind.__name__: kind for kind in kinds}
 
     def decode(self, doc: Any) -> M:
-        """The inverse of `encode`. Raises ProtocolError for anything but an expected message."""
+        """Turn the output of `encode` back into a message. Raises ProtocolError unless it is a message that this
+        channel accepts."""
         try:
             kind = self._kinds[doc["type"]]
             message: M = _checked(kind(**{name: _READ[name](value) if name in _READ else value
@@ -281,7 +290,7 @@ class Channel(Generic[M]):
 
     def unpack(self, buffer: bytearray) -> M | None:
         """Remove the first complete message from `buffer` and return it; None if no message is complete yet. Raises
-        ProtocolError for anything else than an expected message."""
+        ProtocolError unless it is a message that this channel accepts."""
         if len(buffer) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(buffer)
@@ -305,5 +314,5 @@ ANSWERS: Channel[Answer] = Channel(Finished, Raised, NeedsFreshProcess)
 
 
 def skips(rows: Mapping[int, tuple[int, str]]) -> tuple[Skip, ...]:
-    """Returns the entries of `rows` {row: (stage, reason)} as `Skip` objects, in order of the rows."""
+    """Returns the rows to skip, {row: (stage, reason)}, as `Skip` objects in the order of the rows."""
     return tuple(Skip(row, stage, reason) for row, (stage, reason) in sorted(rows.items()))

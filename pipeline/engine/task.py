@@ -1,4 +1,4 @@
-"""Defines tasks, which are all that the engine runs: `task.run(inputs, cursor, out) -> counters`.
+"""Defines the interface of tasks, the units of work that the engine runs: `task.run(inputs, cursor, out) -> counters`.
 
 A task is a class with a `name`, a `version` and a static `run`. It reads the files that its JSON arguments name, writes
 named files, and returns counters that can be added up over tasks. It never sees Ray, the commit log or other tasks::
@@ -14,8 +14,8 @@ named files, and returns counters that can be added up over tasks. It never sees
             Path(out.path("lines.txt")).write_text(str(n))
             return {"lines": n}
 
-Workers find a task by its import path 'module:Class'. The key of its results holds the task's name and version instead,
-so that the class may move to another module without making its results stale.
+Workers find a task by its import path 'module:Class'. The key under which its results are stored holds the name and the
+version instead. The class may therefore move to another module, and its stored results stay valid.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class ResourceRequest(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """A row to quarantine instead of processing it, because it killed its process at `stage` for `reason`. If `stage`
-    stands for the reading of an input file (`Cursor.reading`), the row is a record that killed the process while it was
-    read. The file is then not read from this record on."""
+    """A row (a document) that a task must put into quarantine instead of processing it, because the row killed its
+    process at `stage` for `reason`. If `stage` stands for the reading of an input file (`Cursor.reading`), the row is a
+    record of that file that killed the process while it was read. Reading then stops before this record, and continues
+    behind it if the file's format allows it."""
 
     row: int
     stage: int
@@ -63,9 +64,9 @@ class Skip(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """The description of one task, the unit of work. `key` identifies its result by content: equal keys mean equal
-    results. `args` is JSON; `pipeline.store.content_keys` makes the key and lists the kinds of dict that have a special
-    meaning in `args`."""
+    """The description of one task, the unit of work. `key` identifies the result: tasks with equal keys have equal
+    results. `args` are the arguments, as JSON. The module `pipeline.store.content_keys` makes the key, and lists the
+    dicts that have a special meaning in `args`."""
 
     key: str
     task: str                          # import path 'module:Class'
@@ -96,7 +97,7 @@ class TaskSpec:
 
 
 class ChangedInput(Exception):
-    """An input file changed after the run was planned."""
+    """Raised when an input file has changed since the run was planned."""
 
     permanent = True
 
@@ -106,9 +107,9 @@ def _changed(ref: Mapping[str, Any]) -> ChangedInput:
 
 
 def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
-    """Whether a local file is still the version that the run was planned with. Compares size and modification time, or
-    the hash if the plan has one. A file is not hashed again while it is in the state in which the driver hashed it,
-    because it may be large and many tasks read it."""
+    """Whether the local file at `path` is still the version that `ref` describes, which the run was planned with.
+    Compares size and modification time, or the hash if `ref` has one. The file may be large and many tasks read it, so
+    it is not hashed again if its inode, size and times are those that the driver saw when it hashed the file."""
     try:
         info = os.stat(path)
     except FileNotFoundError:
@@ -122,12 +123,14 @@ def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
 
 
 class Cursor:
-    """The crash cursor: (first row, last row, stage) of the work in progress, as three aligned int64.
+    """The crash cursor of a task: a record (first row, last row, stage) of what its process works on, as three aligned
+    int64.
 
-    It lies in shared memory and so survives the death of its process. The supervisor then reads from it which document
-    killed the child. The inline backend has no child; its cursor is a bytearray that only serves error messages. Row -1
-    means outside any document; a death there is never charged to a document. Stage -1 means before the first stage.
-    `reading` stores the number of the input file that a row is read from, so that this file can be blamed.
+    The cursor lies in shared memory and so survives the death of its process. The supervisor, which started the
+    process, then reads from the cursor which document the process died on. (The inline backend has no such processes;
+    it uses the cursor, a bytearray, only for error messages.) Row -1 means outside any document; no document is blamed
+    for a death there. Stage -1 means before the first stage. While a row is read from an input file, the stage holds
+    the file's number (`reading`), so that the file can be blamed.
     """
 
     SIZE = 24
@@ -143,19 +146,19 @@ class Cursor:
         self.set(-1, -1, -1)
 
     def reading(self, row: int, file: int) -> None:
-        """Note that row `row` is being read from input file number `file` of the task."""
+        """Note in the crash cursor that row `row` is being read from input file number `file` of the task."""
         self.set(row, row, READING - file)
 
     def read(self) -> tuple[int, int, int]:
-        """Returns (first row, last row, stage). If the writer is interrupted between its three stores, a new first row
-        stands beside an older last row. The last row is then raised to the first, because an empty range of rows would
-        have a CPU limit of 0."""
+        """Returns (first row, last row, stage). Writing the three numbers is not atomic, so a new first row may stand
+        beside an older, smaller last row. The last row is then raised to the first, because an empty range of rows
+        would have a CPU limit of 0."""
         first, last, stage = struct.unpack_from("<qqq", self._buffer, 0)
         return first, max(first, last), stage
 
 
 class Inputs:
-    """All that a task may read: its arguments and the files they name."""
+    """All that a task may read: its arguments and the files that they name."""
 
     def __init__(self, spec: TaskSpec, store: Store, scratch: str, *, skip: Iterable[Skip] = (),
                  only: Iterable[int] | None = None, batch_rows: int | None = None, file: int | None = None,
@@ -180,12 +183,12 @@ class Inputs:
         self._read: dict[str, Mapping[str, Any]] = {}          # input files on this disk that were handed out
 
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
-        """Return the local path of a file that an argument names: `$ref`, a file of the store, or `$file`, an input
-        file. The file must not be changed. A remote file is downloaded through this machine's cache; of a remote
-        `$file`, only the ranges that `needs` asks for.
+        """Return the local path of the file that the argument `ref` names. `ref` holds either `$ref`, a file of the
+        store, or `$file`, an input file. The task must not change the file. A remote file is downloaded through this
+        machine's cache. Of a remote input file, only the ranges that `needs` asks for are downloaded.
 
-        Raises ChangedInput if an input file is not the planned version, because results made from it must not be stored
-        under this task's key. Raises DamagedFile if a file of the store differs from its record.
+        Raises ChangedInput if an input file has changed since the run was planned, because results made from it must
+        not be stored under this task's key. Raises DamagedFile if a file of the store differs from its record.
         """
         if "$ref" in ref:
             return self.store.checked(ref["$ref"], ref["sha256"], self.scratch, size=ref.get("bytes"))
@@ -202,15 +205,15 @@ class Inputs:
         return path
 
     def check(self) -> None:
-        """Raise ChangedInput when an input file on this disk has changed since it was fetched."""
+        """Raise ChangedInput when a local input file has changed since `fetch` returned it."""
         for path, ref in self._read.items():
             if not _unchanged(path, ref):
                 raise _changed(ref)
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """Open a file of the store for reading at any position. The file is not checked. The caller compares the bytes
-        it reads with checksums of its own, and raises `damaged` if they differ. Raises DamagedFile when the file is
-        missing."""
+        """Open a file of the store for reading at any position. The contents are not checked. The caller must compare
+        the bytes that it reads with checksums of its own, and raise the error that `damaged` returns if they differ.
+        Raises DamagedFile when the file is missing."""
         self._by_range[ref["$ref"]] = ref
         try:
             return self.store.open(ref["$ref"])
@@ -218,8 +221,8 @@ class Inputs:
             raise self.damaged(ref, GONE) from e
 
     def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
-        """Returns bytes [start, stop) of a file of the store, or fewer if the file was cut short. They are not checked
-        (see `open`). Raises DamagedFile when the file is missing."""
+        """Returns the bytes [start, stop) of a file of the store, or fewer if the file was cut short. The bytes are not
+        checked: the caller must compare them with checksums of its own. Raises DamagedFile when the file is missing."""
         self._by_range[ref["$ref"]] = ref
         try:
             return self.store.read_range(ref["$ref"], start, stop)
@@ -227,13 +230,13 @@ class Inputs:
             raise self.damaged(ref, GONE) from e
 
     def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its bytes do not have their sum") -> DamagedFile:
-        """Returns the error that a task must raise when a file that it reads by range does not hold what was
+        """Returns the error that a task must raise when a file that it reads by range does not hold the bytes that were
         written."""
         return DamagedFile(ref["$ref"], why)
 
     def find_damage(self, named: str = "") -> DamagedFile | None:
-        """Returns the error for the first file, of those read by range, whose bytes differ from its record; None if all
-        agree. The file at the path `named` is checked first."""
+        """Checks the files of the store that the task read by range. Returns the error for the first file whose bytes
+        differ from its record, or None if all agree. The file at the path `named` is checked first."""
         for path in sorted(self._by_range, key=lambda path: path != named):
             ref = self._by_range[path]
             try:
@@ -245,7 +248,7 @@ class Inputs:
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
         """Returns the records of one bucket of an exchange file, read-only. Exchange files carry records from task to
-        task (`Out.segments`). No other records of the file are read."""
+        task (`Out.segments`). Only this bucket of the file is read."""
         from pipeline.engine.shuffle.exchange import read_segment
 
         self._by_range[ref["$ref"]] = ref
@@ -253,8 +256,9 @@ class Inputs:
 
     def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
                  numbered: bool = False) -> Iterator[np.ndarray]:
-        """Yields the records of one bucket of many exchange files in blocks, merged by their key
-        (`exchange.merge_segments`). Exchange files carry records from task to task (`Out.segments`)."""
+        """Yields the records of one bucket of many exchange files, in blocks. The records are merged by the key that
+        the files are sorted by (`exchange.merge_segments`). Exchange files carry records from task to task
+        (`Out.segments`)."""
         from pipeline.engine.shuffle.exchange import merge_segments
 
         self._by_range |= {ref["$ref"]: ref for ref in refs}
@@ -262,8 +266,8 @@ class Inputs:
 
 
 class Out:
-    """The outputs of a task: named files on local scratch, moved into the store under a unique name when the task
-    returns."""
+    """The outputs of a task: named files. The task writes them to a local scratch folder; when it returns, they are
+    moved into the store under unique names."""
 
     def __init__(self, scratch: str, covers: Sequence[str] = ()) -> None:
         self.scratch = scratch
@@ -274,13 +278,13 @@ class Out:
         self.quarantined: list[dict[str, Any]] = []
 
     def path(self, name: str) -> str:
-        """Local path to write the output file `name` to (e.g. 'kept.parquet')."""
+        """Returns the local path to write the output file `name` to (e.g. 'kept.parquet')."""
         self.names.setdefault(name, {})
         return os.path.join(self.scratch, "out." + name)
 
     def note(self, name: str, *, rows: int = 0, content: str | None = None, meta: dict[str, Any] | None = None) -> None:
-        """Describe an output file: its rows, its content hash (default: the sha256 of its bytes), and as `meta` a few
-        small facts in JSON."""
+        """Describe the output file `name`: its number of rows, its content hash (default: the sha256 of its bytes), and
+        a few small facts `meta`, as JSON."""
         self.names.setdefault(name, {}).update(rows=rows, content=content, meta=meta or {})
 
     @contextlib.contextmanager
@@ -289,8 +293,8 @@ class Out:
         """Write the exchange file `name`, whose records other tasks read bucket by bucket: `with out.segments(…) as
         writer: writer.write(bucket of each record, records)`.
 
-        Inside a bucket, records are sorted by the fields `key` (None: by all fields). With `key` () they stay in the
-        order of writing. `memory`: bytes of records held before they are spilled to scratch.
+        Inside a bucket, records are sorted by the fields `key` (None: by all fields). If `key` is (), they stay in the
+        order of writing. `memory`: bytes of records to collect before they are written to a scratch file.
         """
         from pipeline.engine.shuffle.exchange import SegmentWriter
 
@@ -300,16 +304,17 @@ class Out:
 
     def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str,
                    file: Mapping[str, Any] | None = None) -> None:
-        """Note that a document is quarantined because it crashed or hung its process, or used too much memory. With
-        `file`, the rest of this input file is quarantined, from one of its records on. The entry goes into the task's
-        record and into the commit log."""
+        """Note that a document is quarantined because it crashed or hung its process, or used too much memory. If
+        `file` is given, a record of this input file did so while it was read; `file` then tells later runs where to
+        stop reading. The entry becomes part of the task's commit record."""
         self.quarantined.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason,
                                **({} if file is None else {"file": dict(file)})})
 
 
 class Task(Protocol):
-    """The interface of a task. `name` is unique among tasks. A task with `sets_up = True` first sets up stages and then
-    calls `inputs.confine`, which takes rights from its process; other tasks are confined before they begin."""
+    """The interface of a task (a unit of work). `name` is unique among tasks. Workers take rights away from the process
+    before a task parses input. If `sets_up` is True, the task first sets up stages with all rights, and then gives them
+    up by calling `inputs.confine`."""
 
     name: str
     version: int

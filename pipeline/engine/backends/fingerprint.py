@@ -1,8 +1,8 @@
-"""Compares the code and libraries of a node with those of the driver, before the node gets any work (docs/contracts.md:
-Code on workers).
+"""Compares the code and libraries of a node (a machine of the cluster) with those of the driver, before the node gets
+any work (docs/contracts.md: Code on workers).
 
-The key of a result covers the code and libraries of the driver. A node that runs other versions would commit results
-under keys that do not fit them. The driver therefore refuses such a node, and names it.
+The key under which a task's result is stored covers the code and libraries of the driver. A node with other versions
+would store results under keys that do not fit them. The driver therefore refuses such a node, and names it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
 def declared_libraries() -> list[str]:
-    """Returns the sorted names of the distributions that may change results: those that this project declares for its
-    base and its pipeline, and those that add steps and readers."""
+    """Returns the sorted names of the distributions that may change results: the requirements of Tokenmill and of its
+    extra `pipeline`, and the installed plug-ins that add steps or readers."""
     added = {e.dist.name.lower() for group in GROUPS for e in metadata.entry_points(group=group) if e.dist is not None}
     try:
         requirements = metadata.requires("tokenmill") or []
@@ -37,7 +37,7 @@ def declared_libraries() -> list[str]:
 
 
 def roots() -> dict[str, str]:
-    """Returns the folder of each of our four packages ("" for one that is missing)."""
+    """Returns {package: folder} for Tokenmill's four packages; the folder is "" if the package is missing."""
     result = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -46,7 +46,8 @@ def roots() -> dict[str, str]:
 
 
 def code_hash(places: dict[str, str]) -> str:
-    """Returns a hash of the Python sources of the packages, over relative paths and contents."""
+    """Returns a hash of all Python sources in the packages `places` ({package: folder}). It covers the files' relative
+    paths and contents."""
     digest = hashlib.sha256()
     for name, root in sorted(places.items()):
         for path in sorted(Path(root).rglob("*.py")) if root else ():
@@ -58,8 +59,9 @@ def code_hash(places: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The code and libraries that a process runs. `code` is a hash of our four packages, `roots` are their folders,
-    `libraries` maps names to versions ("": not installed), and `cpu` is the tag of `base.machine.cpu_tag`."""
+    """The code and libraries that a process runs. `code` is a hash of Tokenmill's packages, and `roots` are their
+    folders. `libraries` maps names of distributions to versions ("": not installed). `cpu` is the CPU's instruction-set
+    family (`base.machine.cpu_tag`)."""
 
     node: str
     code: str
@@ -71,8 +73,8 @@ class Fingerprint:
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Fingerprint:
         """Returns the fingerprint that another node sent. If that node runs another version of this class, its
-        fingerprint may lack fields. They are left empty, so that the node is refused for its other code and not for an
-        unreadable message."""
+        fingerprint may lack fields. Missing fields are left empty. The node is then refused because its code differs,
+        and not because its message cannot be read."""
         empty: dict[str, Any] = {"roots": {}, "libraries": {}}
         return cls(**{f.name: doc.get(f.name, empty.get(f.name, "")) for f in fields(cls)})
 
@@ -90,9 +92,9 @@ def fingerprint(libraries: list[str]) -> Fingerprint:
 
 
 def differences(own: Fingerprint, other: Fingerprint) -> list[str]:
-    """Returns the differences of `other` from our `own` fingerprint that would change results, in words; [] if there
-    are none. Folders may differ, and so may the CPU. Only numeric tasks depend on the CPU, and they declare the kind
-    they need (`TaskSpec.cpu`)."""
+    """Returns, in words, the differences between two fingerprints that would change results; [] if there are none.
+    Folders may differ. CPUs may differ, too, because a task whose results depend on the CPU declares which one it needs
+    (`TaskSpec.cpu`)."""
     result = []
     if own.code != other.code:
         result.append(f"other code (there: {', '.join(sorted({r or 'missing' for r in other.roots.values()}))})")

@@ -1,22 +1,21 @@
 """Decides which supervisors a cluster should have: where to start one, which to preempt, and what to ask an autoscaler
-for. A supervisor is an actor on a node that runs tasks in child processes.
+for. A supervisor is an actor that runs tasks in child processes on a node (a machine of the cluster).
 
 This module only decides, from plain numbers; `ray_backend` carries the decisions out. The rules:
 
 * A supervisor is started only for waiting tasks that find no room, never ahead of work. It takes the CPUs of its node
-  (at most 16) with their part of the memory, or the GPUs (`pools.Available.shape_for`).
-* A task may fit no supervisor although it would fit a node. It then preempts the supervisors of one node: they finish
-  the tasks they run and end, and a supervisor of the right shape takes their place.
-* A task that fits no node at all waits for a node that it fits (an autoscaler may add one). After `fit_s` seconds the
-  run ends with an error that names the task.
+  (at most 16) with their part of the memory, or all GPUs of the node (`pools.Available.shape_for`).
+* A task may fit no supervisor although it would fit a node. Supervisors of one node are then preempted: they finish the
+  tasks they run and end, and a supervisor with enough memory or GPUs takes their place.
+* A task that fits no node at all waits for a larger node, which an autoscaler may add. After `fit_s` seconds the run
+  ends with an error that names the task.
 * A supervisor that has been idle for `idle_s` seconds ends, so that its node can be given back.
-* A node whose supervisors die one after the other, or do not start, gets no supervisor for a while, and each time for
-  longer. Otherwise a faulty machine, whose worker is always idle, would draw tasks and lose them as long as the run
-  lasts.
-* A node that is draining (about to be taken away) gets no supervisor. `ray_backend` learns from Ray that it is, and
-  tells its supervisors to hand back the tasks they have not begun.
+* A node on which several supervisors in a row died or did not start gets no supervisor for a while. Each further death
+  makes this pause longer. Otherwise a faulty machine would receive tasks and lose them as long as the run lasts.
+* A node that is draining (about to be taken away) gets no supervisor. Its present supervisors hand back the tasks that
+  they have not begun.
 * The user is warned of waiting tasks: at once if no node is large enough, and after WARN_S seconds if other programs
-  use the nodes.
+  use all nodes that are large enough.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ log = logging.getLogger("tokenmill")
 class Host:
     """A node of the cluster: its resources, and those that other programs have reserved (`others`).
 
-    `largest_mb` is the most memory that a task may declare if it runs alone on the node. It is None if memory is
-    reserved for supervisors there, as on a cluster; a task may then declare at most `memory_mb` less OWN_MB. It has a
-    value if memory is only measured.
+    On a cluster, supervisors reserve their memory. `largest_mb` is then None, and a task may declare at most
+    `memory_mb` less OWN_MB (the supervisor's own memory). If memory is only measured, as on a single machine,
+    `largest_mb` is the most memory that a task may declare when it runs alone on the node.
     """
 
     id: str
@@ -71,9 +70,9 @@ class Host:
         return self.memory_mb - OWN_MB if self.largest_mb is None else self.largest_mb
 
     def clamp(self, kind: ResourceRequest) -> ResourceRequest:
-        """Returns `kind` with its memory lowered to what a supervisor can have on this node. It is lowered only if
-        memory is measured here, not reserved, and if the kind fits `largest_mb`. A task of this kind may then run alone
-        and use more than the supervisor's memory."""
+        """Returns the resource request `kind` with its memory lowered to what a supervisor can have on this node. The
+        memory stays as it is if supervisors reserve their memory here (`largest_mb` is None), or if the request exceeds
+        `largest_mb`. A task with a lowered request may run alone and use more memory than the supervisor's."""
         if kind.memory_mb > self.largest or self.largest_mb is None:
             return kind
         return kind._replace(memory_mb=max(1, min(kind.memory_mb, self.memory_mb - OWN_MB)))
@@ -81,8 +80,8 @@ class Host:
 
 @dataclass
 class WorkerSlot(Capacity):
-    """A supervisor on a node. It gets work once it is `ready`, and none when it is `leaving` or does not answer
-    (`late`)."""
+    """A supervisor (an actor that runs tasks in child processes on a node), as the driver sees it. It gets tasks while
+    it is `ready`, but none while it is `leaving` or does not answer (`late`)."""
 
     host: str = ""
     number: int = 0                  # number among our supervisors on that node
@@ -112,8 +111,9 @@ class WorkerSlot(Capacity):
 
 @dataclass
 class ScalingPlan:
-    """The decisions for one moment. `start`: supervisors to start, as (node, number, shape). `leave`: supervisors that
-    must finish their tasks and end. `demand`: how many tasks of each kind no supervisor has room for."""
+    """The decisions about supervisors (actors that run tasks on the nodes) at one moment. `start`: supervisors to
+    start, as (node, number, shape). `leave`: supervisors that must finish their tasks and end. `demand`: for each kind
+    of task, the number of tasks for which no supervisor has room."""
 
     start: list[tuple[Host, int, ResourceShape]] = field(default_factory=list)
     leave: list[WorkerSlot] = field(default_factory=list)
@@ -121,9 +121,10 @@ class ScalingPlan:
 
 
 class Fleet:
-    """The supervisors of a run, and the decisions about them. `workers` bounds the number of children without a GPU
-    (None: all CPUs). `fit_s`: seconds for which a task that fits no node waits for a node that it fits. `idle_s`:
-    seconds until an idle supervisor ends (None: never)."""
+    """The supervisors of a run (actors that run tasks in child processes on the nodes of a cluster), and the decisions
+    about them. `workers` bounds the number of child processes without a GPU (None: all CPUs). `fit_s`: seconds that a
+    task waits for a larger node if it fits no node of the cluster. `idle_s`: seconds until an idle supervisor ends
+    (None: never)."""
 
     def __init__(self, workers: int | None = None, *, fit_s: float = FIT_S, idle_s: float | None = IDLE_S) -> None:
         self.workers, self.fit_s, self.idle_s = workers, fit_s, idle_s
@@ -134,7 +135,7 @@ class Fleet:
         self.refused: dict[str, str] = {}            # node name → why it is refused
         self.guard = StarvationGuard()
         self._unfit_since: dict[ResourceRequest, float] = {}         # kinds that no node fits
-        self._crashes: dict[str, tuple[int, float]] = {}             # node → deaths in a row, rest until
+        self._crashes: dict[str, tuple[int, float]] = {}             # node → (crashes in a row, end of its pause)
         #: node on which supervisors were preempted → the kind of task that gets their room, and when one of them was
         #: last seen leaving
         self._preempted: dict[str, tuple[ResourceRequest, float]] = {}
@@ -150,8 +151,8 @@ class Fleet:
 
     # -- what waits ----------------------------------------------------------------------------------------------
     def set_demand(self, waiting: Mapping[ResourceRequest, int], now: float) -> dict[ResourceRequest, str]:
-        """Note how many tasks of each kind wait. Tasks that declare the same resources are of one kind. Returns the
-        kinds that have fitted no node for `fit_s` seconds, and why."""
+        """Set how many tasks of each kind wait for a place. Tasks that declare the same resources are of one kind.
+        Returns {kind: reason} for the kinds that have been too large for every node for `fit_s` seconds."""
         self.waiting = waiting
         self.guard.observe(self.usable, waiting, now)
         if not self.hosts:
@@ -178,8 +179,9 @@ class Fleet:
                 and Available(host.cpus, host.memory_mb, host.gpus).shape_for(host.clamp(kind)) is not None)
 
     def before_poll(self, now: float) -> None:
-        """Discount time in which this driver did not poll, because the machine was suspended or the driver was stopped.
-        Nobody received the supervisors' answers in that time, so it must make no supervisor late."""
+        """Discount the time in which this driver did not run, because its machine was suspended or its process was
+        stopped. The supervisors' answers could not arrive in that time, so it must not make a supervisor count as
+        late."""
         if (blind := now - self._polled_at) > BLIND_S:
             for slot in self.worker_slots.values():
                 slot.polled = min(now, slot.polled + blind)
@@ -241,8 +243,8 @@ class Fleet:
         return plan
 
     def _preempting_for(self, free: Mapping[str, Available], plan: ScalingPlan, now: float) -> set[ResourceRequest]:
-        """Returns the kinds of tasks for which supervisors were preempted. Room that becomes free on the nodes of those
-        supervisors is reserved for these kinds, unless other programs take it first."""
+        """Returns the kinds of tasks for which supervisors were preempted (made to end). The room that these
+        supervisors leave on their nodes is reserved for these kinds, unless other programs take it first."""
         for host, (kind, _) in list(self._preempted.items()):
             if any(p.leaving and p.host == host for p in self.worker_slots.values()):
                 self._preempted[host] = kind, now
@@ -252,8 +254,8 @@ class Fleet:
         return {kind for kind, _ in self._preempted.values()}
 
     def _takers(self, kind: ResourceRequest, plan: ScalingPlan) -> list[WorkerSlot]:
-        """Returns the supervisors that stay and can take a task of this kind, including those that are still
-        starting."""
+        """Returns the supervisors that can take a task of this kind, including those that are still starting, but
+        without those that are about to end."""
         return [p for p in self.worker_slots.values() if not p.leaving and p not in plan.leave and p.takes(kind)]
 
     def greeted(self, slot: WorkerSlot, now: float) -> None:
@@ -268,8 +270,8 @@ class Fleet:
 
     def _crashed(self, slot: WorkerSlot, now: float) -> None:
         """Note that a supervisor died or did not start. From the second such crash in a row on, its node gets no
-        supervisor for a while. There is no such pause after a failed start if no supervisor is ready or starting on a
-        node without crashes, so that a hopeless run ends soon."""
+        supervisor for a while. A failed start causes no pause if no supervisor is ready and none is starting on a node
+        without crashes, so that a hopeless run ends soon."""
         before = 0 if slot.ready and now - slot.started > STEADY_S else self._crashes.get(slot.host, (0, 0.0))[0]
         alone = not slot.ready and not self._any_sound()
         pause_s = min(LONGEST_REST_S, REST_S * 2 ** before) if before and not alone else 0.0
@@ -279,16 +281,16 @@ class Fleet:
                         pause_s)
 
     def _any_sound(self) -> bool:
-        """Whether a supervisor is ready, or is starting on a node without recent crashes."""
+        """Whether any supervisor is ready, or is starting on a node that has had no recent crash."""
         return any(p.ready or p.host not in self._crashes for p in self.worker_slots.values())
 
     def _patience(self, host: str) -> float:
-        """Seconds within which a supervisor must be ready. Each failed start on the node doubles this time, up to eight
-        times the first. Otherwise a slow machine would never start a supervisor."""
+        """Returns the seconds within which a new supervisor on this node must be ready. Each failed start on the node
+        doubles them, up to eight times PENDING_S. Otherwise no supervisor would ever become ready on a slow machine."""
         return PENDING_S * float(2 ** min(self._crashes.get(host, (0, 0.0))[0], 3))
 
     def stuck(self, now: float) -> str | None:
-        """Returns why it is hopeless to wait for supervisors any longer, or None if there is still hope."""
+        """Returns the reason why it is hopeless to wait for a supervisor to become ready, or None if there is hope."""
         if any(p.ready for p in self.worker_slots.values()) or not self.waiting:
             self.alone_since, self._deaths, self._last_death = None, 0, ""
             return None
@@ -308,8 +310,8 @@ class Fleet:
         return None
 
     def _warn_of_waiting(self, kind: ResourceRequest, now: float) -> None:
-        """Warn once that tasks of this kind wait for room that other programs use. (`set_demand` warns of tasks that
-        fit no node.)"""
+        """Warn once that tasks of this kind have waited for WARN_S seconds although they would fit a node, because
+        other programs use that node or all `workers` are busy. `set_demand` warns of tasks that fit no node."""
         able = [h for h in self.hosts.values() if self._could_run(h, kind)]
         if not able or not self._unplaced_since.setdefault(kind, now) + WARN_S <= now or ("", kind) in self._warned:
             return
@@ -328,7 +330,7 @@ class Fleet:
         return "; ".join(result[:10]) + more or "there is no node"
 
     def slot(self, host: Host, number: int, shape: ResourceShape) -> WorkerSlot:
-        """Returns the slot of a supervisor of this shape that is still to be started on this node."""
+        """Returns a new slot for a supervisor of this shape on this node. The supervisor is not started yet."""
         return WorkerSlot(shape.slots, max(1, shape.memory_mb - OWN_MB), shape.gpus, self.tags.get(host.id, ""),
                           host.name, host.largest_mb or 0, host=host.id, number=number, shape=shape)
 
@@ -344,10 +346,11 @@ class Fleet:
         return free
 
     def _preempt(self, kind: ResourceRequest, free: Mapping[str, Available], plan: ScalingPlan) -> list[WorkerSlot]:
-        """Returns the supervisors that must leave one node so that a task of this kind fits there. They are those with
-        the fewest tasks, on the node where fewest tasks are affected. A supervisor that has not had a task yet stays if
-        waiting tasks can use it; otherwise two kinds would preempt each other for ever. Returns [] while any supervisor
-        is leaving, because the room that it frees may suffice."""
+        """Chooses supervisors that must leave one node so that a task of this kind fits there, and returns them. The
+        node is the one where the fewest tasks are affected, and on it supervisors with few tasks leave first. A
+        supervisor that has had no task yet stays if waiting tasks can use it; otherwise two kinds would preempt each
+        other for ever. Returns [] while any supervisor is leaving, because the room that the leaving supervisor frees
+        may suffice."""
         if plan.leave or any(p.leaving for p in self.worker_slots.values()):
             return []
         best: tuple[int, list[WorkerSlot]] | None = None

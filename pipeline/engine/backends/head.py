@@ -1,4 +1,4 @@
-"""Watches whether the head node of an attached Ray cluster can be reached, by connecting to its port. Does not use
+"""Watches whether the head node of a Ray cluster can be reached, by connecting to its port. The module does not use
 Ray."""
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ log = logging.getLogger("tokenmill")
 
 
 def watch_head(address: str, every_s: float = CHECK_S) -> threading.Event:
-    """Watch HOST:PORT in a thread, and log an error when nothing answers there any more. A minute after that, Ray ends
-    this process in the middle of its work; the error in the log then tells the user why. Setting the returned event
-    ends the watch."""
+    """Watch HOST:PORT (the head node of a Ray cluster) in a thread, and log an error when it stops answering. About a
+    minute later Ray itself ends this process without an explanation, so the log must give one. Setting the returned
+    event ends the watch."""
     closed = threading.Event()
     threading.Thread(target=_watch, args=(address, closed, every_s), name="head", daemon=True).start()
     return closed

@@ -1,8 +1,8 @@
-"""The inline backend: runs every task in this very process, one after the other. It uses neither Ray nor child
+"""The inline backend: runs every task in the driver's own process, one after the other. It uses neither Ray nor child
 processes, and enforces no limits.
 
-It is meant for debugging (a breakpoint in a stage works), unit tests, and machines without Linux. Results and records
-are the same as with other backends, but a document that crashes the interpreter ends the run.
+It is meant for debugging (a breakpoint works in a stage, a step that processes documents), unit tests, and machines
+without Linux. Results are the same as with other backends, but a document that crashes the interpreter ends the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pipeline.store.fs import Store
 
 
 class InlineBackend:
-    """Runs one assignment (an attempt at a task) in each call of `wait`. See `protocols.Backend` for the interface."""
+    """Runs tasks in the driver's own process: each call of `wait` runs one assignment (an attempt at a task). The
+    interface is that of `protocols.Backend`."""
 
     def __init__(self, store: Store, *, scratch: str | None = None, clock: Clock = SYSTEM) -> None:
         self.store, self.scratch, self._clock = store, scratch, clock

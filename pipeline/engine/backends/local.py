@@ -23,7 +23,8 @@ log = logging.getLogger("tokenmill")
 
 
 class ProcessBackend:
-    """Runs tasks in `workers` children of this process (default: one per CPU). See `protocols.Backend`."""
+    """Runs tasks in up to `workers` child processes on this machine (default: one per CPU). The interface is that of
+    `protocols.Backend`."""
 
     interruptible = False
 

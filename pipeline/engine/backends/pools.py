@@ -1,10 +1,11 @@
 """Computes how many tasks a supervisor can take, and how large a new supervisor is. A supervisor runs tasks in child
-processes of one machine. This module is pure arithmetic, without Ray or processes.
+processes of one machine. This module only calculates; it starts nothing and does not use Ray.
 
-The `Capacity` of a worker (a supervisor with its children) is a number of children at a time, the memory they may
-declare together, and GPUs. On a cluster, tasks with and without a GPU have separate workers, so that filters run beside
-a classifier and neither takes the other's place. With the process backend, one worker takes both (`shared`). Tasks that
-declare the same `ResourceRequest` are of one kind. A worker takes a kind if a single task of it fits.
+A *worker* is a supervisor with its children. Its `Capacity` is the number of children that may run at the same time,
+the memory that their tasks may declare together, and the GPUs. On a cluster, tasks with and without a GPU have separate
+workers, so that filters run beside a classifier and neither takes the other's place. With the process backend, one
+worker takes both (`shared`). Tasks that declare the same `ResourceRequest` are of one kind. A worker takes a kind if a
+single task of this kind fits.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ PATIENCE_S = 10.0        # seconds that a kind which finds no room waits before 
 
 
 def share(gpus: float) -> float:
-    """Number of devices that a task really occupies: 0.3 takes a third of one (three tasks fit), 1.5 takes two."""
+    """Returns the number of GPUs that a task really occupies if it declares `gpus`: 0.3 occupies a third of a GPU
+    (three such tasks fit), 1.5 occupies two."""
     return 1 / int(1 / gpus + 1e-9) if 0 < gpus < 1 else float(math.ceil(gpus))
 
 
 def per_devices(devices: int, gpus: float) -> int:
-    """Number of tasks of `gpus` each that fit on `devices` devices at a time."""
+    """Returns the number of tasks that can run on `devices` GPUs at the same time if each task declares `gpus`."""
     return devices * round(1 / share(gpus)) if gpus < 1 else int(devices // share(gpus))
 
 
 @dataclass
 class Capacity:
-    """The capacity of one supervisor. `open` maps the ids of its assignments to their kinds, in the order it got them.
-    Tasks that declare the same resources are of one kind."""
+    """The capacity of one supervisor, which runs tasks in child processes. `open` maps the ids of the assignments that
+    the supervisor has to their kinds, in the order of their arrival. Tasks that declare the same resources are of one
+    kind."""
 
     slots: int
     memory_mb: int
@@ -58,7 +61,7 @@ class Capacity:
                 and (share(kind.gpus) <= self.gpus if kind.gpus else self.shared or not self.gpus))
 
     def capacity(self, kind: ResourceRequest) -> int:
-        """Number of tasks of this kind that can run at a time if no others do."""
+        """Returns the number of tasks of this kind that can run at the same time if no other tasks run."""
         count = self._capacity.get((kind, self.cpu))
         if count is None:                        # cached: computed for every worker and assignment
             count = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1))) if self.takes(kind) else 0
@@ -68,7 +71,7 @@ class Capacity:
         return count
 
     def room(self, kind: ResourceRequest) -> int:
-        """Number of further tasks of this kind that would start at once."""
+        """Returns how many more tasks of this kind would start at once."""
         if self._runs >= self.slots or not self.capacity(kind) or self.reserved_for not in (None, kind):
             return 0
         by_memory = (self.memory_mb - self._memory) // max(kind.memory_mb, 1)
@@ -83,7 +86,7 @@ class Capacity:
 
     @property
     def prefetched(self) -> int:
-        """Number of its assignments that cannot have started yet."""
+        """Number of assignments of this worker that wait for a slot."""
         return len(self.open) - self._runs
 
     def add(self, id: int, kind: ResourceRequest) -> None:
@@ -93,15 +96,15 @@ class Capacity:
             self.reserved_for = None
 
     def remove(self, ids: Iterable[int]) -> set[int]:
-        """Remove those of `ids` that it has, and return them."""
+        """Remove those of the assignments `ids` that this worker has, and return their ids."""
         removed = {i for i in ids if self.open.pop(i, None) is not None}
         if removed:
             self._pack()
         return removed
 
     def _pack(self) -> None:
-        """Count the assignments of `open` that can run together, taken in the order in which `Supervisor` starts them.
-        The rest is prefetched: it waits for a slot."""
+        """Count the assignments of `open` that can run together, in the order in which the supervisor starts them. All
+        other assignments are prefetched: they wait for a slot."""
         self._runs, self._memory, self._gpus = 0, 0, 0.0
         for kind in self.open.values():
             gpus = share(kind.gpus) if kind.gpus else 0.0
@@ -115,8 +118,9 @@ WorkerT = TypeVar("WorkerT", bound=Capacity)
 
 
 def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
-    """Number of assignments of a kind that would start at once on these workers together, or 0 or less as
-    `Backend.room_for` has it. Tasks that wait at a full worker do not reduce the room of an idle one."""
+    """Returns the number of assignments of a kind that would start at once on these workers together. If none would
+    start, returns 0 or a negative number with the meaning that `protocols.Backend.room_for` gives it. Tasks that wait
+    at a full worker do not reduce the room of an idle worker."""
     free = sum(b.room(kind) for b in workers if b.has_slot)
     if free:
         return free
@@ -129,8 +133,8 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
 
 
 def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT]:
-    """Returns the workers that an assignment of this kind may go to, best first. If some would start it at once, only
-    these are returned. Equal workers stay in their order."""
+    """Returns the workers that may take an assignment of this kind, best first. If some workers would start the
+    assignment at once, only these are returned. Equally good workers stay in the order of `workers`."""
     rooms = [(-room, place, b) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     if rooms:
         return [b for _, _, b in sorted(rooms)]
@@ -139,9 +143,9 @@ def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT
 
 
 class StarvationGuard:
-    """Makes sure that large tasks get to run. Otherwise small tasks would take all room that becomes free, and a large
-    task would never fit. When a kind of task has waited without room for PATIENCE_S seconds, and no task of it runs, a
-    worker is kept free for that kind."""
+    """Makes sure that large tasks get to run. Small tasks would otherwise take all room that becomes free, and a large
+    task would never fit. When tasks of one kind have waited without room for PATIENCE_S seconds, and none of them runs,
+    a worker is kept free for that kind."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
@@ -165,7 +169,8 @@ class StarvationGuard:
 
 @dataclass(frozen=True)
 class ResourceShape:
-    """The resources that a new supervisor reserves; `memory_mb` includes its own OWN_MB."""
+    """The resources that a new supervisor reserves. `memory_mb` includes OWN_MB, the memory of the supervisor without
+    its children."""
 
     slots: int
     cpus: int
@@ -185,11 +190,12 @@ class Available:
         return Available(self.cpus - shape.cpus, self.memory_mb - shape.memory_mb, self.gpus - shape.gpus)
 
     def shape_for(self, kind: ResourceRequest, most: int = CPUS_A_WORKER) -> ResourceShape | None:
-        """Returns the shape of the supervisor to start on this node for tasks of this kind; None if not a single task
+        """Returns the resources of a supervisor to start on this node for tasks of this kind; None if not a single task
         fits.
 
-        The supervisor gets the CPUs (at most `most`) and their part of the memory, or more memory if one task needs
-        more. For GPU tasks it gets all devices and a CPU per child, but leaves one CPU to tasks without a GPU.
+        The supervisor gets the CPUs (at most `most`) and the part of the memory that belongs to them, or more memory if
+        a single task needs more. For GPU tasks it gets all GPUs and one CPU for each child, but leaves one CPU to tasks
+        without a GPU.
         """
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:
@@ -218,8 +224,8 @@ def needs(kind: ResourceRequest) -> str:
 
 
 def cannot(kind: ResourceRequest, places: Iterable[tuple[str, int, float, str]]) -> str:
-    """Returns words that say why a kind of task fits no node. `places`: (name, largest task in MB, GPUs, CPU tag or "")
-    of every node."""
+    """Returns, in words, why a task of this kind fits no node. `places` describes every node: (name, memory of the
+    largest possible task in MB, GPUs, CPU tag or "")."""
     ordered = sorted(places, key=lambda p: (p[1], p[2], p[0]))
     if not ordered:
         return f"it declares {needs(kind)}, and there is no node"

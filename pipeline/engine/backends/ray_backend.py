@@ -1,11 +1,11 @@
 """The Ray backend: runs tasks through supervisors on the nodes of a Ray cluster. A supervisor is a Ray actor that runs
-tasks in child processes of its own. The cluster is one that this backend starts on this machine, or an existing one.
-Apart from this module and the modules `ray_*` beside it, the engine does not use Ray.
+tasks in child processes of its own. The cluster is one that this backend starts on this machine, or an existing one. In
+the engine, only this module and the modules `ray_*` beside it use Ray.
 
-Ray places processes and carries records of about 1 kB; text never travels through it. Ray's restarts and retries are
-off, because the scheduler repeats the tasks of a dead node. A supervisor is a synchronous actor, so its `poll` always
-runs on the main thread of its worker process. Its children die with that thread. Each supervisor has at most one poll
-in flight. `fleet` decides which supervisors there are.
+Ray starts the supervisors and carries messages of about 1 kB; documents never travel through it. Ray's restarts and
+retries are off, because the scheduler itself repeats the tasks of a dead node. A supervisor is a synchronous actor, so
+its `poll` always runs on the main thread of its worker process. The child processes die with that thread. Each
+supervisor has at most one poll in flight. The module `fleet` decides which supervisors to start and to end.
 """
 
 from __future__ import annotations
@@ -72,12 +72,14 @@ log = logging.getLogger("tokenmill")
 
 
 class NoNodes(TokenmillError):
-    """No node can take work: none has resources, or all were refused. The message gives the reasons."""
+    """Raised when no node of the cluster can take work, because none has resources or all were refused. The message
+    gives the reasons."""
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class SupervisorActor:
-    """A `Supervisor` as a Ray actor. Assignments and events are encoded as JSON on their way (`engine.messages`)."""
+    """A `Supervisor`, which runs tasks in child processes of one node, as a Ray actor. The assignments (attempts at
+    tasks) that it receives and the events that it returns are encoded as JSON (`engine.messages`)."""
 
     def __init__(self, store: str, slots: int, limits: dict[str, Any], **options: Any) -> None:
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
@@ -96,15 +98,16 @@ class SupervisorActor:
 
 class RayBackend:
     """Runs tasks on Ray: on a cluster that it starts on this machine (`address` None), or on the cluster at `address`.
-
-    `workers` bounds the number of children that have no GPU (default: every CPU). Supervisors are started while tasks
-    find no room, and end after they were idle for `idle_s` seconds. For tasks that no node has room for, Ray's
-    autoscaler is asked for nodes. `child_memory_mb` is the memory assumed for a task until the first tasks are known.
-    If this process is already connected to a Ray cluster, that one is used as it is, and the connection stays at the
+    If this process is already connected to a Ray cluster, that cluster is used, and the connection stays open at the
     end.
 
-    `ship_code` sends our four packages to the nodes of the cluster at `address` (Ray's `py_modules`); by default every
-    node has them installed.
+    Tasks run in child processes of supervisors, which are actors on the nodes. `workers` bounds the number of children
+    without a GPU (default: one per CPU). Supervisors start while tasks find no room, and end after `idle_s` idle
+    seconds. If the nodes have no room left, Ray's autoscaler is asked for more. `child_memory_mb` is the memory assumed
+    for a task until the first tasks are known.
+
+    `ship_code` sends Tokenmill's packages to the nodes of the cluster at `address` (Ray's `py_modules`). By default the
+    packages must be installed on every node.
     """
 
     interruptible = False
@@ -158,8 +161,8 @@ class RayBackend:
         self._started, self.fleet.alone_since = True, None
 
     def close(self) -> None:
-        """End all supervisors with their children. If this backend started the cluster, end that too; if it connected
-        to one, disconnect."""
+        """End all supervisors (actors that run tasks) with their children. If this backend started the cluster, end the
+        cluster; if it connected to one, disconnect."""
         if self._head is not None:
             self._head.set()
         worker_slots, self.fleet.worker_slots = list(self.fleet.worker_slots.values()), {}
@@ -252,9 +255,9 @@ class RayBackend:
         return events + self._report(due)
 
     def _report(self, due: bool) -> list[Event]:
-        """Returns one StatusReport for all supervisors if one is `due`. It must list all running tasks, because
-        progress shows those of the latest report only. It is the last event of a poll, so that none of its tasks has
-        ended in the meantime."""
+        """Returns [one StatusReport for all supervisors] if a report is `due`, else []. The report lists all running
+        tasks, because progress shows only the tasks of the latest report. Callers put it behind the other events of a
+        poll, so that it lists no task whose end is among them."""
         running = (s for p in self.fleet.worker_slots.values() for s in p.running if s.id in p.open)
         return [StatusReport(tuple(running))] if due else []
 
@@ -270,7 +273,7 @@ class RayBackend:
         return [e for e in events if not isinstance(e, Ready | StatusReport)]
 
     def _settle(self, slot: WorkerSlot, ids: Iterable[int]) -> set[int]:
-        """Remove assignments from the slot of a supervisor; returns those of `ids` that it had."""
+        """Remove the assignments `ids` from the slot of a supervisor. Returns the ids that the slot had."""
         removed = slot.remove(ids)
         for i in removed:
             self._keys.pop(i, None)
@@ -282,7 +285,8 @@ class RayBackend:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
     def _scale(self, now: float) -> None:
-        """Start and end supervisors as the fleet decides. A new supervisor gets work only once it has answered."""
+        """Start and end supervisors (actors that run tasks) as `Fleet.plan` decides. A new supervisor gets tasks only
+        after its first answer."""
         scaling = self.fleet.plan(self._hosts(), now)
         for slot in scaling.leave:
             self._vacate(slot)
@@ -292,8 +296,8 @@ class RayBackend:
             self._spawn(host, number, shape)
 
     def _hosts(self) -> list[Host]:
-        """Returns the living nodes of the cluster. Resources that are neither free nor reserved by our supervisors
-        belong to other programs."""
+        """Returns the living nodes of the cluster. On each node, resources that are neither free nor reserved by this
+        run's supervisors count as used by other programs."""
         state: Any = ray._private.state
         nodes: list[dict[str, Any]] = state.nodes()
         draining, free = set(state.state.get_draining_nodes()), state.available_resources_per_node()
@@ -320,7 +324,8 @@ class RayBackend:
 
     @property
     def _measured(self) -> int:
-        """Memory of this machine that our supervisors may use, in MB, measured before the first of them started."""
+        """Memory of this machine that the run's supervisors may use, in MB. It is measured once, before the first
+        supervisor starts."""
         if not hasattr(self, "_memory_mb"):
             used, total = measure.memory_use()
             self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
@@ -339,7 +344,8 @@ class RayBackend:
         self.fleet.worker_slots[host.id, number] = slot
 
     def _greet(self, slot: WorkerSlot, ready: Ready) -> None:
-        """Accept or refuse a supervisor after its first answer."""
+        """Handle the first answer of a supervisor: refuse its node if it has other code or libraries than the driver or
+        does not see the store, otherwise let the supervisor work."""
         assert self._own_fingerprint is not None, "start() comes first"
         own, remote = self._own_fingerprint, ready.fingerprint
         slot.fingerprint = remote
@@ -365,8 +371,8 @@ class RayBackend:
         self.fleet.greeted(slot, self._clock.now())
 
     def _vacate(self, slot: WorkerSlot) -> None:
-        """Make a supervisor leave. It gets no more work, hands back the tasks that it has not begun, and ends when the
-        others are done."""
+        """Make a supervisor leave its node. It gets no more tasks, hands back those that it has not begun, and ends
+        when its running tasks are done."""
         slot.leaving = True
         waiting = set(slot.open).difference(status.id for status in slot.running)
         if waiting:
@@ -378,7 +384,8 @@ class RayBackend:
                         len(waiting))
 
     def _handle_death(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
-        """Handle the death of a supervisor: its assignments go back to the scheduler. Another supervisor starts when
+        """Handle the death of a supervisor. Returns events that give its assignments back to the scheduler.
+        `preempted`: its node was taken away on purpose, so its tasks do not count as lost. A replacement starts when
         there is room."""
         self.nodes_lost += slot.ready
         ids, unsent = sorted(slot.open), {a.id for a in slot.unsent}
@@ -399,7 +406,7 @@ class RayBackend:
             ray.kill(slot.actor)
 
     def _dismiss(self, worker_slots: list[WorkerSlot], patience_s: float = 2.0) -> None:
-        """Let supervisors clean up for at most `patience_s` seconds, then end them."""
+        """End supervisors, after giving them at most `patience_s` seconds to clean up."""
         closing = [p.actor.close.remote() for p in worker_slots if p.fingerprint]
         if closing:
             with contextlib.suppress(RayError):
@@ -408,6 +415,6 @@ class RayBackend:
             self._drop(slot)
 
     def _check_any(self) -> None:
-        """Raise NoNodes if no node takes work and waiting for one is hopeless."""
+        """Raise NoNodes if no supervisor is ready and waiting for one is hopeless (`Fleet.stuck`)."""
         if (why := self.fleet.stuck(self._clock.now())) is not None:
             raise NoNodes(why)

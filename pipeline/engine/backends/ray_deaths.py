@@ -1,5 +1,5 @@
-"""Explains in words for people why a supervisor (the actor that runs tasks on a node) died, from the error that Ray
-gives. `ray_backend` notices the death; this module does not use Ray. It knows the error texts of Ray 2.60."""
+"""Explains to users why a supervisor (the actor that runs tasks on a node) died, from the error that Ray raises. The
+module `ray_backend` notices the death. This module knows the error texts of Ray 2.60, but does not import Ray."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 
 
 def cause(error: Exception) -> str:
-    """Returns one line with the cause of the death and, if there is one, the remedy."""
+    """Returns one line for the user: the cause of a supervisor's death and, if there is one, the remedy. `error` is the
+    error that Ray raised."""
     text = str(error)
     if match := re.search(r"running low on memory.*? was (\S+) used / (\S+) limit", text, re.S):
         return (f"Ray killed it because its node ran low on memory ({match[1]} of {match[2]} used); stop what else "

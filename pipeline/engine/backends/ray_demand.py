@@ -1,4 +1,5 @@
-"""Asks Ray's autoscaler for more nodes, by keeping placeholder tasks pending in Ray for the work that has no room."""
+"""Asks Ray's autoscaler for more nodes. For waiting tasks that no node has room for, it keeps placeholder tasks with
+the same needs pending in Ray."""
 
 from __future__ import annotations
 
@@ -13,18 +14,20 @@ from pipeline.engine.task import ResourceRequest
 
 @ray.remote(max_retries=0)
 def _pending_task() -> None:
-    """A placeholder for work without room, which makes the autoscaler add nodes. It ends at once when it gets room, and
-    ends with the driver. A standing request (`ray.autoscaler.sdk.request_resources`) would outlive the driver."""
+    """A placeholder for a task that finds no room. While it is pending, the autoscaler adds nodes. It ends at once when
+    it gets room, and also when the driver ends. A request by `ray.autoscaler.sdk.request_resources` would outlive the
+    driver."""
 
 
 class PendingDemand:
-    """Keeps placeholder tasks pending in Ray. `shown`: the pending placeholders for each kind of task."""
+    """Keeps placeholder tasks pending in Ray, so that the autoscaler adds nodes. `shown` lists the pending placeholders
+    for each kind of task."""
 
     def __init__(self) -> None:
         self.shown: dict[ResourceRequest, list[Any]] = {}
 
     def show(self, demand: Mapping[ResourceRequest, int]) -> None:
-        """Add or cancel placeholders until each kind of task has as many pending as `demand` says."""
+        """Add or cancel placeholder tasks in Ray until `demand[kind]` of them are pending for each kind of task."""
         for kind in {*self.shown, *demand}:
             pending = self.shown.pop(kind, [])
             if pending:

@@ -35,7 +35,8 @@ def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
 
 
 def _end_what_began(error: BaseException) -> None:
-    """Kill the processes of a Ray that failed to start. `ray.shutdown` ends only a Ray that has started."""
+    """Kill the processes of a Ray cluster that failed to start. `error` is the exception that `ray.init` raised.
+    `ray.shutdown` would not kill them, because it ends only a cluster that has started."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("self")
         if isinstance(node, ray._private.node.Node):

@@ -1,4 +1,4 @@
-"""Exports a run on the metrics port of this node, through Ray."""
+"""Exports the metrics of a run through Ray, on the metrics port of the driver's machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TINY = sys.float_info.min        # a counter accepts no zero
 
 
 class Exporter:
-    """Hands a run's metrics to Ray, which exports them within about ten seconds and drops them when this process
+    """Hands a run's metrics to Ray. Ray exports them within about ten seconds, and drops them when this process
     ends."""
 
     def __init__(self) -> None:

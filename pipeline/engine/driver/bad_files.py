@@ -16,16 +16,16 @@ ALWAYS = 10
 
 
 class TooManyBadFiles(TokenmillError):
-    """More input files could not be read than `run.max_bad_files` allows, or a source's reader failed in all its
-    files."""
+    """Raised when more input files could not be read than `run.max_bad_files` allows, or when the reader of a source
+    failed in all files of the source."""
 
 
 class BadFiles:
-    """Collects the input files that could not be read, while a run goes on. A big file that was split counts once for
+    """Collects the input files that could not be read during a run. A big file that is read in pieces counts once for
     each bad piece.
 
-    `allowed` is the limit as the recipe gives it: a number of files, or a share of the `files` that the run reads (but
-    at least ALWAYS files).
+    `allowed` is the limit as the recipe gives it: a number of files, or a share of the number `files` of input files. A
+    share always allows at least ALWAYS files.
     """
 
     def __init__(self, allowed: int | float, files: int) -> None:
@@ -38,7 +38,7 @@ class BadFiles:
         self._dying: dict[tuple[str, int], str] = {}
 
     def done(self, record: PartRecord) -> None:
-        """Count the bad files of a committed record."""
+        """Count the bad input files that the commit record of a finished task lists."""
         self.add(record.counters.get("bad_files", {}))
         for task in [t for t in self._dying if t[0] == record.key]:
             del self._dying[task]
@@ -51,8 +51,8 @@ class BadFiles:
                 files_of_source[file] = dict(reasons)                  # two datasets may read the same source
 
     def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
-        """Count a file that killed the processes that read it, as a supervisor has just reported. Does nothing if the
-        report is about a document."""
+        """Count an input file that killed the processes that read it. `stage` tells the file from a document
+        (`store.records.READING`); a report about a document is ignored."""
         if stage <= READING:
             self._dying[spec.key, READING - stage] = f"{spec.label} ({reason})"
 
@@ -72,9 +72,9 @@ class BadFiles:
                 yield f"{name}: {file} ({', '.join(sorted(reasons))})"
 
     def warnings(self, of_records: Iterable[str] = ()) -> Iterator[str]:
-        """Yield the warnings to show at the end of the run, one line per source. `of_records` are warnings about single
-        records of sources; each begins with the source. The files of a source that could not be read are appended to
-        its line."""
+        """Yield the warnings to show at the end of the run, one line for each source with warnings. `of_records` are
+        lines about single records that could not be read; each line begins with its source. The files of that source
+        that could not be read are appended to its line."""
         lines = {line.partition(":")[0].partition(" gave")[0]: line for line in of_records}
         for name, files in sorted(self.by_source.items()):
             size = sum(n for reasons in files.values() for n in reasons.values())
@@ -86,8 +86,9 @@ class BadFiles:
         yield from lines.values()
 
     def check_source(self, source: str, files: int, detail: str = "") -> None:
-        """Raise TooManyBadFiles for a source whose reader failed in every file, because its settings or its code must
-        be wrong. Called for a source that gave no document; `detail` is the reader's message about the first file."""
+        """Raise TooManyBadFiles if the reader of `source` failed in every one of its `files` files: the reader's
+        settings or code must then be wrong. Callers check sources that gave no document. `detail` is the reader's
+        message about the first file."""
         failed = [file for file, reasons in self.by_source.get(source, {}).items() if any(map(_of_the_reader, reasons))]
         if files and len(failed) >= files:
             named = ", ".join(_first(list(self.listed(source)))) + (f": {detail.rstrip('.')}" if detail else "")
@@ -100,7 +101,7 @@ def _first(names: list[str]) -> list[str]:
 
 
 def _of_the_reader(reason: str) -> bool:
-    """Whether a reason means that the reader raised an exception, died or could not begin. False if the reader itself
-    reported the file as damaged."""
+    """Whether `reason`, for which an input file could not be read, points to the reader: it raised an exception, died,
+    or could not begin. False if the reader itself reported the file as damaged."""
     return reason.startswith(("error:", "crash:")) or reason in (
         "memory", "cpu_limit", "wrong_schema", "no_permission")

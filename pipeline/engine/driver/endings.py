@@ -13,8 +13,9 @@ from pipeline.store.errors import StoreError, remedy_of
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM stopped the run. Everything committed is kept, and another run goes on from there. It is not
-    derived from Exception, so that no error handling of a stage takes it for an error of a document."""
+    """Raised when SIGINT or SIGTERM stopped the run. Everything committed is kept, and the next run continues from it.
+    The class is not derived from Exception, so that no error handling of a stage takes it for an error of a
+    document."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}; what was committed is kept, run again to go on")
@@ -22,9 +23,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class TaskFailed(TokenmillError):
-    """A task failed for good. `reasons` lists the message of every failed attempt, in order. `verdict` says why there
-    is no further attempt, if `reasons` do not show it. The worker's output about the failure (a traceback, its last
-    lines) is a note of the exception."""
+    """Raised when a task failed and gets no further attempt. `reasons` lists the message of every failed attempt, in
+    order. `verdict` says why the attempts end, if `reasons` do not show it. Notes of the exception hold the worker's
+    traceback or the last lines of its output."""
 
     def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = (), verdict: str = "") -> None:
         self.spec, self.reasons = spec, reasons
@@ -39,8 +40,8 @@ class TaskFailed(TokenmillError):
 
 
 class DamageFound(StoreError):
-    """Tasks cannot go on because files of the store differ from their records. `paths` maps the path of each damaged
-    file to the error that revealed the damage."""
+    """Raised when tasks cannot go on because files of the store are missing or differ from their records. `paths` maps
+    the path of each damaged file to the error that revealed the damage."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         super().__init__(f"{len(paths)} files of the store are damaged or gone: {', '.join(sorted(paths)[:3])}"
@@ -49,8 +50,8 @@ class DamageFound(StoreError):
 
 
 class CannotRun(TaskFailed):
-    """No worker can ever take the task. The message says which resources the task declares, and what the largest node
-    offers."""
+    """Raised when a task fits no worker, now or later. The message says which resources the task declares, and what the
+    largest node offers."""
 
     def __init__(self, spec: TaskSpec, why: str) -> None:
         super().__init__(spec, [why])

@@ -1,26 +1,26 @@
-"""Judges the lost attempts at a task: does the task take its nodes down, or is it lost as often as other tasks on such
-nodes?
+"""Judges lost attempts at a task: does the task take down its nodes (the machines it runs on), or is it lost only as
+often as other tasks?
 
 An attempt is *lost* if it ends without a fault of its task: its node dies (cause `lost`), or the machine keeps it from
 its work (cause `environment`: memory pressure, a killed child, a full disk). A fixed limit on the losses of a task
-would end every long run on nodes that are preempted unannounced: of 10⁶ tasks that are lost in 30 % of their attempts,
-66 are lost eight times in a row. Without any limit, a task that takes its nodes down would do so for as long as the run
-lasts.
+would end every long run on nodes that are preempted without notice: of 10⁶ tasks that are lost in 30 % of their
+attempts, 66 are lost eight times in a row. Without any limit, a task that takes its nodes down would do so until the
+end of the run.
 
-So the losses of a task are compared with those of other attempts on the same class of nodes, in the time since the
-task's first loss. A node's death counts as one event, however many attempts it ends and however many supervisors of the
-node report it. The seconds that the other attempts ran are divided by the average number of attempts that such an event
-ends. The result is two rates of events per second: that of the task and that of the others. If the two rates were
-equal, each event would hit the task with a probability equal to its share of the time (the conditional test of two
-Poisson rates, Przyborowski and Wilenski, Biometrika 1940). Chernoff's bound limits the probability that as many events
-or more hit the task by chance. So a task that runs for hours may be lost more often than one that runs for seconds.
-Attempts that were lost together with the task count neither as events nor as time of others, because the task may have
-caused their loss.
+The losses of a task are therefore compared with those of other attempts on the same class of nodes, in the time since
+the task's first loss. A node's death counts as one event, however many attempts it ends and however many supervisors of
+the node report it. The seconds that the other attempts ran are divided by the average number of attempts that such an
+event ends. The result is two rates of events per second: one for the task, one for the other attempts. If the two rates
+were equal, each event would hit the task with a probability equal to its share of the time (conditional test of two
+Poisson rates: Przyborowski and Wilenski, Biometrika 1940). Chernoff's bound limits the probability that as many events
+or more hit the task by chance. A task that runs for hours may thus be lost more often than one that runs for seconds.
+Attempts that were lost together with the task are left out of the other attempts' events and seconds, because the task
+may have caused their loss.
 
-On a cluster of few nodes, other tasks have hardly run without this one. So after a few losses the task is *held back*
-while other tasks wait for its slot, until they have run EVIDENCE times as long as it did. Two tasks that were always
-lost together cannot be told apart. A task therefore becomes a *suspect* well before its limit, and the scheduler runs
-only one suspect at a time. An innocent suspect then finishes without the guilty task beside it.
+On a cluster of few nodes, other tasks have hardly run without this one. After a few losses the task is therefore *held
+back*: as long as other tasks wait, these run first, until they have run EVIDENCE times as long as the task did. Two
+tasks that were always lost together cannot be told apart. A task therefore becomes a *suspect* well before its limit,
+and the scheduler runs only one suspect at a time. An innocent suspect then finishes without the guilty task beside it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from pipeline.engine.messages import Failure
 
 CAUSES = ("lost", "environment")     # kinds of failure that are losses
 MAX_LOST = 8             # least number of losses to one cause for which a task is blamed
-HOPELESS = 8             # times MAX_LOST losses of a task with no task finished in between end the run at any base rate
+HOPELESS = 8             # a task with HOPELESS * max_lost losses while no task finished ends the run
 SUSPECT = 4              # least number of losses that make a task a suspect, or hold it back
 SUSPICION = math.log(1e3)    # a suspect's losses are less probable than one in a thousand
-PROOF = math.log(1e9)        # a blamed task's are less probable than one in 10⁹, since a run may judge a million times
+PROOF = math.log(1e9)        # a blamed task's losses are less probable than one in 10⁹: a run may judge a million tasks
 SAME_DEATH_S = 10.0      # losses on one node within this time are one death, which each of its supervisors reports
 EVIDENCE = 20            # times the task's own seconds: if others ran so long without loss, MAX_LOST losses are proof
 
 
 @dataclass
 class BaseRate:
-    """Statistics of all attempts at tasks on one class of nodes: for how long they ran, how many were lost to each
-    cause, and in how many events (a node's death is one event)."""
+    """Statistics of all attempts at tasks on one class of machines: for how long they ran, how many were lost to each
+    cause, and in how many events. The death of a machine is one event, even if it ends several attempts."""
 
     lost: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
@@ -63,8 +63,8 @@ class BaseRate:
         self._ended_s += now - began
 
     def failed(self, cause: str, attempts: int, host: str = "", now: float = 0.0) -> None:
-        """Count an event, such as the death of a node, that ended `attempts` attempts. Reports that name the same host
-        within SAME_DEATH_S are one event."""
+        """Count an event, such as the death of a node, that ended `attempts` attempts at tasks. Reports that name the
+        same host within SAME_DEATH_S are one event."""
         self.lost[cause] += attempts
         self._deaths = {name: time for name, time in self._deaths.items() if now - time <= SAME_DEATH_S}
         if host not in self._deaths:
@@ -73,14 +73,15 @@ class BaseRate:
             self._deaths.setdefault(host, now)
 
     def seconds(self, now: float) -> float:
-        """The run times of all attempts on this class of nodes, added up, in seconds. An attempt that still runs counts
-        up to `now`."""
+        """Returns the sum of the run times of all attempts on this class of machines, in seconds. An attempt that still
+        runs counts up to `now`."""
         return self._ended_s + self._running * now - self._began
 
 
 class Losses:
-    """The losses of one task. `base` is the statistics of its class of nodes. The object is made at the task's first
-    loss, which `base` already counts."""
+    """The losses of one task, that is, its attempts that ended because a node died or the machine was at fault. `base`
+    holds the statistics of all attempts on the same class of machines. The object is made at the task's first loss,
+    which `base` already counts."""
 
     def __init__(self, base: BaseRate, now: float) -> None:
         self.count: Counter[str] = Counter()
@@ -89,12 +90,12 @@ class Losses:
         self._after_first: Counter[str] = Counter()  # losses since the first one
         self._seconds = 0.0                          # seconds that attempts at the task ran before those losses
         self._beside_s = 0.0                         # seconds that these and the attempts lost with them ran, at most
-        self._beside_first_s = 0.0                   # the same for the first loss
+        self._beside_first_s = 0.0                   # seconds that the attempts of the first loss ran, at most
         self._fruitless = self._finished = 0         # losses since a task last finished, and tasks finished by then
 
     def add(self, cause: str, seconds: float, together: int, finished: int) -> None:
-        """Count the loss of an attempt at the task that had run for `seconds`. `together`: attempts that were lost at
-        once, this one included. `finished`: tasks that have finished in this run."""
+        """Count the loss of an attempt that had run for `seconds`. `together`: the number of attempts that were lost at
+        the same moment, including this one. `finished`: the number of tasks that this run has finished so far."""
         if self.count:
             self._after_first[cause] += 1
             self._seconds += seconds
@@ -106,10 +107,10 @@ class Losses:
         self._finished = finished
 
     def others(self, cause: str, now: float) -> tuple[int, float]:
-        """Returns (events that did not end this task, seconds that other attempts ran). Such an event is, for example,
-        the death of another node. The seconds are divided by the number of attempts that an event ends on average. Both
-        numbers count from this task's first loss. If the others have run for less time since then than this task, which
-        is too short for a comparison, both count from the beginning of the run."""
+        """Returns (events that hit only other tasks, seconds that other attempts ran) since this task's first loss, for
+        comparison with its own losses to `cause`. An event is, for example, the death of a node. The seconds are
+        divided by the number of attempts that an event ends on average. If the other attempts have run for less time
+        since that first loss than this task, both numbers count from the beginning of the run."""
         size = max(1.0, self._base.lost[cause] / max(1, self._base.events[cause]))
         all_s = self._base.seconds(now) - self._beside_s
         events = self._base.events[cause] - self._after_first[cause]
@@ -120,17 +121,18 @@ class Losses:
         return max(0, events - first), max(0.0, (all_s - self._beside_first_s) / size)
 
     def comparable(self, cause: str, now: float) -> bool:
-        """Whether other tasks have run for so long that the next loss of this task would be evidence against it."""
+        """Whether other tasks have run for so long that one more loss of this task to `cause` would be evidence against
+        it."""
         return self.others(cause, now)[1] >= EVIDENCE * self._seconds
 
     def held_back(self, now: float) -> bool:
-        """Whether the task should wait while other tasks can run instead: it was lost a few times, and other tasks have
-        not run for long enough to compare with."""
+        """Whether the task should wait while other tasks can run instead. It should if it was lost at least SUSPECT
+        times to one cause, and other tasks have not run long enough for a comparison."""
         return any(n >= SUSPECT and not self.comparable(cause, now) for cause, n in self.count.items())
 
     def judge(self, cause: str, now: float, max_lost: int = MAX_LOST) -> str:
-        """Return why the losses of this task must end the run, or "" if the run goes on. Also decides whether the task
-        is a suspect."""
+        """Return why the losses of this task must end the run, or "" if the run continues. Also sets `suspect`: whether
+        the task probably takes its nodes down."""
         count, (events, seconds) = self.count[cause], self.others(cause, now)
         share = self._seconds / (self._seconds + seconds) if seconds else 0.0
         self.suspect = count >= SUSPECT and improbable(count - 1, events, share, SUSPICION)
@@ -157,9 +159,8 @@ class History:
     losses: Losses | None = None
 
     def failed(self, failure: Failure, max_attempts: int) -> bool:
-        """Note a failed attempt. Returns whether the task has failed for good by its own fault. It has if every attempt
-        would meet this failure, if the same failure came at the same row twice in succession, or if there were too many
-        failures."""
+        """Note a failed attempt. Returns True if the task gets no further attempt: the error is permanent, or the task
+        raised the same error at the same row twice in a row, or it raised `max_attempts` errors."""
         self.reasons.append(failure.message)
         if failure.traceback:
             self.tracebacks.append(failure.traceback.rstrip())
@@ -170,8 +171,8 @@ class History:
 
 
 def improbable(count: int, others: int, share: float, least: float) -> bool:
-    """Whether it is improbable that `count` or more of `count + others` events hit this task, if each of them does so
-    with probability `share`. Improbable means that Chernoff's bound is below exp(-least)."""
+    """Whether it is improbable that `count` or more of `count + others` events hit this task, if each event hits it
+    with probability `share`. Improbable means that Chernoff's bound on this probability is below exp(-least)."""
     if share <= 0.0:
         return True
     part = count / (count + others)

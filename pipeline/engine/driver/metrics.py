@@ -1,10 +1,11 @@
-"""Defines the progress of a run as Prometheus metrics: their names, their meaning, and how they follow from a snapshot.
+"""Defines the Prometheus metrics of a run: their names, their meaning, and how to compute them from a progress
+snapshot.
 
-`samples` maps the snapshot of `Progress` (the content of `runs/RUN/progress.json`) to values. The backend exports them
-(`RayBackend.emit`: on the metrics port of the driver's machine). All metrics come from the driver. They form few time
-series, because they are labelled by run and by *kind* of plan node (pass, barrier, …), never by partition, file or
-worker. They serve monitoring only: counters begin at zero with every driver and vanish with it. The lasting facts of a
-run are in the store.
+`samples` computes the values from the snapshot that `Progress` writes to `runs/RUN/progress.json`. The Ray backend
+exports them on the metrics port of the driver's machine (`RayBackend.emit`). Only the driver exports metrics. They form
+few time series, because their labels are the run and the *kind* of plan node (pass, barrier, …), never the partition,
+file or worker. They serve monitoring only: counters begin at zero with every driver and vanish with it. The store keeps
+the lasting facts of a run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ OUTCOMES = ("in", "kept", "dropped", "quarantined")
 
 @dataclass(frozen=True)
 class Metric:
-    """A Prometheus metric. `kind`: gauge (a state) or counter (events since this driver began)."""
+    """A Prometheus metric. `kind` is "gauge" (a state) or "counter" (events since this driver started)."""
 
     name: str
     kind: str
@@ -60,7 +61,8 @@ Sample = tuple[Metric, dict[str, str], float]
 
 
 def kind_of(node: str) -> str:
-    """Returns the kind of a plan node, derived from its name as `pipeline.plan` makes it."""
+    """Returns the kind of a plan node (a step of the run's plan): index, pass, barrier, tokenizer or shards. The kind
+    follows from the node's name."""
     head, colon, _ = node.partition(":")
     if colon and head in ("index", "tokenizer", "shards"):
         return head
@@ -68,11 +70,11 @@ def kind_of(node: str) -> str:
 
 
 def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the number of documents of one task by outcome, from the counters of a pass or of an encoding task
-    (docs/architecture.md). All numbers are zero for other tasks.
+    """Returns {outcome: number of documents} of one task, from the counters of a pass (which runs stages on documents)
+    or of an encoding task. All numbers are zero for tasks of other kinds.
 
-    Records that a reader could not read count as `quarantined` though they never became documents, so the outcomes may
-    add up to more than `in`.
+    Records that a reader could not read count as `quarantined`, although they never became documents. The outcomes may
+    therefore add up to more than `in`.
     """
     passed, encoded = "stages" in counters, "quarantined" in counters and "train" in counters
     if not passed and not encoded:
@@ -88,7 +90,8 @@ def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
 
 
 def samples(run: str, snapshot: Mapping[str, Any], nodes_lost: int = 0) -> Iterator[Sample]:
-    """Yield every metric of a run, from a snapshot of its progress."""
+    """Yield (metric, labels, value) for every metric of a run. `snapshot` is the run's progress snapshot
+    (`Progress.snapshot`)."""
     active = snapshot["state"] in ("running", "stopping")
     eta = snapshot["eta_s"] if active else 0
     yield ACTIVE, {"run": run}, float(active)

@@ -1,7 +1,9 @@
-"""Shows the progress of a run: to people (rich), to programs (JSON lines), and as a snapshot in the store.
+"""Shows the progress of a run in three ways: to people (rich), to programs (JSON lines), and as a snapshot in the
+store.
 
-Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`). It survives the driver.
-The times measured here are only shown; nothing depends on them. The ETA comes from bytes, not from parts.
+Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`), which stays when the
+driver ends. The times measured here are only shown; nothing else depends on them. The remaining time is estimated from
+the bytes still to be read, not from the number of tasks.
 """
 
 from __future__ import annotations
@@ -39,14 +41,15 @@ LONGEST = 1000          # characters of a message in a snapshot
 
 @dataclass
 class _Node:
-    """The counts of one node of the plan (a pass, a barrier, …). `weight` counts bytes to read."""
+    """The counts of one plan node, such as a pass or a barrier. `parts` counts its tasks, and `weight` the bytes that
+    they read."""
 
     parts: int = 0
     done: int = 0
-    fresh: int = 0              # of `done`, taken from the log
+    fresh: int = 0              # tasks among `done` whose records were in the log already
     weight: int = 0
     weight_done: int = 0
-    weight_run: int = 0         # of `weight_done`, run here
+    weight_run: int = 0         # bytes among `weight_done` that this run read
     docs: int = 0
     docs_run: int = 0
     quarantined: int = 0
@@ -58,7 +61,7 @@ class _Node:
     hung: int = 0
     cpu_s: float = 0.0
     started: float | None = None    # when tasks began to run; None while they wait for workers
-    earlier_s: float = 0.0              # seconds it ran before `started`
+    earlier_s: float = 0.0              # seconds that its tasks ran before `started`
 
     def seconds(self, now: float) -> float:
         return self.earlier_s + (now - self.started if self.started is not None else 0.0)
@@ -85,11 +88,11 @@ class _Node:
 
 
 class Progress:
-    """Collects the scheduler's reports and shows them.
+    """Collects the scheduler's reports about a run and shows them.
 
-    `mode`: "rich" (bars on a terminal, otherwise a line now and then), "quiet", or "json" (one event a line on stdout).
-    `snapshot` is a function that is called with a JSON-able dict every few seconds and at the end. `facts` are part of
-    every snapshot. Secrets are removed from all output (`pipeline.base.redact`).
+    `mode`: "rich" (bars on a terminal, otherwise lines every PLAIN_S seconds), "quiet", or "json" (one event per line
+    on stdout). `snapshot` is a function that is called with a JSON-able dict every few seconds and at the end. The
+    entries of `facts` are added to every snapshot. Secrets are removed from all output (`pipeline.base.redact`).
     """
 
     def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
@@ -124,8 +127,8 @@ class Progress:
 
     # -- reports from the scheduler -------------------------------------------------------------------------------
     def plan_again(self) -> None:
-        """Start over: the tasks of all nodes are about to be added again. Those that ran so far will then count as
-        reused."""
+        """Clear the counts of all plan nodes, because the plan is made again and its tasks are about to be added again.
+        Tasks that have finished will then count as reused."""
         self.nodes.clear()
 
     def planned(self, specs: list[TaskSpec], fresh: Mapping[str, PartRecord]) -> None:
@@ -146,7 +149,8 @@ class Progress:
         self._tick()                 # reading a million finished tasks takes minutes, so show progress
 
     def reused(self, sums: BatchSums) -> None:
-        """Count the tasks of a node whose results are all in the store already (`pipeline.plan.fresh`)."""
+        """Count the tasks of a plan node whose results are all in the store already. `sums` are sums over these
+        tasks."""
         node = self.nodes.setdefault(sums.node, _Node())
         node.parts += sums.tasks
         node.done += sums.tasks
@@ -181,7 +185,8 @@ class Progress:
         self._tick()
 
     def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None:
-        """Count a failed attempt. `again`: another attempt follows. Otherwise the run ends, and its error says why."""
+        """Count a failed attempt at a task. `again`: the task gets another attempt. If it does not, the run ends, and
+        the error of the run gives the reason."""
         self.nodes[spec.node].failed += 1
         message = redact(message)
         key = (spec.node, kind, gist(message))
@@ -194,18 +199,19 @@ class Progress:
             self._print_once(message, f"{spec.node}: {spec.label or spec.key}: {message} ({kind}, trying again)")
 
     def hindered(self, spec: TaskSpec, message: str) -> None:
-        """Report a task that waits for the environment, such as disk space or storage that does not answer."""
+        """Report a task that waits for its machine or storage: the disk is full, or the storage does not answer."""
         message = redact(message)
         self._event("hindered", node=spec.node, key=spec.key, label=spec.label, message=message)
         self._print_once(message, f"{spec.node}: {spec.label or spec.key}: {message} (waiting, then trying again)")
 
     def repeated(self, spec: TaskSpec) -> None:
-        """Count a task that waits for another attempt, because one failed, was lost, or was given back by its
-        worker."""
+        """Count a task that waits for another attempt, because its last attempt failed, was lost with its node, or was
+        given back by its worker."""
         self.nodes[spec.node].retried += 1
 
     def doubled(self, spec: TaskSpec) -> None:
-        """Count a second attempt beside the first at a straggler, a task that runs much longer than others."""
+        """Count a second attempt that starts beside the first, because the task runs much longer than others (a
+        straggler)."""
         self.nodes[spec.node].doubled += 1
         self._event("doubled", node=spec.node, key=spec.key, label=spec.label)
 
@@ -214,8 +220,8 @@ class Progress:
         self._print(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
 
     def hanging(self, task: Running) -> None:
-        """Report a task whose crash cursor (the document that it works on) has not moved for a long time. The task may
-        only be slow, so it is just shown here; limits and second attempts act on it."""
+        """Report a task whose crash cursor (the record of which document it works on) has not moved for a long time.
+        The report is only shown, because the task may just be slow."""
         spec = task.spec
         self._hung[spec.key] = task.row, task.stage
         self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=task.row,
@@ -224,8 +230,8 @@ class Progress:
         self._print(f"{spec.node}: {spec.label or spec.key}: {hang_of(task)}")
 
     def running(self, slots: int, tasks: list[Running]) -> None:
-        """Note which tasks run. A hanging task is shown first, with its position and a remedy, until its cursor moves
-        again."""
+        """Note which tasks run. Hanging tasks are listed first, with their position and a remedy, until their crash
+        cursor (the record of which document a task works on) moves again."""
         self.slots = slots
         for t in tasks:
             if t.spec.key in self._hung and self._hung[t.spec.key] != (t.row, t.stage):        # it moves again
@@ -245,7 +251,7 @@ class Progress:
         self._tick()
 
     def stopping(self) -> None:
-        """The run was asked to stop: no further task begins, and those that run may finish."""
+        """Report that the run was asked to stop: no further task begins, and running tasks may finish."""
         if self.state == "running":
             self.state = "stopping"
             self._write()
@@ -253,7 +259,8 @@ class Progress:
 
     # -- output --------------------------------------------------------------------------------------------------
     def snapshot(self) -> dict[str, Any]:
-        """The state as JSON-able dict: totals, ETA in seconds (None: unknown), and a dict for each node."""
+        """Returns the progress of the run as a dict that can be written as JSON: totals, remaining seconds (None:
+        unknown), and a dict for each plan node."""
         now = self._clock.now()
         nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
         remaining = sum(n.weight - n.weight_done for n in self.nodes.values())
@@ -272,11 +279,12 @@ class Progress:
                 "traceback": self.traceback}
 
     def begin(self) -> None:
-        """Write the first snapshot, which shows others that this run is under way."""
+        """Write the first snapshot, which tells other programs that this run has begun."""
         self._write()
 
     def close(self, state: str = "done", error: str | None = None, traceback: str | None = None) -> None:
-        """Write the last snapshot. `state`: done, failed or stopped; `error`: the error the run ended with."""
+        """End the display and write the last snapshot. `state`: done, failed or stopped. `error`: the error that ended
+        the run."""
         self.state, self.tasks = state, []
         self.error = None if error is None else redact(error)[:4 * LONGEST]
         self.traceback = None if traceback is None else redact(traceback)[-16 * LONGEST:]
@@ -329,8 +337,8 @@ class Progress:
             console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
     def _print_once(self, message: str, line: str) -> None:
-        """Print `line`, unless a message that differs only in its paths was printed in the last AGAIN_S seconds. All
-        workers may meet the same failure."""
+        """Print `line`, unless a `message` that is equal except for its paths was printed in the last AGAIN_S seconds.
+        Many workers may meet the same failure."""
         now, key = self._clock.now(), gist(message)
         if now - self._printed.get(key, -AGAIN_S) >= AGAIN_S:
             self._printed[key] = now
@@ -372,7 +380,7 @@ class Progress:
 
 
 def stage_of(task: Running) -> str:
-    """Name of the stage that a task is in; "read" while a record is read."""
+    """Returns the name of the stage (a step on documents) that a task is in; "read" while it reads a record."""
     chain = task.spec.args.get("chain", ())
     stage = task.stage
     return chain[stage].get("name", str(stage)) if 0 <= stage < len(chain) else str(stage) if stage >= 0 else "read"
@@ -388,7 +396,8 @@ _REMEDIES = {
 
 
 def hang_of(task: Running) -> str:
-    """A task without progress, in words: for how long, at what position, on which worker, and what to do."""
+    """Describes a hanging task in words: for how long it has made no progress, at which document, on which worker, and
+    what the user can do."""
     place = "outside any document" if task.row < 0 else f"document {task.row} in stage {stage_of(task)}" \
         if task.stage >= 0 else f"while record {task.row} is read"
     words = [f"no progress for {age(task.still)}", place]

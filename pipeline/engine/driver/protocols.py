@@ -1,5 +1,5 @@
-"""Defines the interfaces that the scheduler uses: a backend that runs tasks, a log that commits their records, and a
-listener that shows the progress."""
+"""Defines the interfaces that the scheduler uses: a backend that runs tasks, a log that commits the records of finished
+tasks, and a listener that shows the progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Backend(Protocol):
     interruptible: bool
 
     def start(self, memory_mb: int = 0) -> None:
-        """Get ready for tasks that declare up to `memory_mb`. A second call does nothing."""
+        """Get ready to run tasks. The first tasks declare up to `memory_mb` of memory. A second call does nothing."""
 
     @property
     def slots(self) -> int:
@@ -27,17 +27,17 @@ class Backend(Protocol):
 
     def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         """Tell the backend how many tasks of each kind wait, so that it can start workers for them. Tasks that declare
-        the same resources are of one kind. Returns the kinds that can never run here, and why."""
+        the same resources are of one kind. Returns {kind: reason} for the kinds that can never run on this backend."""
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        """Number of assignments of this kind that would start at once. A value of 0 or -n means that none would start,
-        and that n assignments are prefetched (handed out, but waiting for a slot). At -slots or below, the backend
-        takes no more."""
+        """Returns how many assignments (attempts at tasks) with these resources would start at once. A result of 0 or
+        -n means that none would start and that n assignments are prefetched, which means handed out but waiting for a
+        slot. If the result is -slots or less, the backend takes no more."""
 
     def submit(self, assignment: Assignment) -> None: ...
 
     def cancel(self, ids: list[int]) -> None:
-        """Forget these assignments, and kill the tasks of those that run. Their events may still arrive, or never."""
+        """Forget these assignments (attempts at tasks) and kill those that run. Events about them may still arrive."""
 
     def wait(self, timeout: float) -> list[Event]:
         """Return events as soon as there are any, or after `timeout` seconds."""
@@ -50,7 +50,7 @@ class Backend(Protocol):
 
 
 class CommitLog(Protocol):
-    """The part of `pipeline.store.log.Log` that the scheduler uses."""
+    """The methods of the commit log (`pipeline.store.log.Log`, the list of finished tasks) that the scheduler uses."""
 
     epoch: int
 
@@ -64,9 +64,9 @@ class CommitLog(Protocol):
 
 @dataclass(frozen=True)
 class Running:
-    """A running task. It has run for `seconds`. Its crash cursor, which says which document is being processed, is at
-    `row` and `stage` (-1: outside any document) and has not moved for `still` seconds. `does` is the state of its
-    process `pid` on `host` (`limits.doing`)."""
+    """A task that runs, for display. It has run for `seconds`. It works on document `row` in `stage` (-1: outside any
+    document), and has been there for `still` seconds. `does` is the state of its process `pid` on `host`
+    (`limits.doing`)."""
 
     spec: TaskSpec
     seconds: float
@@ -79,8 +79,8 @@ class Running:
 
 
 class Listener(Protocol):
-    """The reports that the scheduler makes while a run goes on. `pipeline.engine.driver.progress.Progress` receives
-    them."""
+    """The interface through which the scheduler reports the events of a run. `driver.progress.Progress` implements
+    it."""
 
     def plan_again(self) -> None: ...
 

@@ -1,8 +1,8 @@
 """Keeps the driver's queue of tasks on disk: their specs, their order, and which of them are done.
 
-A run may have millions of tasks, and a spec is a few kB. They are kept in a temporary SQLite database of this process,
-so that memory holds only tasks in flight. A node of the plan adds its tasks as an iterable, which is read as the run
-goes on. It gets their records back as a sequence that is read from the commit log.
+A run may have millions of tasks, and a spec is a few kB. The queue is therefore a temporary SQLite database, and memory
+holds only the tasks that run. A plan node (a step of the run) adds its tasks as an iterable, which is read as the run
+goes on. When they are done, it gets a sequence of their commit records, which are read from the commit log on demand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.store.quick_json import dumps, loads
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import CACHE_MB, MOST_KEYS, OnDisk, scratch_database
 
-#: rows of a batch read at a time, and records, which are larger
+#: tasks of a batch that are read at a time, and commit records, which are larger
 CHUNK, RECORDS = 1000, 256
 
 #: the records of tasks, by key (`LogView.get_all`)
@@ -29,10 +29,10 @@ Row = tuple[str, str, int]
 
 
 class TaskRecords(OnDisk[PartRecord]):
-    """The records of the tasks of a batch, in the order of the tasks, read from the commit log on demand.
+    """The commit records of a batch of tasks, in the order of the tasks. They are read from the commit log on demand.
 
-    `rows(first, stop)` returns the tasks at the places [first, stop) of the batch. `node` is the node or wave that the
-    tasks' specs name. `origins` are the `TaskSpec.origin` of the tasks.
+    `rows(first, stop)` returns the tasks at the places [first, stop) of the batch. `node` is the plan node that the
+    tasks belong to. `origins` are the sources or datasets that they read (`TaskSpec.origin`).
     """
 
     def __init__(self, rows: Callable[[int, int], Sequence[Row]], size: int, get: Get, node: str = "") -> None:
@@ -90,14 +90,14 @@ class TaskTable:
 
 
 class TaskBatch:
-    """The tasks that one plan node asked for together. The batch is complete when its iterable is exhausted and all of
-    its tasks are done."""
+    """The tasks that one plan node (a step of the run) asked for together. The batch is complete when the iterable
+    `specs` has been read to its end and all its tasks are done."""
 
     def __init__(self, number: int, specs: Iterable[TaskSpec]) -> None:
         self.number = number
         self.source: Iterator[TaskSpec] | None = iter(specs)     # None once read to its end
         self.size = self.unfinished = 0
-        self.node = ""                                           # that of its first task
+        self.node = ""                                           # plan node of its first task
 
     @property
     def complete(self) -> bool:
@@ -105,8 +105,8 @@ class TaskBatch:
 
 
 class TaskQueue:
-    """Holds batches of tasks. The tasks that still have to run are ordered from the largest to the smallest, or
-    shuffled by `seed`."""
+    """Holds batches of tasks. Tasks that still have to run are dispatched from the largest to the smallest, or in an
+    order shuffled by `seed`. `get` reads commit records by task key."""
 
     def __init__(self, get: Get, seed: int | None = None) -> None:
         self._get, self._seed = get, seed
@@ -122,7 +122,8 @@ class TaskQueue:
         self.waiting: dict[ResourceRequest, int] = {}
 
     def __len__(self) -> int:
-        """Number of tasks that were read from their batches and wait to be dispatched."""
+        """Returns the number of tasks that wait to be dispatched. Tasks that were not read from their batches yet are
+        not counted."""
         return sum(self.waiting.values())
 
     @property
@@ -136,8 +137,9 @@ class TaskQueue:
         return batch
 
     def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], Mapping[str, PartRecord]]]:
-        """Read at most `limit` further tasks of every batch. Yields (tasks that are new or already done, records of
-        those already done)."""
+        """Read at most `limit` further tasks of every batch. Yields (tasks, records) for each batch: the tasks that
+        entered the queue now together with those that are already done, and the commit records of the done tasks by
+        key."""
         for batch in list(self._batches.values()):
             if batch.source is None:
                 continue
@@ -149,8 +151,8 @@ class TaskQueue:
             yield [s for s in specs if s.key in fresh or s.key in new], fresh
 
     def _enter(self, batch: TaskBatch, specs: list[TaskSpec], fresh: Mapping[str, PartRecord]) -> set[str]:
-        """Add tasks to a batch, and those that are not done to the queue. Returns the keys of tasks that wait to be
-        dispatched now and did not before."""
+        """Add tasks to a batch. Those without a commit record in `fresh` also enter the queue. Returns the keys of the
+        tasks that entered the queue now; a task that waits in the queue already is not among them."""
         self._tasks.add(batch.number, batch.size, specs)
         batch.size += len(specs)
         batch.node = batch.node or next((s.node for s in specs), "")
@@ -182,7 +184,7 @@ class TaskQueue:
             self.waiting[kind] = self.waiting.get(kind, 0) + number
 
     def kinds(self) -> list[ResourceRequest]:
-        """Returns the kinds of the waiting tasks, in the order of their first tasks. Tasks that declare the same
+        """Returns the kinds of the waiting tasks, ordered by the first task of each kind. Tasks that declare the same
         resources are of one kind."""
         heads = []
         for kind in self.waiting:
@@ -203,7 +205,7 @@ class TaskQueue:
         return TaskSpec.from_json(loads(spec))
 
     def done(self, key: str) -> None:
-        """Note that a task is done: the batches that contain it no longer wait for it."""
+        """Note that the task `key` is done, so that the batches that contain it no longer wait for it."""
         for number, in self._db.execute("SELECT batch FROM waiter WHERE key = ?", (key,)).fetchall():
             self._batches[number].unfinished -= 1
         self._db.execute("DELETE FROM waiter WHERE key = ?", (key,))

@@ -1,25 +1,26 @@
-"""The scheduler: hands tasks to a backend, commits their records, and retries failed attempts.
+"""The scheduler: hands tasks to a backend, commits the records of finished tasks, and retries failed attempts.
 
 It runs in the driver and uses neither Ray nor child processes itself: a backend takes an `Assignment` (one attempt at a
-task) and returns events (`pipeline.engine.messages`). Only O(slots) assignments exist at a time, however many tasks
-there are.
+task) and returns events (`pipeline.engine.messages`). The number of assignments at a time is proportional to the number
+of slots, however many tasks there are.
 
 The consequence of a failed attempt depends on the kind of failure:
 
-* `exception`: raised by the task's own code. It counts against `max_attempts`. If two successive attempts raise the
-  same message at the same row, the error is taken as deterministic and ends the run.
-* `permanent`: a setting that cannot work. It ends the run at once.
+* `exception`: the task's own code raised an exception. It counts against `max_attempts`. If two successive attempts
+  raise the same message at the same row, the error is taken as deterministic and ends the run.
+* `permanent`: every other attempt would fail, too, for example because of a wrong setting. It ends the run at once.
 * `environment` (a killed child, memory pressure) and `lost` (the node died): the attempt is lost. The losses of a task
   are counted by kind and compared with those of other tasks (`losses`). A task that takes down its nodes ends the run
   after `max_lost` losses. Losses that strike all tasks alike, as on preempted nodes, do not end the run as long as
   tasks finish.
 * `damaged`: a file of the store differs from its record. The tasks that do not need the file are finished first. Then
-  DamageFound ends this plan, and the next plan makes the file anew.
+  DamageFound is raised, and the run is planned again, so that the file is written anew.
 
-`Returned` attempts do not count. They never began, or the end of their node was announced.
+An attempt that comes back as `Returned` does not count as failed: it never began, or the end of its node was announced.
 
-A quarantined row is committed at once, so that later attempts at its task skip it even if this driver dies. A task that
-fails for good releases its rows, because the task and not its documents may have been at fault.
+A quarantined row (a document that killed its process) is committed at once, so that later attempts at its task skip the
+row even if this driver dies. When a task fails and gets no further attempt, its rows are released from quarantine,
+because the task and not its documents may have been at fault.
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ READ_AHEAD = 1000        # tasks of a batch read between two polls of the backen
 
 
 class Scheduler:
-    """Runs tasks on a backend and commits their records. Use it as a context manager: when it exits, no task runs any
-    more and every finished task is committed, also after an error.
+    """Runs tasks on a backend and commits the records of finished tasks. Use it as a context manager: at its exit, also
+    after an error, running tasks are cancelled and the records of all finished tasks are committed.
 
-    `add` takes the tasks of a plan node, `step` advances all tasks, and `finished` returns the sets of tasks that are
-    complete. `dispatch_seed` shuffles the order of dispatch, for tests, since nothing may depend on it; by default the
-    largest go first. `grace_s`: seconds for which running tasks may go on after a SIGTERM. `bad_files` counts input
-    files that could not be read, and may end the run.
+    `add` takes the tasks of a plan node, `step` advances all tasks, and `finished` returns the batches of tasks that
+    are complete. Large tasks are dispatched first. For tests, `dispatch_seed` shuffles the order of dispatch, because
+    no result may depend on it. `grace_s`: seconds for which running tasks may go on after a SIGTERM. `bad_files` counts
+    input files that could not be read, and may end the run.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
@@ -119,16 +120,18 @@ class Scheduler:
             self._started = False
 
     def plan_again(self) -> None:
-        """Forget the counts of the plan: the same tasks are about to be added again."""
+        """Reset the counts of reused tasks and of progress, because the run is planned again and the same tasks are
+        about to be added again."""
         self.reused = 0
         if self.progress:
             self.progress.plan_again()
 
     def run(self, specs: Iterable[TaskSpec]) -> list[PartRecord]:
-        """Run `specs` and return their records in order. Tasks whose record is in the log do not run again; equal keys
-        run once.
+        """Run the tasks `specs` and return their commit records in order. A task whose record is in the commit log does
+        not run again. Tasks with equal keys run once.
 
-        Raises TaskFailed, Interrupted, and what the log raises (Fenced when another driver took over).
+        Raises TaskFailed, Interrupted, and the errors of the commit log (Fenced when another driver took over the
+        store).
         """
         with self:
             batch = self.add(specs)
@@ -139,8 +142,9 @@ class Scheduler:
                         return list(records)
 
     def add(self, specs: Iterable[TaskSpec], awaited: bool = False) -> TaskBatch:
-        """Add tasks, which are read as the run goes on. Tasks whose record is in the log do not run again; equal keys
-        run once. `awaited`: other nodes cannot begin before these tasks are done."""
+        """Add tasks. The iterable `specs` is read as the run goes on. A task whose record is in the commit log does not
+        run again. Tasks with equal keys run once. `awaited`: other plan nodes cannot begin before these tasks are
+        done."""
         def noted() -> Iterator[TaskSpec]:
             for spec in specs:
                 self._awaited.add(spec.node)
@@ -149,7 +153,8 @@ class Scheduler:
         return self._queue.add(noted() if awaited else specs)
 
     def reuse(self, sums: NodeSums) -> None:
-        """Count the tasks of a node whose results are all in the store already. They are not added to the queue."""
+        """Count the tasks of a plan node whose results are all in the store already. These tasks are not added to the
+        queue. `sums` are sums over their records."""
         self.reused += sums.tasks
         for batch in sums.batches if self.progress else ():
             if batch.tasks:                                   # a batch without tasks has no node
@@ -159,15 +164,15 @@ class Scheduler:
             self.bad_files.check()
 
     def finished(self) -> list[tuple[TaskBatch, TaskRecords]]:
-        """The batches completed since the last call, with their records."""
+        """Returns the batches of tasks that were completed since the last call, with their commit records."""
         return self._queue.finished()
 
     def step(self) -> None:
-        """Read a few more tasks, dispatch as many as there is room for, and commit the records that come back. Waits
-        half a second at most.
+        """Advance the run: read a few more tasks, dispatch as many as there is room for, and commit the records that
+        come back. Waits for events for half a second at most.
 
-        Raises TaskFailed, Interrupted, DamageFound (once nothing else is left to do), and the errors of the log (Fenced
-        when another driver took over).
+        Raises TaskFailed, Interrupted, DamageFound (once only tasks that need a damaged file remain), and the errors of
+        the commit log (Fenced when another driver took over the store).
         """
         self.check_stop()
         for specs, fresh in self._queue.read(READ_AHEAD):
@@ -207,7 +212,7 @@ class Scheduler:
             self.bad_files.check()
 
     def _handle(self, event: Event) -> None:
-        """Act on one event. Events of attempts that were given up in the meantime are ignored."""
+        """Act on one event of the backend. Events about attempts that are no longer in flight are ignored."""
         match event:
             case Done(id, record) if id in self._flights:
                 self._commit(id, record)
@@ -227,8 +232,8 @@ class Scheduler:
                 self.progress.running(self.backend.slots, [self._running(s) for s in running if s.id in self._flights])
 
     def _remove_flights(self, ids: Iterable[int]) -> list[Flight]:
-        """Remove these attempts from the attempts in flight, and return them. Ids of attempts that are not in flight
-        are ignored."""
+        """Remove attempts from the attempts in flight, and return those that were removed. Ids of attempts that are not
+        in flight are ignored."""
         landed, now = [], self._clock.now()
         for id in ids:
             if (flight := self._flights.pop(id, None)) is not None:
@@ -241,8 +246,8 @@ class Scheduler:
         return landed
 
     def _base_rate(self, spec: TaskSpec) -> BaseRate:
-        """Returns how often tasks are lost on the class of nodes that this task runs on (same share of GPUs, same kind
-        of CPU)."""
+        """Returns the statistics of losses on the class of machines that this task runs on. Tasks that declare the same
+        share of GPUs and the same kind of CPU run on one class of machines."""
         return self._base_rates[spec.gpus, spec.cpu]
 
     def _running(self, status: TaskStatus) -> Running:
@@ -251,7 +256,7 @@ class Scheduler:
 
     def _start(self) -> None:
         if not self._started:
-            # before our signal handlers: ray.init installs its own
+            # before our signal handlers are installed, because ray.init installs handlers of its own
             kinds = {*self._queue.waiting, *(s.kind for s in self._retries)}
             self.backend.start(max(kind.memory_mb for kind in kinds))
             self._ending.enter_context(self._signals())
@@ -286,7 +291,7 @@ class Scheduler:
                 self._dispatch(spec)
             else:
                 self._retries.append(spec)
-        if len(self._queue) or self._retries:          # before single tasks take the room
+        if len(self._queue) or self._retries:          # before tasks of the queue take the room
             self._double_stragglers(idle=False)
         for kind in self._queue.kinds():
             while self._queue.waiting.get(kind) and self._has_room(kind):
@@ -297,16 +302,16 @@ class Scheduler:
             self._double_stragglers(idle=True)
 
     def _has_room(self, kind: ResourceRequest) -> bool:
-        """Whether a task of this kind may be dispatched. Each slot gets one task, and while many tasks wait also a
-        prefetched one, so that no slot waits for the driver. Near the end nothing is prefetched, because a prefetched
-        task could wait behind a long one while another slot is idle."""
+        """Whether a task of this kind may be dispatched. Each slot gets one task that runs. While many tasks wait, each
+        slot also gets a second task in advance (prefetched), so that no slot waits for the driver. Near the end nothing
+        is prefetched, because a prefetched task could wait behind a long one while another slot is idle."""
         room, slots = self.backend.room_for(*kind), self.backend.slots
         return room > 0 or (room > -slots and self._queue.waiting.get(kind, 0) > 2 * slots)
 
     def _may_start(self, spec: TaskSpec) -> bool:
         """Whether an attempt at this task may start now. A task that was lost a few times waits while other tasks can
-        run and show how often they are lost. Tasks that are suspected of taking their nodes down run one at a time, so
-        that the next loss shows which one does it."""
+        run and show how often they are lost. Tasks that are suspected of taking their machines down run one at a time,
+        so that the next loss shows which one does so."""
         losses = self._history[spec.key].losses if spec.key in self._history else None
         held_back = losses is not None and losses.held_back(self._clock.now())
         if losses is None or not (losses.suspect or held_back):
@@ -327,7 +332,8 @@ class Scheduler:
         self.backend.submit(Assignment(self._serial, spec, attempt_name(self.log.epoch, self._serial), skips(skip)))
 
     def _double_stragglers(self, idle: bool) -> None:
-        """Start second attempts at tasks that take suspiciously long. The attempt that commits first counts."""
+        """Start second attempts at tasks that take suspiciously long (stragglers). The attempt that commits first
+        counts. `idle`: no task waits for a slot, so that second attempts cost nothing."""
         if self._clock.now() - self._doubled < self.straggler_s / LOOKS:
             return
         self._doubled = self._clock.now()
@@ -342,8 +348,8 @@ class Scheduler:
 
     # -- failure -------------------------------------------------------------------------------------------------
     def _quarantine(self, spec: TaskSpec, row: int, stage: int, reason: str) -> None:
-        """Record in the log that a row of a task is quarantined, for every later attempt at the task, including those
-        of other drivers."""
+        """Record in the commit log that a row (a document) of a task is quarantined. All later attempts at the task
+        skip it, also those of other drivers."""
         self.log.quarantine(spec.key, row, stage, reason)
         if self.bad_files:
             self.bad_files.quarantined(spec, stage, reason)
@@ -351,8 +357,8 @@ class Scheduler:
             self.progress.quarantined(spec, row, reason)
 
     def _failed(self, flights: list[Flight], failure: Failure, host: str = "") -> None:
-        """Count attempts that failed together, on node `host` if that is known, and repeat their tasks. Raises
-        TaskFailed when one of these tasks gets no further attempt."""
+        """Count attempts that failed for one common reason, and queue their tasks again. `host` is the node that they
+        ran on, if known. Raises TaskFailed when one of the tasks gets no further attempt."""
         counts: Counter[tuple[float, str]] = Counter((f.spec.gpus, f.spec.cpu) for f in flights)
         if failure.kind in CAUSES:
             for place, number in counts.items():
@@ -371,8 +377,8 @@ class Scheduler:
         self._repeat(flights)
 
     def _count(self, flight: Flight, failure: Failure, together: int) -> None:
-        """Count a failed attempt. Raises TaskFailed when the task gets no further attempt. `together`: attempts that
-        failed at once, this one included."""
+        """Count a failed attempt. Raises TaskFailed when its task gets no further attempt. `together`: the number of
+        attempts that failed at the same moment, including this one."""
         spec, now = flight.spec, self._clock.now()
         past, why = self._history[spec.key], ""
         final = past.failed(failure, self.max_attempts)
@@ -388,8 +394,8 @@ class Scheduler:
             raise TaskFailed(spec, past.reasons, past.tracebacks, why if len(past.reasons) > 1 else "")
 
     def _repeat(self, flights: list[Flight]) -> None:
-        """Queue the tasks of these attempts again, ahead of new tasks, so that a task that always fails ends the run
-        soon. A task is queued once, even if two attempts at it ended together."""
+        """Queue the tasks of these attempts again. They run before new tasks, so that a task that always fails ends the
+        run soon. A task is queued once, even if two attempts at it ended together."""
         for key, spec in {f.spec.key: f.spec for f in flights}.items():
             if key not in self._attempts:
                 self._retries.append(spec)
@@ -399,8 +405,8 @@ class Scheduler:
     # -- stop ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """While tasks run, SIGINT and SIGTERM ask for a clean stop. A second signal goes to the previous handlers,
-        which end the process."""
+        """A context in which SIGINT and SIGTERM ask the run for a clean stop. A second signal goes to the previous
+        handlers, which end the process."""
         if threading.current_thread() is not threading.main_thread():
             yield                     # only the main thread may install handlers; another thread's owner calls `stop`
             return
@@ -422,15 +428,16 @@ class Scheduler:
                 signal.signal(s, old)
 
     def stop(self, signum: int = signal.SIGTERM, grace_s: float = 0.0) -> None:
-        """Ask for a stop, from any thread. No further task begins, and running tasks may finish within `grace_s`
-        seconds. Then the run kills its children, commits finished tasks and raises Interrupted. Of several requests the
-        earliest deadline counts."""
+        """Ask for a stop, from any thread. No further task begins. Running tasks may finish within `grace_s` seconds;
+        then they are killed. Finished tasks are committed, and the run raises Interrupted. If several stops are
+        requested, the earliest deadline counts."""
         deadline = self._clock.now() + grace_s
         if self._stop is None or deadline < self._stop_at:
             self._stop_at, self._stop = deadline, signum
 
     def check_stop(self) -> None:
-        """Raise Interrupted when a stop was requested and either no task runs any more or the grace time is over."""
+        """Raise Interrupted if a stop was requested and either no task runs any more or the time for running tasks is
+        over."""
         if self._stop is not None and (not self._flights or self._clock.now() >= self._stop_at):
             signum, self._stop = self._stop, None
             raise Interrupted(signum)

@@ -1,12 +1,11 @@
 """Decides which stragglers (tasks that run much longer than others) get a second attempt beside the first. The
-functions are pure; `Scheduler._double_stragglers` starts the attempts.
+functions only decide; `Scheduler._double_stragglers` starts the attempts.
 
-The attempt that commits first counts, so a wrong guess only costs a slot for a while. On an idle slot a second attempt
-is free. If other tasks wait for the slot, the attempt must be worth its cost. Three conditions must then hold: all
-other tasks of the straggler's plan node have been handed out, later nodes cannot begin before this node ends, and the
-straggler runs far longer than other tasks of the node. At most a tenth of the slots, but at least one, hold such
-attempts. MapReduce bounds its backup tasks similarly, and starts them when an operation is nearly complete (Dean and
-Ghemawat, OSDI 2004, §3.6).
+The attempt that commits first counts, so a wrong guess only occupies a slot for a while. A second attempt on an idle
+slot is free. If other tasks wait for the slot, three conditions must hold: all other tasks of the straggler's plan node
+have been handed out, later nodes cannot begin before this node ends, and the straggler runs far longer than other tasks
+of the node. Second attempts may then hold at most a tenth of the slots, but at least one slot. MapReduce bounds its
+backup tasks similarly, and starts them when an operation is nearly complete (Dean and Ghemawat, OSDI 2004, §3.6).
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from dataclasses import dataclass
 
 from pipeline.engine.task import TaskSpec
 
-FACTOR = 3.0             # limit if a slot is idle: this times the node's p95; else this times its median, at least p95
+FACTOR = 3.0             # limit: FACTOR * p95 of the node if a slot is idle, else FACTOR * median, at least p95
 MIN_FINISHED = 5                # finished tasks of a node that are needed before its durations mean anything
 SHARE = 10               # one in this many slots may hold a second attempt that displaces other work
 
 
 @dataclass(frozen=True)
 class Flight:
-    """An attempt at a task, running since `started` (on the scheduler's clock)."""
+    """A running attempt at a task. `started` is the time of its start on the scheduler's clock, in seconds."""
 
     spec: TaskSpec
     started: float
@@ -32,11 +31,11 @@ class Flight:
 def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], now: float, *, idle: bool,
               unfinished: Container[str] = (), awaited: Container[str] = (), slots: int = 1,
               least_s: float = 0.0) -> list[TaskSpec]:
-    """Returns the tasks that should get a second attempt, longest-running first.
+    """Returns the tasks that should get a second attempt beside the running one, longest-running first.
 
-    `times`: seconds that finished tasks of each plan node took. `idle`: no task waits for a slot. `unfinished`: nodes
-    with tasks that have not been dispatched yet. `awaited`: nodes that must end before other nodes can begin. A task
-    that has run for less than `least_s` gets no second attempt.
+    `times`: for each plan node (a step of the run), the seconds that its finished tasks took. `idle`: no task waits for
+    a slot. `unfinished`: plan nodes with tasks that have not been dispatched yet. `awaited`: plan nodes that must end
+    before others can begin. A task that has run for less than `least_s` gets no second attempt.
     """
     limits: dict[str, float] = {}                    # by node; sorted once, not for every attempt
     flown: set[str] = set()
@@ -61,8 +60,9 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
 
 
 def _limit(times: Sequence[float], idle: bool, blocks: bool) -> float:
-    """Returns the seconds after which a task of a node gets a second attempt, given the `times` of finished tasks of
-    the node. `blocks`: other nodes of the plan wait only for the running tasks of this one."""
+    """Returns the seconds after which a task of a plan node gets a second attempt. `times`: seconds that finished tasks
+    of the node took. `idle`: no task waits for a slot. `blocks`: other nodes of the plan wait only for the running
+    tasks of this one."""
     if len(times) < MIN_FINISHED or not (idle or blocks):
         return float("inf")
     ordered = sorted(times)

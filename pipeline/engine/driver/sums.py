@@ -1,9 +1,10 @@
-"""Adds up the records of the tasks of a plan node, so that a few figures do not require reading a million records.
+"""Adds up the commit records of the tasks of a plan node, so that a few figures do not require reading a million
+records.
 
-A node of the plan is, for example, a pass or a barrier. The error rate of a pass, the warnings about its sources, the
-progress of a resumed run and the report need sums over the records of a node, and never a single record. `Summing` adds
-up the records of a node once, in plan order, when the node ends. `pipeline.plan.fresh` keeps the sums in the store,
-with the hash of what they were made from.
+A plan node is a step of the run, for example a pass or a barrier. The error rate of a pass, the warnings about its
+sources, the progress of a resumed run and the report need only sums over the records of a node. `Summing` adds up the
+records once, in plan order, when the node ends. `pipeline.plan.fresh` keeps the sums in the store, with a hash of the
+node's inputs.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from pipeline.store.temp import scratch_database
 
 @dataclass
 class BatchSums:
-    """Sums over the tasks that a plan node asked for at the same time, as progress shows them. `node` is the node or
-    wave that the tasks' specs name, `weight` the bytes that the tasks read."""
+    """Sums over a batch of tasks that a plan node asked for together; progress shows them. `node` is the name of the
+    plan node or wave (a group of tasks that may run at the same time). `weight` is the number of bytes that the tasks
+    read."""
 
     node: str
     tasks: int = 0
@@ -31,16 +33,16 @@ class BatchSums:
 
 @dataclass
 class NodeSums:
-    """Sums over all tasks of a plan node.
+    """Sums over all tasks of a plan node (a step of the run, such as a pass or a barrier).
 
-    * `counters`: for a pass, its merged counters. For any other node they are merged by wave (a group of tasks that may
-      run at the same time), because each wave counts different things.
-    * `lost`: documents lost to errors, by reason, without unreadable records.
+    * `counters`: for a pass, the merged counters of its tasks. For any other node, counters are merged by wave (a group
+      of tasks that may run at the same time), because each wave counts different things.
+    * `lost`: numbers of quarantined documents by reason. Records that could not be read are not counted.
     * `writes`: names of the files that the tasks wrote.
-    * `content`: for a pass, the hash of the sorted contents of its kept parts or row sets; for another node, of all
-      files.
-    * `results`: a hash over the tasks and the attempts that made their records, in plan order. It changes whenever a
-      record does.
+    * `content`: a hash over the sorted content hashes of the files that the tasks wrote; for a pass, only of
+      `kept.parquet` (documents) and `gone.parquet` (row sets: lists of removed rows).
+    * `results`: a hash over the tasks and the attempts that made their records, in plan order. The hash changes
+      whenever a record changes.
     """
 
     batches: list[BatchSums] = field(default_factory=list)
@@ -65,7 +67,8 @@ class NodeSums:
 
 
 class Summing:
-    """Adds up the records of a plan node. Only the sums take memory, because the content hashes are sorted on disk."""
+    """Adds up the commit records of a plan node's tasks. Memory holds only the sums, because the content hashes are
+    sorted on disk."""
 
     def __init__(self, node: str, kind: str) -> None:
         self._node, self._pass = node, kind == "pass"
@@ -76,13 +79,13 @@ class Summing:
         self._contents.execute("CREATE TABLE content (sum TEXT)")
 
     def begin(self, node: str) -> None:
-        """Begin a batch: the records that are added next belong to this node or wave."""
+        """Begin a batch: the records that are added from now on belong to the plan node or wave `node`."""
         self.sums.batches.append(BatchSums(node))
         self._results.update(b"batch\n")
 
     def add(self, record: PartRecord, weight: int = 0, origin: str = "") -> None:
-        """Add the next record. `weight` and `origin` come from the spec of its task: the bytes that the task reads, and
-        the source or dataset that it reads them from."""
+        """Add the next commit record. `weight`: the bytes that its task reads. `origin`: the source or dataset that the
+        task reads."""
         sums, batch, counters = self.sums, self.sums.batches[-1], record.counters
         self._results.update(f"{record.key} {record.attempt} {origin}\n".encode("utf-8", "surrogatepass"))
         batch.tasks += 1
@@ -110,8 +113,9 @@ class Summing:
             self._count_lost(counters)
 
     def _wave(self, node: str) -> str:
-        """Returns the wave that a record belongs to. If several nodes asked for the same task, the record may name
-        another node than this one, and the wave is taken from that name."""
+        """Returns the wave (a group of tasks that may run at the same time) that a record belongs to. `node` is the
+        name in the record. It may begin with the name of another plan node, if several nodes asked for the same
+        task."""
         if node == self._node or "/" not in node:
             return "task"
         return node.removeprefix(f"{self._node}/") if node.startswith(f"{self._node}/") else node.rpartition("/")[2]
@@ -136,8 +140,8 @@ class Summing:
 
 
 def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums:
-    """Returns the sums over the records of a node whose task specs are not available. The sums then lack weights and
-    origins."""
+    """Returns the sums over the commit records of a plan node if the specs of its tasks are not available. The sums
+    then lack the bytes that the tasks read and the sources that they read from."""
     summing = Summing(node, kind)
     summing.begin(node)
     for record in records:
@@ -146,7 +150,8 @@ def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums
 
 
 def docs_in(record: PartRecord) -> int:
-    """Number of documents a task read, from its counters; 0 for tasks that read none."""
+    """Returns the number of documents that a task read, from the counters in its record; 0 for a task that reads no
+    documents."""
     sources = record.counters.get("in")
     if isinstance(sources, dict):
         return sum(s.get("docs", 0) for s in sources.values() if isinstance(s, dict))

@@ -1,22 +1,22 @@
-"""The exchange: moves records between the tasks of a barrier or of `materialize`, through files and not through Ray's
-object store.
+"""The exchange: moves records between tasks through files in the store, and not through Ray's object store. Barriers
+(steps that need all documents, such as deduplication) and `materialize` use it.
 
-A map task writes one file of `buckets` segments of fixed-size records (a packed numpy dtype). A reduce task reads its
-bucket of every file, by range. Inside a segment, records are sorted by the key fields that the writer chose, and
-records with equal keys stay in the order of writing. Without key fields all records stay in that order. Neither side
-needs memory in proportion to the data: the writer spills sorted runs to scratch and merges them, and the reader merges
-blocks.
+A map task writes one file with `buckets` segments, one for each bucket, of fixed-size records (a packed numpy dtype). A
+reduce task reads one bucket of every file, by range. Inside a segment, records are sorted by the key fields that the
+writer chose. Records with equal keys stay in the order of writing, and so do all records if there are no key fields.
+Neither task needs memory in proportion to the data: the writer spills sorted runs to scratch files and merges them, and
+the reader merges blocks.
 
 A file consists of ``TMSEG002``, the length of the header (u64), the header (JSON: dtype, buckets, rows, key, index,
 covers), padding to 64 bytes, the index, and the records. All numbers are little-endian. The index is divided into pages
-of PAGE buckets. A page holds the record offsets of its buckets' borders (u64, one more than buckets), then an xxh3-128
-of each bucket's records. `index` in the header holds an xxh3-128 for each page. The file's `content` is the sha256 of
-the header without `covers`.
+of PAGE buckets. A page holds the offsets, in records, at which its buckets begin and the last one ends (u64, one more
+than buckets), then an xxh3-128 checksum of each bucket's records. `index` in the header holds an xxh3-128 checksum for
+each page. The file's content hash is the sha256 of the header without `covers`.
 
-A reader checks the header against the reference to the file, the page of a bucket against the header, and the bucket
-against the page. So it uses no damaged range, and need not read a whole file. `covers` lists the content hashes of the
-parts that the records come from. It does not enter `content`, because a later task is stale only if its records
-changed.
+A reader checks the header against the content hash in its reference to the file, the page of a bucket against the
+header, and the bucket against the page. It thus notices damage in every range that it uses, and need not read the whole
+file. `covers` lists the content hashes of the dataset parts that the records come from. `covers` does not enter the
+content hash, because a later task must run again only if its records changed.
 """
 
 from __future__ import annotations
@@ -63,10 +63,13 @@ def _check(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 class SegmentWriter:
-    """Writes one exchange file at `path`. `close`, which a `with` block calls, sets the attributes `rows`, `content`
-    (the content hash) and `largest` (the bytes of the largest bucket).
+    """Writes one exchange file (records in `buckets` buckets, which other tasks read bucket by bucket) at `path`.
+    `close`, which a `with` block calls, sets the attributes `rows`, `content` (the content hash) and `largest` (the
+    bytes of the largest bucket).
 
-    `key`: fields to sort by; () keeps the order of writing, None means the whole record.
+    `key`: fields to sort a bucket by; () keeps the order of writing, None sorts by all fields. `covers`: content hashes
+    of the dataset parts that the records come from. `memory`: bytes of records to collect before they are written to a
+    scratch file.
     """
 
     def __init__(self, path: str, dtype: Any, buckets: int, *, key: Sequence[str] | None = (),
@@ -85,7 +88,8 @@ class SegmentWriter:
         self._spill: BinaryIO | None = None
 
     def write(self, buckets: Any, records: np.ndarray) -> None:
-        """Add n records; `buckets` holds the bucket number of each of them (below the number of buckets)."""
+        """Add n records. `buckets` holds n bucket numbers, one for each record, all below the file's number of
+        buckets."""
         ids = np.asarray(buckets)
         if ids.shape != records.shape or records.ndim != 1 or records.dtype != self.dtype:
             raise TypeError(f"{self.path}: {ids.shape} buckets for records {records.shape} of {records.dtype}; as many "
@@ -104,8 +108,8 @@ class SegmentWriter:
         self.rows += len(ids)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (records sorted by bucket and then by key, number of records in each bucket) of the buffer, and
-        empties it."""
+        """Sorts the records in the buffer by bucket and then by key, and empties the buffer. Returns (sorted records,
+        number of records in each bucket)."""
         ids, records = self._ids[:self._used], self._records[:self._used]
         order = np.argsort(ids if self.buckets > 1 << 16 else ids.astype(np.uint16), kind="stable")   # u16: radix sort
         if self.key is None or self.key:
@@ -158,8 +162,8 @@ class SegmentWriter:
         self.content = _content(header)
 
     def _bucket(self, bucket: int, unspilled: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields the records of a bucket in blocks. The records `unspilled`, which are still in memory, are merged with
-        those of all spilled runs."""
+        """Yields the records of a bucket in blocks, in the order of the key. The records `unspilled`, which are still
+        in memory, are merged with the bucket's records in the scratch file."""
         if not self._runs:
             yield unspilled
             return
@@ -197,7 +201,7 @@ def _head(header: Mapping[str, Any], covers: Sequence[str]) -> bytes:
 
 
 def _content(header: Mapping[str, Any]) -> str:
-    """Content hash of an exchange file: sha256 of its header without `covers`."""
+    """Returns the content hash of an exchange file: the sha256 of its header without `covers`."""
     content = json.dumps({name: value for name, value in header.items() if name != "covers"}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -221,8 +225,8 @@ def _descr(dtype: np.dtype[Any]) -> Any:
 # -- reading ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SegmentFile:
-    """The beginning of an exchange file, as it was read: a description of the file's records, and the offsets of its
-    sections."""
+    """The beginning of an exchange file (records that tasks pass to each other, in buckets), after it was read and
+    checked: a description of the records, and the offsets of the file's sections."""
 
     store: Store
     path: str
@@ -237,8 +241,8 @@ class SegmentFile:
 
     @classmethod
     def open(cls, store: Store, ref: Mapping[str, Any]) -> SegmentFile:
-        """Read the beginning of the file `ref`. Raises DamagedFile when it is missing, or its size or header differs
-        from the reference."""
+        """Read the beginning of the file that `ref` names ({"$ref", "bytes", "content"}). Raises DamagedFile when the
+        file is missing, or its size or its header differs from the reference."""
         path, size = ref["$ref"], ref["bytes"]
         if store.local is not None and store.size(path) != size:       # on object storage that would cost a request
             raise DamagedFile(path, "is gone or has another size than its record says")
@@ -268,8 +272,8 @@ class SegmentFile:
         return self.after + _index_bytes(self.buckets)
 
     def bounds(self, bucket: int) -> tuple[int, int, bytes]:
-        """Returns (first, stop, checksum) of a bucket, whose records are [first, stop) of the file. If the index is
-        large, only the page of the bucket is read."""
+        """Returns (first, stop, checksum) of a bucket: its records are the records [first, stop) of the file. Of a
+        large index, only the page that describes the bucket is read."""
         if not 0 <= bucket < self.buckets:
             raise IndexError(f"{self.store.at(self.path)} has buckets 0 to {self.buckets - 1}, not {bucket}")
         number, place = divmod(bucket, PAGE)
@@ -291,8 +295,8 @@ def _range(store: Store, path: str, start: int, stop: int) -> bytes:
 
 
 def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int, stop: int) -> np.ndarray:
-    """Returns records [first, stop) of a file. Raises DamagedFile when the file ends early: with fewer records,
-    documents would be lost."""
+    """Returns the records [first, stop) of a file whose records begin at byte `start`. Raises DamagedFile when the file
+    ends early, because documents would be lost with the missing records."""
     data = _range(store, path, start + first * dtype.itemsize, start + stop * dtype.itemsize)
     if len(data) != (stop - first) * dtype.itemsize:
         raise DamagedFile(path, "is cut short")
@@ -300,9 +304,9 @@ def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int,
 
 
 def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
-    """Returns the records of one bucket of the file `ref` ({"$ref", "bytes", "content"}), read-only. In a local store
-    they are mapped into memory; from a remote store they are fetched by one more range request. Raises DamagedFile when
-    they are damaged."""
+    """Returns the records of one bucket of the exchange file that `ref` names ({"$ref", "bytes", "content"}),
+    read-only. In a local store, the records are mapped into memory; from a remote store, they are fetched by one range
+    request. Raises DamagedFile when the header, the index or the records are damaged."""
     file = SegmentFile.open(store, ref)
     first, stop, expected = file.bounds(bucket)
     if store.local is None or first == stop:
@@ -318,13 +322,14 @@ def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarra
 def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int, limits: MergeLimits = LIMITS, *,
                    whole: Sequence[str] = (), numbered: bool = False,
                    scratch: str | None = None) -> Iterator[np.ndarray]:
-    """Yields the records of one bucket of all files in blocks, in the order of the key by which the files are sorted.
-    Records with equal keys are in the order of `refs`. Files without a key follow each other unchanged.
+    """Yields the records of one bucket of all exchange files `refs`, in blocks, merged by the key that the files are
+    sorted by. Records with equal keys come in the order of `refs`. If the files have no key, the records of one file
+    follow those of the file before it.
 
-    `whole`: the first fields of the key; records that agree in them come in one block. `numbered`: adds the field
-    `source` (u4), the number of the record's file. `scratch`: folder for merged groups of files, needed for more than
-    `limits.fan_in` files (default: the system's). Memory: about `limits.memory` bytes and 300 bytes a file, however
-    large the bucket is; one file is open at a time.
+    `whole`: first fields of the key; all records with equal values in them come in one block. `numbered`: adds the
+    field `source` (u4), the position in `refs` of the file that the record comes from. `scratch`: folder for temporary
+    files, needed for more than `limits.fan_in` files (default: the system's). Memory: about `limits.memory` bytes and
+    300 bytes a file, however large the bucket is. One file is open at a time.
     """
     runs: list[Run] = []
     first_file: SegmentFile | None = None
@@ -352,11 +357,12 @@ def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
-    """Returns a bucket of a file as a run (a function that reads records, and their number). Only the few facts needed
-    to read it stay in memory.
+    """Returns a bucket of an exchange file as a sorted run: (function that reads records, number of records). Memory
+    holds only what is needed to read the records later. With `number`, the function adds it to each record as the field
+    `source`.
 
-    A run must be read from beginning to end, because its checksum is compared after its last record. A task that has
-    used damaged records until then gets an error before it returns, and so commits nothing.
+    A run must be read from beginning to end, because its checksum is compared after its last record. If the records are
+    damaged, the task that used them gets an error before it returns, and so commits nothing.
     """
     first, stop, expected = file.bounds(bucket)
     store, path, dtype, start = file.store, file.path, file.dtype, file.start

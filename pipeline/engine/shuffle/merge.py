@@ -1,8 +1,9 @@
-"""Merges sorted runs of records in bounded memory, whatever the length of the runs, their number, and the number of
-equal keys.
+"""Merges sorted runs of records in bounded memory, however many and however long the runs are, and however many keys
+are equal.
 
 A run is a pair (read, length): `read(start, stop)` returns its records [start, stop) as a numpy structured array. Runs
-are sorted by the fields of a *key*. If the key has no fields, the runs are not sorted and simply follow each other.
+are sorted by the fields of a *key*. Runs whose key has no fields are not sorted; their records come one run after the
+other.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class MergeLimits:
-    """Memory and block sizes of a merge. The merged records never depend on them."""
+    """Memory, block size and number of runs of a merge. They never change the merged records."""
 
     #: bytes of records (with their buckets) that a writer holds and a merge reads ahead
     memory: int = 64 << 20
@@ -36,9 +37,9 @@ Run = tuple[Read, int]
 
 # -- keys ------------------------------------------------------------------------------------------------------------
 def sort_keys(records: np.ndarray, key: Sequence[str] | None) -> np.ndarray:
-    """Returns one sortable value for each record, which orders the records by the fields `key` (None: all fields). The
-    values are uint64 if the key is one unsigned integer, otherwise byte strings. Floats are in total order (-0.0 before
-    0.0, NaN last)."""
+    """Returns one value for each record. Sorting by these values sorts the records by the fields `key` (None: all
+    fields). The values are uint64 if the key is one unsigned integer, otherwise byte strings. Floats are in total order
+    (-0.0 before 0.0, NaN last)."""
     names = records.dtype.names
     fields = [records] if names is None else [records[name] for name in (names if key is None else key)]
     if len(fields) == 1 and fields[0].ndim == 1 and fields[0].dtype.kind == "u":
@@ -49,7 +50,7 @@ def sort_keys(records: np.ndarray, key: Sequence[str] | None) -> np.ndarray:
 
 
 def _ordered_bytes(field: np.ndarray) -> np.ndarray:
-    """Returns uint8 [n, width]: big-endian bytes that sort like the n values of the field."""
+    """Returns the n values of a field as big-endian bytes that sort like the values: an array uint8 [n, width]."""
     kind, size = field.dtype.kind, field.dtype.itemsize
     shape = len(field), size * int(np.prod(field.shape[1:]))
     if kind in "SV":
@@ -70,10 +71,10 @@ def _ordered_bytes(field: np.ndarray) -> np.ndarray:
 # -- merging ---------------------------------------------------------------------------------------------------------
 def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsize: int,
           limits: MergeLimits = LIMITS) -> Iterator[np.ndarray]:
-    """Merge sorted runs, given as (read(start, stop), length), and yield sorted blocks. Records with equal keys are in
-    the order of the runs.
+    """Merge sorted runs and yield the records in sorted blocks. `sources` are the runs, each given as (read(start,
+    stop), length). Records with equal keys come in the order of the runs. `itemsize` is the size of a record in bytes.
 
-    Memory: about `limits.memory` bytes, whatever the length of the runs and however many records share a key.
+    Memory: about `limits.memory` bytes, however long the runs are and however many records share a key.
     """
     runs, memory = [_Run(read, n) for read, n in sources if n], limits.memory
     if (key is not None and not key) or len(runs) == 1:
@@ -109,7 +110,7 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
 
 
 class _Run:
-    """A sorted run, with that block of its records that is in memory."""
+    """A sorted run of records, and the block of them that is in memory."""
 
     def __init__(self, read: Read, length: int) -> None:
         self.read, self.length, self.next = read, length, 0
@@ -123,8 +124,8 @@ class _Run:
             self.keys, self.next = sort_keys(self.block, key), stop
 
     def take(self, limit: Any, side: Any) -> np.ndarray:
-        """Remove and return the records of the block whose keys are below `limit` (`side` 'left'), or at most `limit`
-        ('right')."""
+        """Remove records from the beginning of the block in memory and return them: those whose keys are below `limit`
+        if `side` is 'left', those whose keys are at most `limit` if `side` is 'right'."""
         n = int(np.searchsorted(self.keys, limit, side))
         records, self.block, self.keys = self.block[:n], self.block[n:], self.keys[n:]
         return records
@@ -142,9 +143,9 @@ def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[n
 # -- many runs, whole keys -------------------------------------------------------------------------------------------
 def limit_runs(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
                limits: MergeLimits = LIMITS) -> list[Run]:
-    """Return the same records in at most `limits.fan_in` runs; records with equal keys keep their order. Groups of
-    consecutive runs are merged into files in the folder `scratch`. No file stays open. Runs without key fields are
-    returned as they are."""
+    """Merge groups of consecutive runs until at most `limits.fan_in` runs remain, and return these. The merged runs are
+    files in the folder `scratch`; no file stays open. Records with equal keys keep their order. Runs without key fields
+    are returned as they are."""
     runs = [run for run in runs if run[1]]
     files: list[str] = []
     while len(runs) > limits.fan_in and (key is None or key):
@@ -171,8 +172,8 @@ def _of_file(path: str, dtype: np.dtype[Any]) -> Run:
 
 
 def group_equal(blocks: Iterable[np.ndarray], fields: Sequence[str]) -> Iterator[np.ndarray]:
-    """Regroup sorted blocks so that all records with equal `fields` are in one block. `fields` are the first fields of
-    the key. Memory: a block, and the longest run of equal records."""
+    """Regroup sorted blocks so that all records with equal values in `fields` are in one block. `fields` are the first
+    fields of the key that the blocks are sorted by. Memory: one block, and the largest group of equal records."""
     group: list[np.ndarray] = []
     for block in blocks:
         if not len(block):

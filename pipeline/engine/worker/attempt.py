@@ -1,9 +1,9 @@
-"""Runs one attempt at a task in this process: runs the task on scratch, hashes its outputs, and moves them into the
-store.
+"""Runs one attempt at a task in this process: runs the task in a scratch folder, hashes its output files, and moves
+them into the store.
 
-The inline backend and the child share this module. Output files go to `objects/KEY/ATTEMPT.name`. The name of an
-attempt is made unique by random characters, so a repeated attempt never collides with files of an earlier one. Nothing
-is committed here: the files do not count until the driver's log names them.
+The inline backend and the child processes of the other backends use this module. Output files go to
+`objects/KEY/ATTEMPT.name`. ATTEMPT contains random characters, so a repeated attempt never overwrites files of an
+earlier one. Nothing is committed here: the files do not count until the driver's commit log names them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
                 batch_rows: int | None = None, file: int | None = None,
                 confine: Callable[[Sequence[str]], None] = lambda programs: None,
                 clock: Clock = SYSTEM) -> PartRecord:
-    """Run `spec` once and return its record; raises the errors of the task and the store.
+    """Run the task `spec` once and return its commit record. Raises the errors of the task and of the store.
 
-    `name` is the scheduler's name of the attempt, `scratch` a folder for temporary files (default: the system's). With
-    `only` the run is a crash investigation: nothing is written to the store, and the record names no files. When the
-    run raises, the crash cursor still shows the document at which it did. `confine` takes from this process the rights
-    that a parser must not have (`base.confinement`).
+    `name` is the scheduler's name of the attempt. `scratch` is a folder for temporary files (default: the system's).
+    With `only`, the run processes only these rows in order to investigate a crash: nothing is written to the store, and
+    the record names no files. If the run raises, `cursor` still shows the document at which it did. `confine` removes
+    the rights of this process that a parser must not have (`base.confinement`).
     """
     started, cpu = clock.now(), _cpu_seconds()
     _reset_peak_rss()
@@ -68,9 +68,9 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
 
 
 def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
-    """Run the task and return its counters. Raises DamagedFile instead of the task's own error if a file that the task
-    read by range is damaged. The checksum of a range is compared only at its end, and until then damaged records can
-    cause any error."""
+    """Run the task and return its counters. If the task raises and a file that it read by range is damaged, DamagedFile
+    is raised instead of the task's own error. Damaged records can cause any error, because the checksum of a range is
+    compared only at the end of the range."""
     try:
         return task.run(inputs, cursor, out)
     except (EnvironmentFailure, ChangedInput, MemoryError):
@@ -86,7 +86,8 @@ def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
 
 
 def _deliver(spec: TaskSpec, store: Store, attempt: str, out: Out) -> dict[str, FileInfo]:
-    """Hash the outputs and move them into the store. If one fails, none stays there."""
+    """Hash the output files of an attempt and move them into the store. If moving one fails, all are removed from the
+    store."""
     files: dict[str, FileInfo] = {}
     for file, note in sorted(out.names.items()):
         local = out.path(file)
@@ -114,21 +115,21 @@ def _deliver(spec: TaskSpec, store: Store, attempt: str, out: Out) -> dict[str, 
 
 
 def _cpu_seconds() -> float:
-    """CPU seconds of this process and of the children it waited for."""
+    """Returns the CPU seconds of this process and of the child processes that it has waited for."""
     t = os.times()
     return t.user + t.system + t.children_user + t.children_system
 
 
 def _reset_peak_rss() -> None:
-    """Restart the measurement of peak memory, so that a reused process does not report the peak of an earlier task
-    (Linux: proc(5), clear_refs)."""
+    """Restart the kernel's measurement of this process's peak memory, so that a process that runs several tasks does
+    not report the peak of an earlier task (Linux: proc(5), clear_refs)."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as f:
         f.write("5")
 
 
 def peak_rss_mb() -> float:
-    """Returns the largest resident set of this process in MB since the last reset, or since its start on systems where
-    it cannot be reset."""
+    """Returns the largest resident set of this process in MB since `_reset_peak_rss`; on systems other than Linux,
+    since the start of the process."""
     with contextlib.suppress(OSError), open("/proc/self/status") as f:
         for line in f:
             if line.startswith("VmHWM:"):

@@ -1,10 +1,12 @@
-"""The child: a process that runs tasks for a supervisor, one after the other, and may be killed at any moment.
+"""The child: a process that runs tasks for a supervisor, one after the other, and may be killed at any moment. A
+supervisor starts and watches the children on one machine.
 
 The command is `python -m pipeline.engine.worker.child CURSOR_FD PARENT_PID [BROKER_FD SECRETS]`. With the last two
-arguments the child is confined: it reaches object storage through the broker (`store.broker`), and may not read the
-files SECRETS (JSON). It receives `Work` and sends answers over its original stdin and stdout (`engine.messages`).
-Output of libraries goes to stderr, of which the supervisor keeps the end. Models and caches stay in memory between
-tasks. The crash cursor in shared memory records which document is being processed (168 ns to write).
+arguments the child is confined: it reaches object storage only through the broker (a process that accesses storage for
+it, `store.broker`), and may not read the files SECRETS (JSON). It receives `Work` and sends answers over its original
+stdin and stdout (`engine.messages`). Output of libraries goes to stderr; the supervisor keeps the end of it. Models and
+caches stay in memory between tasks. The crash cursor, in shared memory, records which document is being processed (168
+ns to write).
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from stages.text.compiled import keep_in
 
 
 def _receive(source: BufferedReader) -> Work | None:
-    """Returns the next order of the supervisor; None when the supervisor has closed the pipe."""
+    """Returns the next order of the supervisor (the process that started this child); None when the supervisor has
+    closed the pipe."""
     buffer = bytearray()
     while (order := ORDERS.unpack(buffer)) is None:
         data = source.read1(1 << 16)
@@ -99,7 +102,7 @@ def _work(order: Work, cursor: Cursor, empty: int, confined: bool) -> Answer:
     except confinement.FreshProcess:
         return NeedsFreshProcess()
     except MemoryError:
-        os._exit(MEMORY_EXIT)                           # the cursor still shows where
+        os._exit(MEMORY_EXIT)                           # the cursor still shows the document
     except ProcessDied as e:
         print(f"{e}", file=sys.stderr, flush=True)
         limits.die_of(-e.returncode)
@@ -110,16 +113,16 @@ def _work(order: Work, cursor: Cursor, empty: int, confined: bool) -> Answer:
 
 
 def _stay_open(programs: Sequence[str]) -> None:
-    """The function `confine` of an unconfined child: does nothing."""
+    """Does nothing. A child that is not confined passes this function to tasks as `confine`."""
 
 
 def _seal(store: Store, scratch: str, programs: Sequence[str]) -> None:
-    """Confine this child. It may then write only to its scratch, to the folder of compiled kernels, and to `objects/`
-    of a local store.
+    """Confine this child process. It may then start only `programs`, and write only to `scratch`, to the folder of
+    compiled kernels, and to `objects/` of a local store.
 
-    Compiled kernels are pickles, which can run any code when they are loaded. A sealed process may have been taken
-    over, so a process that is not sealed yet must not load kernels that a sealed one wrote. Sealed processes therefore
-    keep their kernels in a folder of their own.
+    Compiled kernels are pickles, which can run any code when they are loaded. A hostile document may have taken over a
+    sealed (confined) process. A process that is not sealed yet must therefore not load kernels that a sealed one wrote,
+    so sealed processes keep their kernels in a folder of their own.
     """
     if not confinement.sealed():
         keep_in(os.path.join(os.environ["NUMBA_CACHE_DIR"], "sealed"))

@@ -1,27 +1,27 @@
-"""Crash triage: finds the document that killed a child, and proves it (docs/contracts.md: Tasks and blame).
+"""Crash triage: finds the document that killed a child, and proves that it did (docs/contracts.md: Tasks and blame).
 
-A child is a process that runs a task on many documents; its supervisor starts it and watches it. Triage deals only with
-deaths. A document on which a stage merely raises an exception is quarantined by the pass itself
-(`pipeline.passes.chain`, `documents`).
+A child is a process that runs a task on many documents; a supervisor starts and watches it. Triage deals only with
+deaths of children. If a stage (a step on documents) merely raises an exception, the task itself puts the document into
+quarantine (`pipeline.passes.chain`, `documents`).
 
 The code of this module has no side effects: `classify` interprets an exit status, and `CrashTriage` holds the state of
-triage for one attempt at a task. The supervisor reports deaths to it and starts the next child in the mode that it
-names.
+triage for one attempt at a task. The supervisor reports deaths to `CrashTriage`, and starts the next child in the mode
+that `CrashTriage` chooses.
 
 1. A child dies at rows a to b, for a reason that can be a document's fault (a crash, CPU time, memory).
-2. If a < b, only these rows are *replayed* in a fresh child, one by one. The results are discarded.
+2. If a < b, only rows a to b are *replayed* in a fresh child, one by one. The results are discarded.
 3. The row at which that child dies is the suspect. It is *probed*, which means run alone in a fresh child. The row is
-   quarantined only if this child dies at it too. The partition then runs again without the row.
+   quarantined only if this child dies, too. The partition (all documents of the task) then runs again without the row.
 
-If a child dies while it reads a record of the task's input file n (stage -2 - n, `Cursor.reading`), triage deals with
-the file as it otherwise does with a document: the file is read *alone* in a fresh child. If this child dies too, all
-later attempts stop reading the file before that record. It takes two deaths to find such a record, and a file may have
-at most MAX_STOPS of them.
+If a child dies while it reads a record of the task's input file n (stage -2 - n, `Cursor.reading`), the file is the
+suspect, and is read *alone* in a fresh child. If this child dies too, later attempts stop reading before that record,
+and continue behind it if the file's format allows it. It takes two deaths to find such a record, and a file may have at
+most MAX_STOPS of them.
 
-Some deaths are the environment's fault: those outside any document (row -1) or while a part of the store is read (stage
--1), signals from outside (SIGKILL, SIGTERM, SIGBUS), memory pressure of the node, and stalled machines. The attempt is
-then repeated a few times, and at last handed back to the scheduler. A full disk and unresponsive storage are handled
-likewise, after a wait.
+Some deaths are the environment's fault: deaths outside any document (row -1) or while a part of the store is read
+(stage -1), signals from outside (SIGKILL, SIGTERM, SIGBUS), memory pressure of the node, and stalled machines. The
+attempt is then repeated a few times, and at last handed back to the scheduler. After an error by a full disk or
+unresponsive storage, the attempt is also repeated, after a wait.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ MAX_STOPS = 3
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a child died. `charged` is true if the document that it processed may be at fault. `reason` goes into the
-    document's quarantine entry."""
+    """Why a child process died. `charged` is True if the document that it processed may be at fault. `reason` goes into
+    the quarantine entry of that document."""
 
     reason: str
     charged: bool
@@ -66,8 +66,8 @@ ENDLESS = Fault("cpu_limit", False)     # CPU limit outside documents: blames th
 
 
 def classify(returncode: int) -> Fault:
-    """Returns the fault behind the exit status of a child that the supervisor did not kill. A negative status is the
-    number of the signal that killed the child, as in `subprocess`."""
+    """Returns the fault behind the exit status of a child process that the supervisor did not kill. As in `subprocess`,
+    a negative status is the number of the signal that killed the child."""
     if returncode == MEMORY_EXIT:
         return MEMORY
     if returncode >= 0:
@@ -84,20 +84,21 @@ def classify(returncode: int) -> Fault:
 
 
 def hinders(error: Exception) -> bool:
-    """Whether an error that a task raised is a temporary fault of the machine or the storage, not of the task."""
+    """Whether an error that a task raised is a temporary fault of the machine or the storage, and not of the task."""
     return isinstance(error, EnvironmentFailure) or (isinstance(error, OSError) and error.errno in (*FULL, *_AWAY))
 
 
 def permanent(error: Exception) -> bool:
-    """Whether every other attempt would meet the same error. The class of the error declares this (`SettingsError`, a
-    tokenizer that cannot be loaded, an input that changed). The message of such an error needs no traceback."""
+    """Whether every other attempt at the task would meet the same error. The class of the error declares this
+    (`SettingsError`, a tokenizer that cannot be loaded, an input that changed). The message of such an error needs no
+    traceback."""
     return getattr(error, "permanent", False) is True
 
 
 def failure(error: Exception, row: int, hint: str = "") -> Failure:
-    """Returns the Failure for `error`, which was raised at `row`. Must be called while the error is being handled. For
-    an error of the operating system the Failure has no row, because such an error may be temporary, and meeting it
-    again proves nothing."""
+    """Returns the `Failure` message for `error`, which a task raised at `row`. Must be called while the error is being
+    handled. For an error of the operating system, `Failure.row` is None: such an error may be temporary, and meeting it
+    twice at one row proves nothing."""
     message, trace = describe(error) + hint, traceback.format_exc()[-8000:]
     if path := damaged_path(error):
         return Failure("damaged", message, path=path, traceback=trace)
@@ -109,20 +110,20 @@ def failure(error: Exception, row: int, hint: str = "") -> Failure:
 
 
 def describe(error: BaseException) -> str:
-    """'Type: message' of an error, for people; the message alone if it already names file, key and remedy."""
+    """Returns an error in words: 'Type: message', or the message alone if it already names file, key and remedy."""
     if isinstance(error, StoreError) or getattr(error, "permanent", False) is True:
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def gist(message: str) -> str:
-    """Returns `message` without its paths. If forty workers find the same disk full in forty different files, their
-    messages thus count as one."""
+    """Returns `message` without its paths. Messages about forty files on one full disk thus count as one message."""
     return re.sub(r"\S*/\S*", "…", message)
 
 
 def damaged_path(error: BaseException) -> str:
-    """The path of the damaged file, if `error`, one of its causes or one of its contexts is a DamagedFile; else ""."""
+    """Returns the path of the damaged file if `error`, one of its causes or one of its contexts is a DamagedFile;
+    otherwise ""."""
     current: BaseException | None = error
     visited: set[int] = set()                   # an error raised again while handled is its own context
     while current is not None and id(current) not in visited:
@@ -139,8 +140,8 @@ _TOO_BIG = ("; reading or writing its files takes more memory than its reader an
 
 
 class GaveUp(Exception):
-    """Raised when triage ends without proof against a document. `kind` says what is at fault: exception (the task) or
-    environment (the node)."""
+    """Raised when crash triage ends without proof against a document. `kind` says what is at fault: "exception" (the
+    task) or "environment" (the node)."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
@@ -149,17 +150,18 @@ class GaveUp(Exception):
 
 @dataclass
 class CrashTriage:
-    """The state of crash triage for one attempt at one task, over as many children as it takes.
+    """The state of crash triage for one attempt at a task. Crash triage finds the document that kills the child
+    processes of the attempt.
 
-    `mode` says what the next child does: "run" the partition, "replay" rows one by one, "probe" a suspect row alone, or
-    "read" one input file alone.
+    `mode` says what the next child process does: "run" the partition (all documents of the task), "replay" rows one by
+    one, "probe" a suspect row alone, or "read" one input file alone.
     """
 
     skip: dict[int, tuple[int, str]] = field(default_factory=dict)   # quarantined rows: (stage, reason)
     max_quarantined: int = 100       # more than this in one partition means bad code, not bad data
     max_environment: int = 3
     max_stalls: int = 1            # each stall lasts for the whole wall limit
-    max_unproven: int = 3          # crashes that the suspect alone does not repeat
+    max_unproven: int = 3          # crashes that the suspect document, run alone, does not repeat
     mode: str = "run"
     rows: tuple[int, int] | None = None     # first and last row to process in replay and probe
     file: int | None = None                 # input file to read alone, in mode "read"
@@ -169,17 +171,17 @@ class CrashTriage:
     unproven: int = 0
     _range: tuple[int, int] | None = None   # rows left to replay after the probe
     _row: int = -1                          # row of the death, while its file is read alone
-    _explained: bool = False                # the batch lost a document: it may pass now
+    _explained: bool = False                # a document of the batch was quarantined, so the other ones may pass
 
     @property
     def fresh(self) -> bool:
-        """Whether the next child must be a new process, because state that earlier tasks left may have killed the
-        previous one."""
+        """Whether the next child must be a new process. It must be new while a crash is investigated, or after a crash
+        that no document alone repeated, because state that earlier tasks left behind may have killed the process."""
         return self.mode != "run" or self.unproven > 0
 
     def passed(self) -> bool:
-        """Note that a child has finished its order alive. Returns True if it completed the run itself, so that triage
-        is over. Otherwise returns False, and the next child goes on."""
+        """Note that a child process has finished its order without dying. Returns True if the child ran the whole
+        partition, so that triage is over. Otherwise returns False, and another child is needed."""
         if self.mode == "run":
             return True
         if self.mode == "replay" and self._explained:
@@ -192,16 +194,17 @@ class CrashTriage:
         return False
 
     def hindered(self, message: str) -> float:
-        """Note that a child met a full disk, or storage that did not answer in spite of retries, and is still alive.
-        Returns the seconds to wait before the next try. Raises GaveUp if this node has tried often enough."""
+        """Note that a child process met a full disk, or storage that did not answer after retries; the child did not
+        die. Returns the seconds to wait before the next try. Raises GaveUp if there were too many such tries on this
+        node."""
         self.environment += 1
         if self.environment > self.max_environment:
             raise GaveUp("environment", message)
         return 2.0 ** (self.environment - 1)
 
     def died(self, fault: Fault, cursor: tuple[int, int, int]) -> tuple[int, int, str] | None:
-        """Note that a child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) if this
-        death quarantines a row, otherwise None. Raises GaveUp when nothing is left to try."""
+        """Note that a child process died for `fault` while it worked at `cursor` (first row, last row, stage). Returns
+        (row, stage, reason) if a row must be quarantined, otherwise None. Raises GaveUp when nothing is left to try."""
         first, last, stage = cursor
         if fault is STALLED:
             self.stalls += 1

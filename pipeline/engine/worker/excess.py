@@ -1,4 +1,4 @@
-"""Compares the CPU time, memory and idle time of a child with its limits."""
+"""Compares the CPU time, memory and idle time of a child process with its limits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pipeline.store.records import READING
 
 
 def excess(child: ChildProcess, job: Job, limits: Limits, now: float) -> Fault | None:
-    """Returns the fault if the child exceeds a limit, otherwise None. The CPU limits apply to the time spent at one
-    position of the crash cursor. Each call therefore notes in `child` the position of the cursor, and the CPU time used
-    when the cursor got there; the next call compares with that."""
+    """Returns the fault if the child process exceeds a limit, otherwise None. The CPU limits apply to the time that the
+    child spends on one document in one stage, as its crash cursor shows. Each call therefore notes in `child` where the
+    cursor is and how much CPU time had been used when it got there, for comparison in the next call."""
     cursor = child.cursor.read()
     try:
         cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)

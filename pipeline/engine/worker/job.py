@@ -1,5 +1,5 @@
-"""Defines a job: an assignment (one attempt at a task) that a supervisor works on, with its state and its history so
-far."""
+"""Defines a job: an assignment (one attempt at a task) that a supervisor works on, with the state that the supervisor
+keeps about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pipeline.engine.worker.crash_triage import CrashTriage
 
 @dataclass
 class Job:
-    """An assignment on its way through one or more children of a supervisor."""
+    """An assignment (one attempt at a task) that a supervisor works on. The supervisor needs several child processes
+    for it if some of them die."""
 
     assignment: Assignment
     triage: CrashTriage
@@ -35,13 +36,13 @@ class Job:
 
     @property
     def share(self) -> float:
-        """Returns the number of devices that the task takes, or the part of one (`pools.share`); 0 for none."""
+        """Number of GPUs that the task occupies; below 1, the part of one GPU (`pools.share`)."""
         return share(self.spec.gpus) if self.spec.gpus else 0.0
 
     def allows(self, answer: Answer) -> bool:
-        """Whether the child may give this answer. A record must be of this job's task and name only files of this
-        attempt. A damaged file must be inside the store. Without these checks, a document that took over the child
-        could commit, retire or remove the results of other tasks."""
+        """Whether the child process that works on this job may give this answer. A commit record must be of this job's
+        task, and name only files of this attempt. A file that is reported as damaged must be inside the store. Without
+        these checks, a document that took over the child could commit or remove the results of other tasks."""
         match answer:
             case Finished(record):
                 attempt = f"{self.assignment.attempt}-"

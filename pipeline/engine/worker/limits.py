@@ -1,10 +1,10 @@
-"""Defines the limits of a child (a confined process that runs tasks), and measures how much of them it uses.
-`pipeline.engine.worker.child` sets the limits that the kernel enforces; the supervisor watches the others. Works on
-Linux only (proc(5), cgroups v1 and v2).
+"""Defines the limits of a child (a confined process that runs tasks), and measures what a child uses. The kernel
+enforces some limits, which the child sets for itself; the supervisor, which started the child, watches the other
+limits. Works on Linux only (proc(5), cgroups v1 and v2).
 
 Limits of CPU time and memory can put a document into quarantine, so they are generous. When a child exceeds one, crash
-triage begins, and it quarantines a document only after proof. The limit of wall-clock time only leads to a repetition,
-because no clock may decide about text (docs/contracts.md).
+triage begins: it finds the document at fault, and quarantines it only after proof. When a child exceeds the limit of
+wall-clock time, its task is only repeated, because no clock may decide which documents are kept (docs/contracts.md).
 """
 
 from __future__ import annotations
@@ -33,31 +33,33 @@ RECORD_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one supervisor's children."""
+    """The limits of the child processes in which a supervisor runs tasks."""
 
     cpu_s: float = 60.0            # CPU seconds a document may take in one stage (a batch: `batch_cpu_s`)
     record_cpu_s: float = 300.0    # CPU seconds to read one record, plus one for each RECORD_BYTES of the task
     reading_cpu_s: float = 1800.0  # CPU seconds outside documents, plus one for each READING_BYTES of the task
-    wall_s: float = 600.0          # seconds without cursor movement and without a second of CPU time: run again
+    wall_s: float = 600.0          # seconds without cursor movement or a second of CPU time until the task is repeated
     memory_share: float = 0.85     # of the cgroup's (or machine's) memory: above it the largest child is killed
     pressure_s: float = 1.0        # seconds between two checks of `memory_share`
     recycle_cpu_s: float = 600.0   # CPU seconds after which a child is replaced (a new one costs 1): libraries leak
     max_quarantined: int = 100     # most documents of one partition in quarantine
-    max_environment: int = 3       # tries of an attempt that its machine or storage fails, until it is given back
-    hanging_s: float = 120.0       # seconds without cursor movement until it is reported, nothing else
-    idle_s: float = 20.0           # the same for a child that uses no CPU time either: it is stopped or waits
+    max_environment: int = 3       # faults of machine or storage until an attempt goes back to the scheduler
+    hanging_s: float = 120.0       # seconds without cursor movement until the task is reported as hanging
+    idle_s: float = 20.0           # seconds without cursor movement and CPU time until the task is reported as hanging
 
     def batch_cpu_s(self, rows: int) -> float:
-        """Returns the CPU seconds that a batch of `rows` documents may take in one stage. A big batch gets an eighth of
-        `cpu_s` per document. This is plenty, because all but one document in a thousand take at most a tenth of
-        `cpu_s`. The limit keeps an endless document from holding the child for hours. When a batch exceeds the limit,
-        its documents are run again one by one, and none of them is blamed for the batch."""
+        """Returns the CPU seconds that a batch of `rows` documents may take in one stage. Up to 16 documents get
+        `cpu_s` each; a big batch gets an eighth of `cpu_s` per document. This is plenty, because all but one document
+        in a thousand take at most a tenth of `cpu_s`. The limit keeps a document whose processing never ends from
+        occupying the child process for hours. When a batch exceeds the limit, its documents are run again one by one,
+        and none of them is blamed for the batch."""
         return self.cpu_s * min(rows, max(16, rows / 8))
 
     def hangs(self, still: float, idle: float, reports: int) -> bool:
-        """Whether to report a task as hanging. Its crash cursor (the document it works on) has not moved for `still`
-        seconds, and its child has used no CPU time for `idle` seconds; the limit is shorter for a child that uses none.
-        The limits double with each of the `reports` made so far."""
+        """Whether to report a task as hanging. Its crash cursor (the record of which document it works on) has not
+        moved for `still` seconds, and its child process has used no CPU time for `idle` seconds. A task hangs after
+        `hanging_s` without movement, or after `idle_s` without movement and CPU time. Both limits double with each of
+        the `reports` made so far."""
         doubled = float(2 ** reports)
         return still >= self.hanging_s * doubled or min(still, idle) >= self.idle_s * doubled
 
@@ -66,36 +68,37 @@ class Limits:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far, of all its threads. Raises OSError when it does not exist any more."""
+    """Returns the CPU time of all threads of a process so far, in seconds. Raises OSError when the process does not
+    exist any more."""
     with open(f"/proc/{pid}/stat", "rb") as f:
         fields = f.read().rpartition(b")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICK
 
 
 def working_seconds(pid: int) -> float:
-    """Returns the CPU time of a process, including processes that it started and waited for (OCR). This number shows
-    progress. It is not used as the cost of a document."""
+    """Returns the CPU time of a process in seconds, including programs (OCR) that it started and waited for. The number
+    shows whether the process makes progress; it is not used as the cost of a document."""
     with open(f"/proc/{pid}/stat", "rb") as f:
         fields = f.read().rpartition(b")")[2].split()
     return sum(map(int, fields[11:15])) / _TICK
 
 
 def doing(pid: int) -> str:
-    """The state of a process according to the kernel: stopped, waiting (for a disk or a network share, where no signal
-    reaches it), computing, or sleeping; "" when it does not exist any more."""
+    """Returns the state of a process according to the kernel: "stopped", "waiting" (for a disk or a network share,
+    where no signal reaches the process), "computing", or "sleeping"; "" when the process does not exist any more."""
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as f:
         return _STATES.get(f.read().rpartition(b")")[2].split()[0], "")
     return ""
 
 
 def anonymous_mb(pid: int) -> float:
-    """Memory of a process that the kernel cannot reclaim, in MB. Mapped files are not counted."""
+    """Returns the memory of a process that the kernel cannot reclaim, in MB. Mapped files are not counted."""
     return status_kb(pid, ("RssAnon:", "RssShmem:", "VmSwap:")) / 1024
 
 
 def die_of(number: int) -> NoReturn:
-    """End this process by the signal `number`, which killed a process that this one had started. The supervisor then
-    treats the death of that process like a death of this one."""
+    """End this process by the signal `number`. It is called when this signal killed a process that this one had
+    started, so that the supervisor treats both deaths alike."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()                              # its traceback would show a place that did not crash
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
@@ -110,8 +113,8 @@ def raise_oom_score(score: int = 500) -> None:
 
 
 def memory_use() -> tuple[int, int]:
-    """Returns (used, total) bytes of the fullest cgroup that this process is in, or of the machine if that is fuller.
-    File cache that the kernel can reclaim does not count as used."""
+    """Returns (used, total) bytes of memory for the fullest of these: the machine, and the cgroups that this process is
+    in. File cache that the kernel can reclaim does not count as used."""
     result = [_machine()]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -133,7 +136,8 @@ def _machine() -> tuple[int, int]:
 
 
 def _groups(mount: str, path: str, limit: str, usage: str, cache: str) -> list[tuple[int, int]]:
-    """(used, total) of a cgroup and of all groups above it, as far as they have a limit."""
+    """Returns (used, total) bytes of memory for a cgroup and for each cgroup above it. Groups without a limit are left
+    out."""
     result = []
     group = Path(mount, path.lstrip("/"))
     for folder in (group, *group.parents):
@@ -151,8 +155,8 @@ def _groups(mount: str, path: str, limit: str, usage: str, cache: str) -> list[t
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns the names of this machine's NVIDIA devices as CUDA_VISIBLE_DEVICES has them. The GPU driver is not
-    asked."""
+    """Returns the names of this machine's NVIDIA GPUs, in the form that CUDA_VISIBLE_DEVICES uses. The names come from
+    that variable or from /dev; the GPU driver is not asked."""
     named = env.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
@@ -160,17 +164,17 @@ def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 class Devices:
-    """Keeps track of the GPUs of a supervisor and of the parts of them that its children hold. A child keeps its part
-    as long as it lives, because its loaded models stay there between tasks."""
+    """Keeps track of which GPUs, or parts of GPUs, the child processes of a supervisor occupy. A child keeps its part
+    until it ends, because its loaded models stay on the GPU between tasks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         self._free = dict.fromkeys(self.names, 1.0)
 
     def take(self, share: float) -> dict[str, float] | None:
-        """Reserve devices for a child that needs `share` of them (`pools.share`), and return {device: part}. Returns {}
-        if the share is 0, and None if not enough is free. A part of a device comes from the fullest device that still
-        has it, so that whole devices stay free."""
+        """Reserve GPUs for a child process that needs `share` of them (`pools.share`). Returns {device: part}: {} if
+        the share is 0, and None if not enough is free. A part of a device is taken from the fullest device that has
+        enough left, so that whole devices stay free."""
         if share < 1:
             fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)
             parts = {self.names[fitting[0][1]]: share} if fitting and share else {}

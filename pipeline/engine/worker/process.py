@@ -1,5 +1,5 @@
-"""Represents one child process in its supervisor: its pipes, its crash cursor, the end of its stderr, and how it
-ended."""
+"""Represents one child process (which runs tasks) in the supervisor that started it: its pipes, its crash cursor, the
+end of its stderr, and its exit status."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_
 
 
 class ChildProcess:
-    """A child process that its supervisor has started. `job` is its current job, None while it is idle. Each child has
-    a process group of its own, so that processes it started end with it, and Ctrl-C reaches only the driver."""
+    """A child process that a supervisor has started to run tasks. `job` is its current job, or None while it is idle.
+    Each child has a process group of its own. Processes that the child started therefore end with it, and Ctrl-C
+    reaches only the driver."""
 
     def __init__(self, scratch: str, env: Mapping[str, str], store: str, clock: Clock, *,
                  confined: bool = True) -> None:
@@ -83,7 +84,8 @@ class ChildProcess:
             selector.register(self.broker.own_end, selectors.EVENT_READ, (self, "storage"))
 
     def give(self, job: Job, order: Work) -> None:
-        """Send the work order of a job. Bytes for which the pipe has no room yet are kept until `send` is called."""
+        """Send `order`, the work order of `job`, to the child. Bytes for which the pipe has no room yet are kept until
+        `send` is called."""
         self.cursor.clear()
         self.job, self.position, self.quiet_since = job, (-1, -1, -1), self._clock.now()
         with contextlib.suppress(OSError):
@@ -92,7 +94,8 @@ class ChildProcess:
         self.send()
 
     def send(self) -> bool:
-        """Write the bytes for which the pipe had no room before; returns whether some are still left."""
+        """Write the bytes of earlier orders for which the pipe had no room. Returns whether there are bytes left to
+        write."""
         try:
             while self._sending:
                 del self._sending[:os.write(self._in.fileno(), self._sending[:1 << 16])]
@@ -103,9 +106,9 @@ class ChildProcess:
         return bool(self._sending)
 
     def move(self, what: str, selector: selectors.BaseSelector) -> Answer | None:
-        """Read the available bytes of one channel of the child: "out", "err" or "storage". Returns an answer once one
-        is complete. Raises ProtocolError for invalid bytes. The first bytes on "storage" start the child's storage
-        broker."""
+        """Read the available bytes of one channel of the child process, `what`: "out", "err" or "storage". Returns the
+        child's answer once it is complete, otherwise None. Raises ProtocolError for invalid bytes. The first bytes on
+        "storage" start the child's storage broker (the process that accesses object storage for it)."""
         if what == "storage":
             assert self.broker is not None
             selector.unregister(self.broker.own_end)
@@ -130,7 +133,8 @@ class ChildProcess:
         return ANSWERS.unpack(self._received)
 
     def drain(self) -> Answer | None:
-        """Read everything that a dead child left in its pipes; returns its last answer if that is complete."""
+        """Read all bytes that a dead child left in its pipes. Returns its last answer if that is complete, otherwise
+        None."""
         for pipe, keep in ((self._err, self._keep), (self._out, self._received.extend)):
             with contextlib.suppress(OSError, ValueError):
                 while data := os.read(pipe.fileno(), 1 << 16):
@@ -146,7 +150,7 @@ class ChildProcess:
             self._stderr.popleft()
 
     def stderr_tail(self) -> str:
-        """Returns the end of the child's stderr, which also holds what the child printed."""
+        """Returns the end of the child's stderr, which includes what the child printed to stdout."""
         return b"".join(self._stderr)[-STDERR_BYTES:].decode("utf-8", "replace").strip()
 
     def finished(self) -> None:
@@ -160,16 +164,16 @@ class ChildProcess:
             return 0.0
 
     def exited(self) -> bool:
-        """Whether the child is dead. A dead child is left a zombie, so that its process group id cannot be reused
-        before `end` kills the group."""
+        """Whether the child is dead. A dead child stays a zombie until `end` has killed its process group, so that the
+        id of the group cannot be reused before that."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True
 
     def end(self, selector: selectors.BaseSelector) -> None:
-        """Kill the child and its process group. Sets `returncode`, its exit status, and `last_position`, the
-        rows and the stage that it was working on (the last position of its crash cursor)."""
+        """Kill the child and its process group, and remove its scratch folder. Sets `returncode`, its exit status, and
+        `last_position`, the rows and the stage that it was working on."""
         dead = self.exited()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -190,9 +194,9 @@ class ChildProcess:
 
 
 class StorageBroker:
-    """The process that accesses object storage for a confined child (`store.broker`), as its supervisor handles it. At
-    first there is only a pair of sockets, of which the child gets `child_end`. The process starts when the child first
-    writes."""
+    """The storage broker of a confined child process, in the supervisor that started the child. The broker is a process
+    that accesses object storage for the child (`store.broker`). At first there is only a pair of sockets, of which the
+    child gets `child_end`; the broker starts when the child first writes."""
 
     def __init__(self, store: str, scratch: str, env: Mapping[str, str]) -> None:
         self.own_end, self.child_end = socket.socketpair()
@@ -202,7 +206,8 @@ class StorageBroker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, roots: tuple[str, ...]) -> None:
-        """Start the process for the store and `roots`. Does nothing if the child merely closed its socket."""
+        """Start the broker process, which gives the child access to the store and to the object storage at `roots`.
+        Does nothing if the child closed its socket without writing."""
         with self.own_end, contextlib.suppress(OSError):
             if self.own_end.recv(1, socket.MSG_PEEK):
                 os.mkdir(self._scratch, 0o700)
@@ -225,8 +230,8 @@ class StorageBroker:
 
 
 def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
-    """Returns the environment of a child or its broker: one thread for each library, the import path of this process,
-    and `scratch` for temporary files."""
+    """Returns the environment variables of a child process or its storage broker, based on `env`: one thread for each
+    library, the import path of this process, and `scratch` for temporary files."""
     own = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
           # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and does not return freed memory
           "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}

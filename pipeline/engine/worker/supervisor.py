@@ -1,9 +1,9 @@
-"""The supervisor runs tasks in child processes, which it may kill, and finds the document that killed a child. It does
-not use Ray.
+"""The supervisor runs tasks in child processes, which it may kill. When a child dies, the supervisor finds the document
+that killed it. This module does not use Ray.
 
-All work happens in one call, `poll(assignments, timeout) -> events`. This call must always come from the same thread,
-because a child dies with the *thread* that started it (PR_SET_PDEATHSIG). Between two calls the children work on, but
-the supervisor does nothing. The very first event is `Ready`.
+All work happens in one call, `poll(assignments, timeout) -> events`. All calls must come from one thread, because a
+child dies with the *thread* that started it (PR_SET_PDEATHSIG). Between two calls the children continue to work, but
+nobody watches them. The first event that `poll` returns is `Ready`.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ RELIEF_S = 60.0          # seconds without memory pressure after which one more 
 
 
 class Supervisor:
-    """Starts and watches up to `slots` children. `memory_mb` bounds the memory that concurrent tasks declare together
-    (default: what the cgroup leaves). `devices` are the GPUs that the children share (default: all of this machine).
-    The `Ready` event gives the versions of `libraries`, and says whether the path `witness` exists in the store."""
+    """Runs tasks in up to `slots` child processes, which it starts and watches. `memory_mb` bounds the memory that
+    concurrent tasks declare together (default: the free memory of the cgroup or machine). `devices` are the GPUs that
+    the children share (default: all of this machine). The first event, `Ready`, gives the versions of `libraries`, and
+    says whether the path `witness` exists in the store."""
 
     def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
                  devices: Sequence[str] | None = None, scratch: str | None = None,
@@ -98,12 +99,13 @@ class Supervisor:
 
     # -- the one call --------------------------------------------------------------------------------------------
     def poll(self, assignments: Sequence[Assignment], timeout: float, linger: float = 0.0) -> list[Event]:
-        """Take `assignments` and work on them. Returns the events as soon as there is one, and after `timeout` seconds
-        at the latest. Returns at once when there is nothing to do.
+        """Accept `assignments` (attempts at tasks), work on all open ones, and return events. Returns as soon as there
+        is an event, after `timeout` seconds at the latest, and at once when there is nothing to do.
 
         With `linger`, events are gathered for that many seconds before they are returned, so that the driver of many
-        supervisors gets few messages. They are returned earlier when a row was quarantined, or when a slot is idle and
-        no task waits here."""
+        supervisors gets few messages. They are returned earlier when a document was quarantined, or when a slot is idle
+        and no task waits for it.
+        """
         for assignment in assignments:
             triage = CrashTriage({s.row: (s.stage, s.reason) for s in assignment.skip},
                                  max_quarantined=self.limits.max_quarantined,
@@ -132,7 +134,8 @@ class Supervisor:
         return events
 
     def cancel(self, ids: list[int]) -> None:
-        """Forget these assignments and kill the children that work on them. They produce no more events."""
+        """Forget these assignments (attempts at tasks) and kill the children that work on them. The assignments produce
+        no more events."""
         self._queue = deque(j for j in self._queue if j.id not in ids)
         for child in list(self._children):
             if child.job and child.job.id in ids:
@@ -153,7 +156,7 @@ class Supervisor:
 
     # -- starting ------------------------------------------------------------------------------------------------
     def _start(self) -> None:
-        """Give waiting jobs to children, as slots, declared memory and devices allow."""
+        """Give waiting jobs to child processes, as far as slots, declared memory and GPUs allow."""
         while (job := self._next()) is not None:
             self._queue.remove(job)
             try:
@@ -173,9 +176,9 @@ class Supervisor:
                 self._failed(job, Failure("permanent", f"{e}; lower run.partition"))
 
     def _next(self) -> Job | None:
-        """Returns the job to start now, which is the first in the queue that fits; None if no job fits. A job that was
-        overtaken too often blocks all jobs behind it. Otherwise the memory and devices that it needs might never be
-        free at the same time."""
+        """Returns the job to start now: the first in the queue whose memory and GPUs are free; None if there is no such
+        job. A job that was overtaken by too many others blocks all jobs behind it. Otherwise the memory and GPUs that
+        it needs might never be free at the same time."""
         busy = [c.job for c in self._children if c.job]
         if len(busy) >= self._allowed:
             return None
@@ -194,7 +197,7 @@ class Supervisor:
         return None
 
     def _can_free(self, share: float) -> bool:
-        """Whether this share of the devices is free, or would be if idle children ended."""
+        """Whether `share` of the GPUs is free, or would be if idle child processes ended."""
         trial = self.devices.copy()
         for child in self._children:
             if not child.job:
@@ -202,19 +205,20 @@ class Supervisor:
         return trial.take(share) is not None
 
     def _warm(self, job: Job) -> ChildProcess | None:
-        """Returns an idle child that can take the job, or None if the job needs a new one."""
+        """Returns an idle child process that can take the job, or None if the job needs a new child."""
         if job.fresh or job.triage.fresh:
             return None
         return next((c for c in self._children if not c.job and self._suits(c, job)), None)
 
     def _suits(self, child: ChildProcess, job: Job) -> bool:
-        """Whether an idle child can take the job:
+        """Whether an idle child process can take the job. There are four conditions:
 
-        * It must be confined if and only if the job's task is.
-        * Its broker must serve all object storage that the job reads.
-        * It must hold exactly the share of devices that the job needs.
-        * A child that ran tasks of another node of the plan may still hold their models. It must hold no devices, and
-          at most half of the memory that the job declares.
+        * The child must be confined (without rights that a parser must not have) if and only if the job's task must be.
+        * Its storage broker (the process that accesses object storage for it) must serve exactly the storage that the
+          job reads, or must not have started yet.
+        * The child must hold exactly the share of GPUs that the job needs.
+        * A child that ran tasks of another plan node may still hold models. It must hold no GPUs, and at most half of
+          the memory that the job declares.
         """
         if child.confined != job.spec.confined:
             return False
@@ -232,8 +236,9 @@ class Supervisor:
             return False
 
     def _spawn(self, job: Job) -> ChildProcess:
-        """Start a child with the devices that the job needs. To make room, an idle child ends if it is of the same sort
-        (with or without devices) or if all slots are taken. More idle children end until enough devices are free."""
+        """Start a child process with the GPUs that the job needs. First, one idle child ends if there is one of the
+        same sort (with or without GPUs) or if all slots are taken. Then more idle children end until enough GPUs are
+        free."""
         idle = [c for c in self._children if not c.job]
         alike = [c for c in idle if bool(self._parts[c]) == bool(job.spec.gpus)]
         if alike or len(self._children) >= self.slots:
@@ -304,8 +309,8 @@ class Supervisor:
             self._end_child(child)
 
     def _hindered(self, job: Job, message: str, traceback: str = "") -> None:
-        """Handle a job that the environment kept from its work: try it again here later or, after several tries, report
-        that it failed."""
+        """Handle a job that a full disk or unresponsive storage kept from its work. The job is tried again here later.
+        After several tries it is reported as failed."""
         try:
             job.retry_at = self._clock.now() + job.triage.hindered(message)
             self._queue.append(job)
@@ -314,14 +319,14 @@ class Supervisor:
             self._failed(job, Failure(e.kind, str(e), traceback=traceback))
 
     def _failed(self, job: Job, failure: Failure) -> None:
-        """Report that a job failed, with the secrets of this node masked in the message. The driver cannot mask them,
-        because it may not know them."""
+        """Report that a job failed. Secrets of this node are masked in the message here, because the driver may not
+        know them and so could not mask them."""
         self._events.append(Failed(job.id, replace(failure, message=redact(failure.message),
                                                    traceback=redact(failure.traceback))))
 
     # -- watching ------------------------------------------------------------------------------------------------
     def _watch(self) -> None:
-        """Look for dead children, and for children that exceed their limits."""
+        """Look for dead children, and for children that hang or exceed their limits."""
         now = self._clock.now()
         if (blind := now - self._watched_at) > BLIND_S:
             # this machine or the driver stood still: time in which nobody watched the children must not count against
@@ -348,8 +353,8 @@ class Supervisor:
             self._relieve()
 
     def _report_hanging(self, child: ChildProcess, job: Job, cursor: tuple[int, int, int], now: float) -> None:
-        """Report a task whose crash cursor does not move, with its position. The report is repeated each time the
-        standstill has lasted twice as long."""
+        """Report a task whose crash cursor (the record of which document it works on) does not move. The report is
+        repeated each time the standstill has become twice as long."""
         if cursor != job.place:
             job.place, job.since, job.reports = cursor, now, 0
         elif self.limits.hangs(now - job.since, now - child.quiet_since, job.reports):
@@ -361,8 +366,8 @@ class Supervisor:
                           self._host, child.pid, measure.doing(child.pid))
 
     def _relieve(self) -> None:
-        """If memory is nearly full, kill the largest child, and run fewer children from then on. The last busy child is
-        spared if other processes fill the memory, because otherwise no task would ever be done."""
+        """If memory is nearly full, kill the largest child process, and run fewer children for a while. The last busy
+        child is spared if other processes fill the memory, because otherwise no task would ever finish."""
         used, total = measure.memory_use()
         busy = [c for c in self._children if c.job]
         if used <= self.limits.memory_share * total or not self._children:
@@ -386,7 +391,8 @@ class Supervisor:
 
     # -- ending --------------------------------------------------------------------------------------------------
     def _died(self, child: ChildProcess, fault: Fault | None) -> None:
-        """End a child that is dead, or that must die for `fault`. Crash triage then decides how its job goes on."""
+        """End a child process that is dead, or that must die for `fault`. Crash triage (the search for the document at
+        fault) then decides how its job continues."""
         job = child.job
         self._end_child(child)
         if job is None:
