@@ -4,11 +4,11 @@ key.
 A key is a hash of the task's name, its version and its JSON arguments. Locations in the arguments are left out, so that
 a moved store or source keeps its results. Three kinds of dict in the arguments have a special meaning:
 
-    {"$ref": path in the store, "content", "sha256", "bytes", "rows"}           a file an earlier task wrote
+    {"$ref": path in the store, "content", "sha256", "bytes", "rows"}           a file that an earlier task wrote
     {"$file": path relative to the source root, "root": URL, "size", "etag"}    an input file, maybe with a range
     {"$list": path in the store, "content", "items"}                            a long list (`pipeline.store.lists`)
 
-The value of a key "$volatile" is ignored.
+The value under "$volatile" in a dict does not enter the key.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SPECIAL = frozenset({"$ref", "$file", "$list"})
 
 
 def task_key(task: str, args: Any) -> str:
-    """Key of a task with these arguments. `task` is its import path, 'module:Class'. For a task from outside
-    OWN_PACKAGES, the key also covers the name of its class and the source code of its module, because such a task may
-    inherit its name and version from one of our classes."""
+    """Return the key of a task with these arguments: a hash under which its result is found. `task` is its import path,
+    'module:Class'. For a task from outside OWN_PACKAGES, the key also covers the name of its class and the source code
+    of its module, because such a task may inherit its name and version from one of our classes."""
     cls = load(task)
     module = task.partition(":")[0]
     if module.partition(".")[0] in OWN_PACKAGES:
@@ -41,8 +41,8 @@ def task_key(task: str, args: Any) -> str:
 
 
 class SharedArgs:
-    """Computes the keys of many tasks that share most of their arguments. Each of `commons`, which are the shared
-    arguments for one kind of key, is encoded only once."""
+    """Computes the keys (hashes that identify results) of many tasks that share most of their arguments. Each of
+    `commons`, the sets of shared arguments, is encoded only once."""
 
     def __init__(self, task: str, *commons: Mapping[str, Any]) -> None:
         self._task, self._commons = task, commons
@@ -52,8 +52,8 @@ class SharedArgs:
         self._encoded = [_members(common) for common in commons]
 
     def keys(self, args: Mapping[str, Any]) -> list[str]:
-        """The keys (`task_key`) of the task with `args` and each of `commons`. An argument in `args` replaces a common
-        one of the same name."""
+        """Return one key (`task_key`) for each set of shared arguments: that of the task with this set and `args`. An
+        argument in `args` replaces a shared argument of the same name."""
         if not self._own or any(_SPECIAL & (common.keys() | args.keys()) for common in self._commons):
             return [task_key(self._task, {**common, **args}) for common in self._commons]
         own, keys = _members(args), []
@@ -65,8 +65,8 @@ class SharedArgs:
 
 
 def _members(args: Mapping[str, Any]) -> dict[str, str]:
-    """For each argument that enters the key, its name → its JSON without locations, as a member '"name":value' of an
-    object."""
+    """Encode each argument that enters the key as a member '"name":value' of a JSON object, without locations. Returns
+    the members by name."""
     return {name: f"{_json(name)}:{_json(placeless(value))}" for name, value in args.items() if name != "$volatile"}
 
 
@@ -84,7 +84,8 @@ def content_key(name: str, version: int, args: Any) -> str:
 
 
 def ref_contents(args: Any) -> list[str]:
-    """The `content` of every `$ref` and `$list` in the arguments of a task, in order."""
+    """Return the content hashes of all files and lists that the arguments of a task refer to (`$ref` and `$list`), in
+    order."""
     if isinstance(args, dict):
         if "$ref" in args or "$list" in args:
             return [args["content"]]

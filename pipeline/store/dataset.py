@@ -1,8 +1,9 @@
-"""Published datasets: folders of Parquet parts that anything can read, with a manifest.
+"""Published datasets: folders of Parquet parts that anything can read, with a manifest that lists the parts.
 
     datasets/NAME/part-ORDER-KEY.parquet  .manifest           kept documents
-    dropped/NAME/  quarantine/NAME/                           the same for dropped documents and bad records
-        quarantine/shards=STREAM/                                 documents that could not be encoded for a token stream
+    dropped/NAME/                                             dropped documents, in files of the same kinds
+    quarantine/NAME/                                          quarantined documents and bad records
+        quarantine/shards=STREAM/                             documents that could not be encoded for a token stream
 
 A part is a hard link to a file that a task wrote, or, on object storage, a copy of that file. The manifest is Parquet,
 too, with one row per part. Its name begins with a dot and has no suffix. Pandas, pyarrow, Hugging Face datasets and
@@ -10,14 +11,14 @@ Spark skip such a name, and a glob over `*.parquet` never matches it, so all of 
 
 On a local disk the new folder is built elsewhere and exchanged for the old one in one step. At any moment, even after a
 crash, the parts that match `datasets/NAME/part-*.parquet` are therefore those that the manifest beside them lists. On
-object storage new parts are written first, then the manifest, and then old parts are removed. There a reader that
-follows the manifest is always right. A reader that uses the glob is right unless a publication is in progress or was
-interrupted; the next run completes it.
+object storage new parts are written first, then the manifest, and then old parts are removed. On object storage a
+reader that follows the manifest is always right. A reader that uses the glob is right unless a publication is in
+progress or was interrupted; the next run completes an interrupted one.
 
 The commit log refuses the commits of a driver that has lost the store to another driver, but nothing refuses its
-publications. So a driver checks its lease before it begins to publish, before it exchanges the folders, and once more
-afterwards; if it has lost the lease by then, it undoes the exchange. Each publication is built in a folder of its own,
-so two drivers never mix their files.
+publications. So a driver checks three times that it still has the lease (the right to use the store): before it begins
+to publish, before it exchanges the folders, and after the exchange. If it has lost the lease by the last check, it
+undoes the exchange. Each publication is built in a folder of its own, so two drivers never mix their files.
 """
 
 from __future__ import annotations
@@ -84,13 +85,14 @@ class Part(NamedTuple):
 
 def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
             check_lease: Callable[[], None] = lambda: None, state: Sequence[str] = ()) -> None:
-    """Publish a dataset and replace an earlier publication of that name.
+    """Publish a dataset and replace an earlier publication of that name. `passes` are the commit records of each pass
+    over the documents.
 
     The published files are `kept.parquet` of the records of the last pass, in the order of the records, and
-    `dropped.parquet` and `quarantine.parquet` of the records of all `passes`. Only the driver that holds the lease of
-    the log may call this. `check_lease` (`Log.check_lease`) raises when it has lost the lease, and the folder being
-    published then keeps its old manifest. `state` identifies the records of all passes; a later `is_published` compares
-    it with its own.
+    `dropped.parquet` and `quarantine.parquet` of the records of all passes. Only the driver that holds the lease of the
+    log may call this. `check_lease` (`Log.check_lease`) raises when the driver has lost the lease, and the folder being
+    published then keeps its old manifest. `state` identifies the records of all passes; `is_published` later compares
+    it with the `state` that it is given.
     """
     folders = {f"{kind}/{name}": _parts() for kind in ("quarantine", "dropped", "datasets")}
     quarantine, dropped, kept = folders.values()
@@ -107,9 +109,9 @@ def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
 
 
 def is_published(store: Store, name: str, state: Sequence[str]) -> bool:
-    """Whether `publish` published this dataset with this `state` and its folders have not changed since. Manifests must
-    have the same bytes, and parts the same names and sizes. On a disk, each part must also still be a hard link. If all
-    this is true, a run need not link millions of parts again."""
+    """Whether `publish` published this dataset with this `state`, and the published folders have not changed since.
+    Manifests must have the same bytes, and parts the same names and sizes. On a disk, each part must also still be a
+    hard link. A run that finds True need not link millions of parts again."""
     try:
         document = json.loads(store.read(_published(name)))
         if document["state"] != list(state):
@@ -124,8 +126,8 @@ def _published(name: str) -> str:
 
 
 def _sums_of(store: Store, folder: str) -> list[str]:
-    """Compute, from a folder as it is now, the values that `_publish` returned when it published the folder: the hash
-    of the manifest, and a sum over the names and sizes of the parts."""
+    """Compute two checksums of a published folder as it is now: the hash of its manifest, and a sum over the names and
+    sizes of its parts. If the folder is unchanged, they equal the values that `_publish` returned."""
     total = 0
     if store.local is None:
         for entry in store.entries(folder):
@@ -147,14 +149,14 @@ def _part_sum(name: str, size: int) -> int:
 
 
 def stream_quarantine(stream: str) -> str:
-    """Name of the folder, in `quarantine/`, with the documents that could not be encoded for this token stream. No
-    dataset can have this name, because names of datasets hold no '='."""
+    """Return the name of the folder, in `quarantine/`, for documents that could not be encoded for this token stream.
+    The name contains '=', which names of datasets must not, so no dataset has the same name."""
     return f"shards={stream}"
 
 
 def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
                        check_lease: Callable[[], None] = lambda: None) -> None:
-    """Publish the files `quarantine.parquet` of `records`, and no others, as quarantine/NAME/."""
+    """Publish the `quarantine.parquet` files of `records`, and no other files, in the folder quarantine/NAME/."""
     parts = _parts()
     for record in records:
         _add(parts, record, QUARANTINE)
@@ -166,7 +168,8 @@ def _parts() -> Spilled[Part]:
 
 
 def _add(parts: Spilled[Part], record: PartRecord, file: str) -> None:
-    """Add to `parts` the file of this name that the record holds. Does nothing when it holds no such file."""
+    """Add the file that `record` has under the name `file` to the `parts` to publish. Does nothing when the record has
+    no such file."""
     if (info := record.files.get(file)) is not None:
         parts.append(Part(info.path, part_name(len(parts), record.key), record.key, record.node, info.rows, info.bytes,
                           info.meta.get("text_bytes", 0), info.sha256, info.content,
@@ -174,8 +177,8 @@ def _add(parts: Spilled[Part], record: PartRecord, file: str) -> None:
 
 
 def _publish(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
-    """Publish one folder. Returns the hash of its manifest, and a sum over the names and sizes of its parts
-    (`_part_sum`), both as hexadecimal strings."""
+    """Publish `parts` as one folder. Returns the hash of the folder's manifest, and a sum over the names and sizes of
+    its parts (`_part_sum`), both as hexadecimal strings."""
     check_lease()
     publish_parts = _replace if store.local is not None else _update
     return publish_parts(store, folder, parts, check_lease)
@@ -186,8 +189,8 @@ def part_name(order: int, key: str) -> str:
 
 
 def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
-    """Publish a folder on a local disk: build it below `.publish/`, where no glob finds it, and exchange it for the old
-    one.
+    """Publish a folder on a local disk: build it below `.publish/`, where no glob over datasets finds it, and then
+    exchange it for the old folder.
 
     The old folder is kept below `.publish/` until the next publication, because a reader that is just listing it would
     otherwise see files vanish. It takes no disk space, since its files are hard links to files in `objects/`.
@@ -223,8 +226,8 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Call
 
 
 def _put_in_place(aside: Path, target: Path, check_lease: Callable[[], None]) -> None:
-    """Give the new folder its name. If `check_lease` then raises because another driver has taken over, the old
-    folder is restored."""
+    """Move the new folder `aside` to the path `target`, in exchange for an older folder there. If `check_lease` then
+    raises because another driver has taken over the store, the older folder is restored."""
     inode, replaces = aside.stat().st_ino, target.exists()
     if replaces:
         swap_folders(aside, target)
@@ -245,8 +248,8 @@ def _put_in_place(aside: Path, target: Path, check_lease: Callable[[], None]) ->
 
 def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
     """Publish a folder on object storage: let the server copy the missing parts, many at a time, then write the
-    manifest, then remove parts that the manifest does not name. Memory holds the names and sizes of the parts published
-    before."""
+    manifest, then remove parts that the manifest does not list. Memory holds the names and sizes of the parts that the
+    folder had before."""
     present = {entry.path.removeprefix(f"{folder}/"): entry.size for entry in store.entries(folder)}
     with Scratch() as scratch:
         local = Path(scratch.path, MANIFEST)
@@ -283,7 +286,8 @@ def link_committed(store: Store, path: str, to: str) -> None:
 
 
 class ManifestWriter:
-    """Writes a manifest. Use it as a context manager, and call `add` for each part. Rows are written in blocks."""
+    """Writes a manifest, the Parquet table of the parts of a published folder. Use it as a context manager, and call
+    `add` for each part. Rows are written in blocks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -298,8 +302,8 @@ class ManifestWriter:
             self._flush()
 
     def sums(self) -> list[str]:
-        """The hash of the manifest, and the sum over the names and sizes of its parts, as `_sums_of` computes them from
-        the folder. Call it only after the context has ended."""
+        """Return the hash of the manifest, and the sum over the names and sizes of its parts. `_sums_of` computes the
+        same values from the published folder. Call this only after the context has ended."""
         return [file_sha256(self._path), f"{self._total % _SUM:x}"]
 
     def _flush(self) -> None:
@@ -318,7 +322,8 @@ class ManifestWriter:
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 def manifest(store: Store, name: str, kind: str = "datasets") -> pa.Table:
-    """The manifest of a published dataset (MANIFEST_SCHEMA); `kind` is datasets, dropped or quarantine."""
+    """Return the manifest of a published dataset: the table of its parts (columns: MANIFEST_SCHEMA). `kind` is
+    datasets, dropped or quarantine."""
     try:
         return store.table(f"{kind}/{name}/{MANIFEST}")
     except FileNotFoundError:
@@ -329,8 +334,9 @@ def manifest(store: Store, name: str, kind: str = "datasets") -> pa.Table:
 
 def iter_batches(store: Store, folder: str, columns: list[str] | None = None,
                  batch_rows: int = 512) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a published folder ('datasets/NAME', 'dropped/NAME', …), part by part in the manifest's order.
-    Raises DamagedFile when a part differs from the manifest."""
+    """Yield the rows of a published folder ('datasets/NAME', 'dropped/NAME', …), part by part in the order of its
+    manifest (the list of its parts). Raises DamagedFile when the bytes of a part differ from the hash in the
+    manifest."""
     kind, _, name = folder.partition("/")
     parts = manifest(store, name, kind)
     for part, sha256 in zip(parts["part"].to_pylist(), parts["sha256"].to_pylist()):
@@ -346,11 +352,11 @@ def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> It
 
 
 def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_rows: int = HASH_ROWS) -> str:
-    """Hash of a dataset: sha256 over the row digests (`pipeline.store.parts`) of all rows sorted by id.
+    """Return a hash of a dataset: sha256 over the digests (hashes) of all its rows, sorted by id.
 
-    The hash does not depend on how rows are spread over parts. Memory holds 64 bytes for each of up to `max_rows` rows;
-    more are written to temporary files in the folder `scratch` (default: the system's). Raises DuplicateId when two
-    rows have the same id, also when they are in different parts.
+    The hash does not depend on how rows are spread over parts (files). Memory holds 64 bytes for each of up to
+    `max_rows` rows; the digests of more rows are written to temporary files in the folder `scratch` (default: the
+    system's). Raises DuplicateId when two rows have the same id, also when they are in different parts.
     """
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -360,8 +366,8 @@ def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_row
 
 
 def _sorted_digests(store: Store, name: str, scratch: Path, max_rows: int) -> Iterator[np.ndarray]:
-    """Yield (id, row digest) of all rows of a dataset, sorted by id. They come in arrays of type uint8 and shape
-    [n, 64]: 32 bytes of the id, then 32 bytes of the digest."""
+    """Yield the id and the row digest (hash) of all rows of a dataset, sorted by id. They come in arrays of type uint8
+    and shape [n, 64]: 32 bytes of the id, then 32 bytes of the digest."""
     waiting: list[np.ndarray] = []
     count = 0
     spilled: set[int] = set()

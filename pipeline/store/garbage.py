@@ -1,8 +1,8 @@
 """Garbage collection in a store. It removes three things: files that no commit record names, commit records that no run
-names, and segments of the commit log that a snapshot holds.
+names, and segments (files) of the commit log that a snapshot holds.
 
 A record that no run names comes from a recipe that was changed or from a run that was deleted. A finished run names its
-tasks in `runs/RUN/tasks.parquet`. If a run has not finished, or this list is missing, all records that its drivers
+tasks in `runs/RUN/tasks.parquet`. If a run has not finished, or has no such file, all records that its drivers
 committed are kept. A record is retired (withdrawn in the log) before its files are removed, so that a later run that
 needs the result computes it again. Published folders are not affected, because their parts are hard links or copies.
 """
@@ -37,8 +37,8 @@ VERIFY_EVERY = 1000      # files removed between two checks of the lease
 
 # -- files that no record names ---------------------------------------------------------------------------------------
 class Swept(NamedTuple):
-    """Result of `collect_garbage`: the number of files it removed, the number of empty folders it removed, and the
-    recorded files that are missing or have the wrong size (path → description of the damage)."""
+    """Result of `collect_garbage`: the number of removed files, the number of removed empty folders, and the recorded
+    files that are missing or have the wrong size (path → description of the damage)."""
 
     files: int
     folders: int
@@ -46,14 +46,15 @@ class Swept(NamedTuple):
 
 
 def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
-    """Remove three kinds of files: files of attempts of older epochs that no record names, argument lists of tasks
-    (`pipeline.store.lists`; written again when needed), and temporary files whose writers are dead. Retire records
-    whose files are missing or have another size than recorded. Call this before tasks run, because it may remove an
-    empty folder that a task is about to upload into.
+    """Remove garbage from the store, and retire (withdraw) records whose files are missing or have another size than
+    recorded. Garbage is: files that no record names and that attempts of older epochs (terms of earlier drivers) wrote,
+    argument lists of tasks (`pipeline.store.lists`; written again when needed), and temporary files whose writers are
+    dead. Call this before tasks run, because it may remove an empty folder that a task is about to upload into.
 
-    Removing an attempt of an older epoch that is not in the log is safe: it can no longer be committed, since its
-    driver is fenced. Attempts of this epoch or a later one are not touched. A fenced driver removes nothing. Memory
-    grows with the number of files that are removed, not with the number that exist.
+    Files of an attempt of an older epoch that is not in the log can be removed safely. Its driver has lost the log to
+    this one, so the attempt can no longer be committed. Files of this epoch or a later one are not touched. A driver
+    that has itself lost the log removes nothing. Memory grows with the number of files to remove, not with the number
+    that exist.
     """
     store = log.store
     log.flush()
@@ -95,8 +96,9 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
 
 
 def _while_lease_holds(log: Log, names: Iterable[str], verify_every: int) -> Iterator[str]:
-    """Yield the names. Before the first, and then every `verify_every` names, check that this driver still holds the
-    lease: a driver that has taken over meanwhile may use files and folders of these names."""
+    """Yield the names of files and folders to remove, as long as this driver holds the lease of the log. The lease is
+    checked before the first name and then every `verify_every` names, because a driver that has taken over may use
+    these files."""
     for n, name in enumerate(names):
         if n % verify_every == 0:
             log.check_lease()
@@ -123,17 +125,18 @@ def _objects(store: Store) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def _differing(named: Mapping[str, int], existing: Mapping[str, int]) -> dict[str, str]:
-    """Compare the sizes that a record states (`named`: path → bytes) with those of the files that exist (`existing`).
-    Returns path → description of the damage for each file that is missing or has another size."""
+    """Compare the file sizes that a record states (`named`: path → bytes) with the sizes of the files that exist
+    (`existing`). Returns path → description of the damage for each file that is missing or has another size."""
     return {path: "is gone" if path not in existing else f"has {existing[path]:,} bytes instead of {size:,}"
             for path, size in named.items() if existing.get(path) != size}
 
 
 # -- segments that a snapshot holds -----------------------------------------------------------------------------------
 def packed_segments(store: Store, before: int) -> list[str]:
-    """Names of the segments of the log that may be removed: those before segment number `before` that a pack holds. The
-    pack is read and verified now. Segments that open an epoch are not among them, because a fenced driver meets them at
-    its next append, and so learns that another driver took over."""
+    """Return the names of the segments (files of the log) that may be removed: those before segment number `before`
+    that a pack (file of compacted segments) holds. Each pack is read and verified first. Segments that open an epoch
+    are kept: a driver that has lost the log to another driver meets such a segment at its next append, and so learns of
+    the loss."""
     there = set(store.list("log"))
     names: dict[str, None] = {}
     for pack in snapshot.listed(store):
@@ -149,9 +152,9 @@ def packed_segments(store: Store, before: int) -> list[str]:
 
 
 def remove_packed_segments(log: Log, verify_every: int = VERIFY_EVERY) -> int:
-    """Remove the segments that `packed_segments` names, and return their number. This driver must hold the lease of
-    `log`. A reader that misses a removed segment reads the pack instead (`LogView.refresh`). The docstring of
-    `pipeline.store.log` explains why other drivers are safe."""
+    """Remove the segments (files of the log) that `packed_segments` names, and return their number. This driver must
+    hold the lease of `log`. A reader that misses a removed segment reads the pack that holds it (`LogView.refresh`).
+    The docstring of `pipeline.store.log` explains why the removal is safe for other drivers."""
     store, names = log.store, packed_segments(log.store, log.opened)
     if names:
         marked = set(store.list("log/epochs"))
@@ -164,7 +167,8 @@ def remove_packed_segments(log: Log, verify_every: int = VERIFY_EVERY) -> int:
 # -- records that no run names ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Unnamed:
-    """Records that no run names: their number, and their files and bytes in `objects/`."""
+    """Totals of the commit records that no run names: the number of records, and the number and bytes of their files in
+    `objects/`."""
 
     records: int
     files: int
@@ -172,8 +176,8 @@ class Unnamed:
 
 
 def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]:
-    """Find the records that no run names. Returns their totals and a list of (key, attempt) of each. Memory grows with
-    this list."""
+    """Find the commit records that no run names in its list of tasks. Returns their totals, and a list of (key,
+    attempt) of each record. Memory grows with this list."""
     named = scratch_database()
     named.execute("CREATE TABLE named (key TEXT PRIMARY KEY) WITHOUT ROWID")
     runs = {path.split("/")[1] for path in store.list("runs") if path.count("/") > 1}
@@ -196,8 +200,8 @@ def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]
 
 
 def remove_unnamed(store: Store, log: Log) -> Unnamed:
-    """Retire (withdraw) the records that no run names, and remove their files. This driver must hold the lease of
-    `log`, which ensures that no run is in progress. Returns the totals of what was removed."""
+    """Retire (withdraw) the commit records that no run names in its list of tasks, and remove their files. This driver
+    must hold the lease of `log`, so that no run is in progress. Returns the totals of what was removed."""
     what, pairs = unnamed(store, log)
     log.retire_unnamed(pairs)
     if pairs:                             # the files of fresh nodes (`pipeline.plan.fresh`) are older than the log now
@@ -207,8 +211,8 @@ def remove_unnamed(store: Store, log: Log) -> Unnamed:
 
 
 def _done(store: Store, run: str) -> bool:
-    """Whether a run finished when it was last started. If it did not, its list of tasks may come from an earlier start
-    with another recipe, and lack tasks that have been committed since."""
+    """Whether a run had finished when its driver last reported. The task list of an unfinished run may come from an
+    earlier start with another recipe, and may lack tasks that have been committed since."""
     try:
         return bool(json.loads(store.read(f"runs/{run}/progress.json"))["state"] == "done")
     except (OSError, ValueError, KeyError, TypeError):

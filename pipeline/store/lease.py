@@ -1,5 +1,5 @@
-"""Identifies the driver that holds the lease (the right to append to the commit log of a store), and checks whether it
-is alive. `pipeline.store.log` takes the lease, and raises Fenced when another driver has taken it over."""
+"""Identifies the driver that holds the lease (the right to append to the commit log of a store), and checks whether
+this driver is alive. `pipeline.store.log` takes the lease, and raises Fenced when another driver has taken it over."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypedDict
 
 
 class Holder(TypedDict):
-    """The driver process that holds the lease, as described in the segment that opens its epoch and in its
-    heartbeat."""
+    """Identifies the driver process that holds the lease (the right to append to the commit log). The driver writes
+    these fields to the log segment by which it takes the lease, and to its heartbeat file."""
 
     host: str
     boot: str
@@ -22,10 +22,10 @@ class Holder(TypedDict):
 
 
 def identity(run: str) -> Holder:
-    """Describe this process as the holder of a lease, so that another driver on the same machine can check whether it
-    is alive. The process id alone is not enough. It is unique only within one boot and one pid namespace (containers
-    share the boot id of their host), and it may be reused: two processes with the same id differ in their start
-    time."""
+    """Describe this process as the holder of a lease, so that another driver on the same machine can check whether this
+    process is alive. The process id alone is not enough. It is unique only within one boot and one pid namespace
+    (containers share the boot id of their host). It may also be reused: two processes with the same id differ in their
+    start time."""
     return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
             "pid": os.getpid(), "started": _started(os.getpid()), "run": run}
 
@@ -46,14 +46,15 @@ def _pid_space() -> str:
 
 
 def _started(pid: int) -> str:
-    """Start time of a process in clock ticks since boot; "" when it does not exist or is a zombie."""
+    """Return the start time of a process in clock ticks since boot; "" when the process does not exist or is a
+    zombie."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 
 def alive(holder: Mapping[str, object]) -> bool | None:
-    """Whether the holder's process is alive. None when it ran on another machine, in another boot or in another pid
-    namespace, so that this process cannot check."""
+    """Whether the process that `holder` describes is alive. None when this process cannot check, because the holder ran
+    on another machine, in another boot or in another pid namespace."""
     here = identity("")
     there = (holder.get("host"), holder.get("boot"), holder.get("space"))
     if not here["boot"] or there != (here["host"], here["boot"], here["space"]):

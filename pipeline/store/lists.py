@@ -1,8 +1,8 @@
-"""Writes long lists in a task's arguments to files of the store, so that the arguments only name the file.
+"""Writes long lists in a task's arguments to files of the store, and puts the name of the file in place of the list.
 
 In a shuffle, every reduce task reads a file of every map task. If each reduce task listed these files in its own
-arguments, the number of names would be the product of both numbers of tasks. So `ListFiles.fold` writes a list once and
-replaces it in the arguments by
+arguments, the number of file names would be the product of both numbers of tasks. So `ListFiles.fold` writes a list
+once and replaces it in the arguments by
 
     {"$list": "objects/lists/SHA256.json", "content": hash of its items, "items": n}
 
@@ -32,9 +32,9 @@ _REMEMBERED = 16
 
 
 class ListFiles:
-    """Replaces long lists in the arguments of tasks by references to files. `put(path, bytes)` must create a file of
-    the store if it does not exist. Without `put` no file is written, but the arguments, and therefore the keys of
-    tasks, are the same."""
+    """Replaces long lists in the arguments of tasks by references to files of the store. `put(path, bytes)` must create
+    such a file if it does not exist. Without `put` no file is written, but the arguments are replaced all the same, so
+    the keys of tasks (hashes of their arguments) do not change."""
 
     def __init__(self, put: Callable[[str, bytes], Any] | None = None) -> None:
         self._put = put
@@ -42,8 +42,9 @@ class ListFiles:
         self._references: OrderedDict[int, tuple[list[Any], dict[str, Any]]] = OrderedDict()
 
     def fold(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of the arguments in which references to files replace long lists. A list must not be changed
-        afterwards: when the same list object occurs in other arguments, the reference made first is used again."""
+        """Return a copy of the arguments in which references to files replace long lists. The caller must not change a
+        list afterwards, because further arguments that hold the same list object get the reference that was made
+        first."""
         return {k: v if k == "$volatile" else self._value(v) for k, v in args.items()}
 
     def _value(self, value: Any) -> Any:
@@ -72,8 +73,8 @@ class ListFiles:
 
 
 def unfold(value: Any, read: Callable[[str], bytes]) -> Any:
-    """The inverse of `ListFiles.fold`: the value with each reference to a list file replaced by the list. `read` reads
-    a file of the store. Raises DamagedFile when the file has other bytes than were written to it."""
+    """Return `value` with each reference to a list file replaced by the list, which undoes `ListFiles.fold`. `read`
+    reads a file of the store. Raises DamagedFile when the bytes of a list file do not have the hash in its name."""
     if isinstance(value, dict):
         if "$list" not in value:
             return {k: v if k == "$volatile" else unfold(v, read) for k, v in value.items()}
@@ -85,7 +86,7 @@ def unfold(value: Any, read: Callable[[str], bytes]) -> Any:
 
 
 def writes_to(store: Store) -> Callable[[str, bytes], Any]:
-    """The argument `put` for a `ListFiles` that writes to this store."""
+    """Return a function that creates a file of `store` if it does not exist, for the argument `put` of `ListFiles`."""
     return lambda path, data: store.exists(path) or store.put_absent(path, data)
 
 

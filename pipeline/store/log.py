@@ -1,30 +1,31 @@
 """The commit log of a store: a sequence of files, called segments, that record which tasks are done.
 
 Segments are `log/00000001.json`, `log/00000002.json`, … (format: `pipeline.store.segment`, rules: docs/contracts.md,
-Store). To append one is to create the file of the next number, which fails if another driver has created it
-(put-if-absent). There are two kinds:
+Store). A driver (the process that schedules the tasks of a run) appends a segment by creating the file of the next
+number. Creating it fails if another driver has created it already (put-if-absent). There are two kinds of segments:
 
-- An *epoch* segment gives the driver (the process that schedules tasks) which appends it the lease, the right to append
-  to the log. It opens an epoch, the term of this driver. Any other driver then meets, at its next append, a segment it
-  did not write, and raises Fenced: it is fenced, and can commit nothing more.
-- A *records* segment holds the records of tasks that this driver finished, and the rows its supervisors quarantined.
-  The first record of a key counts. When a driver finds that the files of a record are damaged or missing, it retires
-  (withdraws) the record, and the next record that is committed for the key counts.
+- An *epoch* segment opens an epoch, the term of the driver that appends it, and gives this driver the lease, the right
+  to append to the log. Any other driver meets this segment at its next append, raises Fenced, and can commit nothing
+  more: it is fenced.
+- A *records* segment holds the records of tasks that the driver finished, and the rows of input that it quarantined
+  because they killed a process. Each task has a key. The first record of a key counts. When a driver finds that the
+  files of a record are damaged or missing, it retires (withdraws) the record, and the next record that is committed
+  for the key counts.
 
 Segments are never changed. The state of the log is obtained by replaying them in order (`pipeline.store.view`), or from
 a snapshot of them, which the driver takes in the background (`pipeline.store.snapshot`).
 
-`store gc` removes segments that a snapshot holds. It keeps the segments that open an epoch, and those that are newer
-than the segment which opened its own epoch. So a driver that was fenced long ago still meets, at its next append, the
-segment that fenced it. A driver may also read the log before a `store gc` and append its epoch segment afterwards. The
-number it then uses may be free only because `store gc` removed the segment. To let the driver detect this, `store gc`
-creates a file `log/epochs/EPOCH` for every epoch up to its own before it removes any segment.
+`store gc` removes segments that a snapshot holds. It keeps two kinds of segments: those that open an epoch, and those
+after the segment that opened the epoch of `store gc` itself. A driver that was fenced long ago therefore still meets,
+at its next append, the segment that fenced it. A driver may also read the log before a `store gc` and append its epoch
+segment afterwards, under a number that is free only because `store gc` removed the segment. To let the driver detect
+this, `store gc` creates a file `log/epochs/EPOCH` for every epoch up to its own before it removes any segment.
 
-A driver that starts and finds an epoch that was not closed checks whether the epoch's holder is alive. If the holder
-ran on the same machine, a dead process is recognised at once. Otherwise the driver reads the holder's heartbeat
-(`log/heartbeat/EPOCH.json`, a counter) once a second. If the counter does not change for PATIENCE_S, the holder is
-considered dead. If that is wrong, the store is still safe: the heartbeat only decides when to try, and the segments
-alone decide which driver has the lease.
+A driver that starts and finds an open epoch checks whether the driver of that epoch is alive. If both run on the same
+machine, a dead process is recognised at once. Otherwise the starting driver reads the other one's heartbeat
+(`log/heartbeat/EPOCH.json`, a counter) once a second. If the counter does not change for PATIENCE_S, the other driver
+is considered dead. A mistake does no harm to the store: the heartbeat only decides when to try, and the segments alone
+decide which driver has the lease.
 """
 
 from __future__ import annotations
@@ -65,20 +66,23 @@ log = logging.getLogger("tokenmill")
 
 
 class Fenced(StoreError):
-    """Another driver has taken over this store; this one can commit nothing more and exits with status 1."""
+    """Raised when another driver (the process that schedules a run) has taken over the store. The driver that gets this
+    error can commit nothing more and exits with status 1."""
 
 
 class OtherContent(StoreError):
-    """A task ran again because its files were damaged or missing, and now produced files with other contents."""
+    """Raised when a task that ran again, because files of an earlier attempt were damaged or missing, wrote files with
+    other contents than that attempt."""
 
 
 class LeaseHeld(StoreError):
-    """A living driver holds the lease of this store."""
+    """Raised when a living driver holds the lease of the store (the right to append to its commit log)."""
 
 
 def attempt_name(epoch: int, serial: int) -> str:
-    """Name of an attempt to run a task. It is unique because an epoch has one driver, which gives each attempt the next
-    serial number. The garbage collector reads the epoch from the first eight characters of the name."""
+    """Return the name of an attempt to run a task: the epoch (the term of one driver) and a serial number, eight digits
+    each. The name is unique, because only one driver has the epoch, and this driver gives each attempt the next serial
+    number. The garbage collector reads the epoch from the first eight characters."""
     return f"{epoch:08d}-{serial:08d}"
 
 
@@ -87,16 +91,18 @@ def heartbeat_name(epoch: int) -> str:
 
 
 def epoch_mark(epoch: int) -> str:
-    """The path of a file by which `store gc` announces that it removes segments. If the file exists, a driver that is
-    about to open this epoch has an outdated view of the log."""
+    """Return the path of the file that `store gc` creates for an epoch (the term of one driver) before it removes
+    segments of the log. If the file exists, a driver that is about to open this epoch has an outdated view of the
+    log."""
     return f"log/epochs/{epoch:08d}"
 
 
 class Log(LogView):
-    """The commit log, open for appending, for the one driver that holds its lease. Thread-safe. A background thread
-    writes heartbeats and the records that wait to be committed; another thread writes a snapshot when one is due.
+    """The commit log of a store, open for appending by the one driver that holds its lease (the right to append).
+    Thread-safe. A background thread writes heartbeats and commits the records that wait. Another thread writes a
+    snapshot (a compact copy of the log) when one is due.
 
-    Every method that writes or verifies raises Fenced once another driver has taken over.
+    Every method that writes to the log or checks the lease raises Fenced once another driver has taken over the store.
     """
 
     def __init__(self, store: Store, clock: Clock = SYSTEM, segment_records: int = SEGMENT_RECORDS,
@@ -122,7 +128,8 @@ class Log(LogView):
 
     @staticmethod
     def read(store: Store) -> LogView:
-        """Read the current log without taking the lease, as `tokenmill plan` and `tokenmill report` do."""
+        """Read the current log without taking its lease (the right to append), as `tokenmill plan` and `tokenmill
+        report` do."""
         view = LogView(store)
         view.refresh()
         return view
@@ -131,12 +138,13 @@ class Log(LogView):
     def open(cls, store: Store, *, run: str = "", takeover: bool = False, clock: Clock = SYSTEM,
              holder: Holder | None = None, threaded: bool = True,
              segment_records: int = SEGMENT_RECORDS, pack_segments: int = PACK_SEGMENTS) -> Log:
-        """Replay the log and take its lease. `run` is the name that other drivers' messages give this driver. With
-        `takeover`, the lease is taken even from a living driver.
+        """Open the log for appending: replay it and take its lease, the right to append, which one driver has at a
+        time. `run` names this driver in the messages of other drivers. With `takeover`, the lease is taken even from a
+        living driver.
 
         Raises LeaseHeld when a living driver holds the lease, CorruptLog for a damaged log, and StoreError when the
-        store cannot be written. A simulation passes its own clock and holder. With `threaded` False no background
-        thread is started, and the caller must call `tend`.
+        store cannot be written. `clock` and `holder` are for simulations, which pass a clock and a driver of their own.
+        With `threaded` False no background thread is started, and the caller must call `tend`.
         """
         log = cls(store, clock, segment_records, pack_segments)
         log._begin(holder or identity(run), takeover)
@@ -146,7 +154,8 @@ class Log(LogView):
         return log
 
     def _begin(self, holder: Holder, takeover: bool) -> None:
-        """Wait until no living driver holds the lease, then append a segment that opens a new epoch for this driver."""
+        """Take the lease of the log by appending a segment that opens a new epoch, the term of this driver. Unless
+        `takeover` is set, first check that no living driver holds the lease; raises LeaseHeld when one does."""
         self.store.check_conditional_put()
         number = 0                                               # segment we last tried to write and found taken
         while True:
@@ -173,9 +182,9 @@ class Log(LogView):
         self._beat()
 
     def _wait_for_the_lease(self, holder: Holder, epoch: int) -> None:
-        """Return once the holder of `epoch` has closed the log or is dead. Raises LeaseHeld when it is alive. If its
-        process cannot be checked from here, because it ran on another machine or in another container, its heartbeat is
-        watched for up to PATIENCE_S."""
+        """Return once the driver that opened `epoch` has closed the log or is dead. Raises LeaseHeld when that driver
+        is alive. If this process cannot check that driver, which may run on another machine or in another container, it
+        watches the driver's heartbeat for up to PATIENCE_S seconds."""
         first = self._heartbeat(epoch)
         if first.get("closed") or alive(holder) is False:
             return
@@ -217,9 +226,10 @@ class Log(LogView):
             pass
 
     def tend(self) -> bool:
-        """Commit records that have waited for SEGMENT_S, write the heartbeat when it is due, and start a snapshot when
-        it is due. Returns False when a commit failed. Nothing can be written then, and the next call that appends or
-        flushes raises the reason."""
+        """Do the periodic work of the log: commit records that have waited for SEGMENT_S seconds, write the heartbeat
+        when it is due, and start a snapshot (a compact copy of the log) when one is due. Returns False when a commit
+        failed. After that the log cannot be written, and the next call that appends or flushes raises the error of the
+        failed commit."""
         with self._lock:
             if self._uncommitted and self._clock.now() - self._oldest >= SEGMENT_S:
                 try:
@@ -239,9 +249,9 @@ class Log(LogView):
         return True
 
     def _take_snapshot(self) -> None:
-        """Write packs (compacted files, `pipeline.store.snapshot`) of the segments that no undamaged pack holds. The
-        lock is not held while packs are written, so that no commit waits. A driver that is killed or fenced meanwhile
-        leaves packs of committed segments, which do no harm."""
+        """Write packs (files that compact many segments of the log, `pipeline.store.snapshot`) for the segments that no
+        undamaged pack holds. The lock is not held while packs are written, so that no commit waits. If this driver is
+        killed or loses the lease while it writes, its packs do no harm, because they hold only committed segments."""
         with self._lock:
             last = self.segments
             tail = last - self.packed >= self._pack_segments or self.unpacked >= 2 * PACK_BYTES
@@ -271,9 +281,10 @@ class Log(LogView):
 
     # -- writing -------------------------------------------------------------------------------------------------
     def append(self, record: PartRecord) -> PartRecord:
-        """Add `record` to the next segment, which is committed about SEGMENT_S from now (`flush` commits it at once).
-        Returns the record that counts, which is the first one for its key. Raises OtherContent when a record of this
-        key was retired because of damage, and its files had other contents than those of `record`."""
+        """Add the record of a finished task to the next segment (file of the log). The segment is committed about
+        SEGMENT_S seconds later, or at once by `flush`. Returns the record that counts, which is the first one for its
+        key. Raises OtherContent when an earlier record of the key was retired (withdrawn) because of damage, and the
+        files of `record` have other contents than the files of that earlier record."""
         with self._lock:
             self._check()
             before = self.retired_contents(record.key)
@@ -290,9 +301,9 @@ class Log(LogView):
             return self.get(record.key)  # type: ignore[return-value]
 
     def quarantine(self, key: str, row: int, stage: int, reason: str) -> None:
-        """Commit the quarantine of a row of the task `key` before that task is done, so that the next attempt skips the
-        row even if this driver dies. It is committed about SEGMENT_S from now (`flush` commits it at once). If a row is
-        quarantined twice, the first `stage` and `reason` count."""
+        """Quarantine a row that the unfinished task `key` reads, so that the task's next attempt skips the row even if
+        this driver dies. The entry is committed about SEGMENT_S seconds later, or at once by `flush`. If a row is
+        quarantined twice, the first `stage` (number of the stage that failed) and `reason` count."""
         entry = {"key": key, "row": row, "stage": stage, "reason": reason}
         with self._lock:
             self._check()
@@ -301,8 +312,8 @@ class Log(LogView):
 
     def release(self, key: str) -> None:
         """Withdraw the quarantine of all rows of the task `key`, and commit this before returning. It is called when
-        the task has failed for good: then nothing shows that these rows were to blame, and the next run reads them
-        again."""
+        the task has failed for good. Skipping the rows did not help, so nothing shows that they were to blame, and the
+        next run reads them again."""
         with self._lock:
             self._check()
             if self._quarantined_rows.pop(key, None) is not None:
@@ -310,21 +321,22 @@ class Log(LogView):
                 self.flush()                # now, because replaying a segment applies quarantines before releases
 
     def retire(self, key: str, attempt: str, why: str) -> bool:
-        """Withdraw the record of `key` that `attempt` committed, because its files are damaged or missing; `why` says
-        what is wrong. The change is committed before returning. The task runs again when its result is needed. Returns
-        False when another record of the key counts, or none."""
+        """Withdraw the record of the task `key` that `attempt` committed, because its files are damaged or missing.
+        `why` describes the damage. The withdrawal is committed before returning. The task runs again when its result is
+        needed. Returns False when the key has no record, or when its current record comes from another attempt."""
         return self._retire_all([{"key": key, "attempt": attempt, "why": why}]) > 0
 
     def retire_unnamed(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Withdraw records that no run needs, given as (key, attempt), and commit this before returning. The content
-        hashes of their files are not kept, so when such a task runs again, its files may have other contents."""
+        """Withdraw records of tasks that no run needs, and commit this before returning. `pairs` gives each as (key,
+        attempt). The content hashes of their files are not kept, so if such a task runs again, its files may have other
+        contents."""
         self._retire_all({"key": key, "attempt": attempt, "why": "no run names it", "unnamed": True}
                          for key, attempt in pairs)
 
     def retire_files(self, damaged: Mapping[str, str]) -> int:
-        """Withdraw the records that name damaged files, and commit this before returning. `damaged` maps a path
-        (objects/KEY/ATTEMPT.name) to a description of the damage. A path that no record names is ignored. Returns the
-        number of records withdrawn."""
+        """Withdraw the commit records that name damaged files, and commit this before returning. `damaged` maps the
+        path of a file (objects/KEY/ATTEMPT.name) to a description of the damage. A path that no record names is
+        ignored. Returns the number of records withdrawn."""
         def entries() -> Iterator[dict[str, Any]]:
             for path, why in damaged.items():
                 key = path.split("/")[1] if path.startswith("objects/") else ""
@@ -334,9 +346,9 @@ class Log(LogView):
         return self._retire_all(entries())
 
     def _retire_all(self, entries: Iterable[dict[str, Any]]) -> int:
-        """Withdraw the records that the entries describe, and commit the entries. Returns the number of records
-        withdrawn. There may be a million, when a folder of the store was lost, so each segment gets a bounded
-        number."""
+        """Withdraw the record that each entry {key, attempt, why} names, and commit the entries. Returns the number of
+        records withdrawn. When a folder of the store was lost, there may be a million entries, so each segment (file of
+        the log) gets a bounded number of them."""
         retired = 0
         with self._lock:
             self.flush()
@@ -358,14 +370,14 @@ class Log(LogView):
 
     @property
     def _uncommitted(self) -> bool:
-        """Whether anything is waiting to be written, or was being written when this process was interrupted."""
+        """Whether entries of the log wait to be written, or were being written when this process was interrupted."""
         return bool(self._waiting or self._quarantined or self._released or self._retired
                     or (self._sending is not None and self._sending[0] > self.segments))
 
     def flush(self) -> None:
-        """Commit everything appended so far, and return when it is durable. After an interrupt (Ctrl-C) `flush` may be
-        called again. It then tries to create the same segment under the same number; the segment's nonce (a random id)
-        shows whether the interrupted call had already created it."""
+        """Commit all entries added to the log so far, and return when they are durable. After an interrupt (Ctrl-C)
+        `flush` may be called again. The second call tries to create the same segment (file of the log) under the same
+        number. A nonce (random id) in the segment shows whether the interrupted call had already created it."""
         with self._lock:
             self._check()
             while self._uncommitted:
@@ -390,8 +402,8 @@ class Log(LogView):
                 self.unpacked += sum(map(len, self._sending[1]["records"]))
 
     def check_lease(self) -> None:
-        """Raise Fenced if another driver has taken over the store. A driver calls this before it changes files in a
-        way that the log does not protect, such as publishing a dataset."""
+        """Raise Fenced if another driver has taken over the store. A driver calls this before it changes files that the
+        commit log does not protect, such as a published dataset."""
         with self._lock:
             self._check()
             name = segment_name(self.segments + 1)
@@ -410,12 +422,12 @@ class Log(LogView):
             raise self._failed
 
     def _put(self, number: int, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Create segment `number` with this body, if the number is free. Returns None when this driver created the
-        segment. If another driver did, returns the body of that segment.
+        """Create segment (file of the log) `number` with this body, if the number is free. Returns None when this
+        driver created the segment. Returns the body of the existing segment when another driver created it.
 
-        The nonce in the body shows which driver created it. The reply of the storage does not always show this: a
-        request may take effect and yet time out, and a client library may repeat a request that had taken effect, and
-        report that the second one was refused.
+        A nonce (random id) in the body shows which driver created the segment. The storage's reply does not always show
+        this: a request may take effect and yet time out, and a client library may repeat a request that took effect and
+        then report that the repetition was refused.
         """
         data, name = encode_segment(body), segment_name(number)
         for attempt in range(RETRIES + 1):
@@ -445,8 +457,8 @@ class Log(LogView):
                          f"run again, what was committed is kept")
 
     def close(self) -> None:
-        """Commit what has been appended and give up the lease. If something appended cannot be committed, raises the
-        error of `flush`, even if that error occurred in the background. A second call does nothing."""
+        """Commit all entries added to the log and give up the lease. If an entry cannot be committed, raises the error
+        of the failed commit, which may have happened earlier in the background thread. A second call does nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

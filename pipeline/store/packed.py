@@ -1,4 +1,5 @@
-"""Keeps the records of the commit log that were read from packs (`pipeline.store.snapshot`).
+"""Keeps the records of the commit log that were read from packs, files that compact many segments of the log
+(`pipeline.store.snapshot`).
 
 The records are in a temporary file, compressed as in the packs. Memory holds 50 bytes for each record, as arrays. A
 record is decompressed only when it is asked for.
@@ -23,14 +24,14 @@ CACHED_BLOCKS = 64
 
 
 class PackedRecords:
-    """Records from packs of the commit log, which can be looked up by number or by key. A record's number is its
-    position in the order of commits. At most one record of a key counts.
+    """Records of tasks from packs (files that compact the commit log), which can be looked up by number or by key. A
+    record's number is its position in the order of commits. At most one record of a key counts.
 
-    Call `add` for each pack, then `settle`; only then can records be found. The first record of each key counts at
-    first. While the log is replayed, `limit` is the number of records replayed so far, and records with that number or
-    a higher one cannot be found yet. `drop` withdraws the record that counts for a key. In its place counts the key's
-    first record whose number is at least `limit`. Records of the key with lower numbers stay ignored, because another
-    record counted when they were committed.
+    Call `add` for each pack, and then `settle`, after which records can be found. Before the replay, the first record
+    of each key counts. While the log is replayed, `limit` is the number of records replayed so far, and records whose
+    number is `limit` or higher cannot be found yet. `drop` withdraws the record that counts for a key. The key's first
+    record whose number is at least `limit` then counts instead. Records of the key with lower numbers stay ignored,
+    because another record counted when they were committed.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,8 @@ class PackedRecords:
         self._block = functools.lru_cache(CACHED_BLOCKS)(self._read_block)
 
     def add(self, data: PackData, begin: int) -> None:
-        """Add the records and events of a pack from segment number `begin` on."""
+        """Add the records and events (bodies of segments without their records) of a pack. Those from segments before
+        number `begin` are left out."""
         with disk_full(tempfile.gettempdir()):
             self._file.write(data.blocks)
             self._file.flush()
@@ -70,7 +72,7 @@ class PackedRecords:
         self._added = int(before[-1])
 
     def settle(self) -> list[int]:
-        """Build the index of all records added, after which they can be found. Returns the numbers of the records that
+        """Build the index of all added records, so that they can be found. Returns the numbers of the records that
         quarantine documents."""
         if not self._columns:
             return []
@@ -88,11 +90,11 @@ class PackedRecords:
 
     # -- one record ----------------------------------------------------------------------------------------------
     def numbers_of(self, key: str) -> list[int]:
-        """Numbers of all records of a key, including those that do not count."""
+        """Return the numbers of all records of the task `key`, including those that do not count."""
         return _equal(self._keys, self._order, key)
 
     def find(self, key: str) -> int | None:
-        """Number of the record that counts for a key; None when there is none."""
+        """Return the number of the record that counts for the task `key`; None when there is none."""
         if not len(self._keys):
             return None
         return next((n for n in self.numbers_of(key) if self._counts[n] and n < self.limit), None)
@@ -101,8 +103,8 @@ class PackedRecords:
         return bool(self._counts[number])
 
     def drop(self, key: str, number: int) -> None:
-        """Withdraw record `number`, which counts for this key. In its place counts the key's first record whose number
-        is at least `limit` (the number of records replayed so far), if there is one."""
+        """Withdraw record `number`, which counts for the task `key`. The key's first record whose number is at least
+        `limit` (the number of records replayed so far), if there is one, then counts instead."""
         self._counts[number] = False
         for later in self.numbers_of(key):
             if later >= self.limit:
@@ -136,12 +138,12 @@ class PackedRecords:
                     yield begin + number
 
     def last(self) -> int | None:
-        """Number of the last record that counts; None when there is none."""
+        """Return the number of the last record that counts (was not withdrawn); None when there is none."""
         numbers = np.flatnonzero(self._counts[:self.limit])
         return int(numbers[-1]) if len(numbers) else None
 
     def earlier(self, replay_key: str) -> int | None:
-        """Number of the latest record that counts and has this replay key (a task's key without its thresholds); None
+        """Return the number of the latest valid record with this replay key (a task's key without its thresholds); None
         when there is none."""
         numbers = _equal(*self._by_replay_key, replay_key)
         return next((n for n in reversed(numbers) if self._counts[n] and n < self.limit), None)
@@ -154,8 +156,8 @@ class PackedRecords:
 
 
 def _equal(keys: np.ndarray, numbers: np.ndarray, key: str) -> list[int]:
-    """Numbers of the records with this key. `keys` is sorted, and numbers[i] is the number of the record with
-    keys[i]."""
+    """Return the numbers of the records with this key. `keys` is sorted, and numbers[i] is the number of the record
+    with keys[i]."""
     hashed = digest(key)
     first = last = int(np.searchsorted(keys, hashed))
     while last < len(keys) and keys[last] == hashed:

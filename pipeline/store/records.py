@@ -19,11 +19,11 @@ READING = -2
 
 @dataclass
 class FileInfo:
-    """A file that a task wrote, as its commit record describes it.
+    """A file that a task wrote, as the task's commit record describes it.
 
-    `sha256` is the hash of the file's bytes. `content` is a hash of what the file holds. For documents, for example, it
-    is a hash of the rows that does not depend on how Parquet encodes them. If the task gives no such hash, it is the
-    same as `sha256`.
+    `sha256` is the hash of the file's bytes. `content` is a hash of the data in the file. For documents, for example,
+    it is a hash of the rows that does not depend on how Parquet encodes them. If the task computes no such hash,
+    `content` is the same as `sha256`.
     """
 
     path: str
@@ -41,7 +41,8 @@ class FileInfo:
 @dataclass
 class PartRecord:
     """The commit record of a finished task: its key, the files it wrote, its counters, and the documents it
-    quarantined. Workers send this record to the driver, which appends it to the commit log. Documents stay in files."""
+    quarantined. A worker sends this record to the driver, which appends it to the commit log. The documents themselves
+    stay in the files."""
 
     key: str
     task: str                          # name of the task
@@ -56,8 +57,8 @@ class PartRecord:
     replay_key: str = ""               # copied from the task's spec (`TaskSpec.replay_key`)
 
     def to_json(self) -> dict[str, Any]:
-        """The record as a dict that can be written as JSON. Its counters, quarantine and meta are those of the record
-        and not copies, because copying them would take most of a commit's time."""
+        """Return the record as a dict that can be written as JSON. The dict shares the record's counters, quarantine
+        and meta, because copying them would take most of a commit's time."""
         return {**vars(self), "files": {name: dict(vars(info)) for name, info in self.files.items()}}
 
     @classmethod
@@ -67,8 +68,8 @@ class PartRecord:
 
 def merge_counters(into: Counters, other: Mapping[str, Any], maxima: bool = True) -> Counters:
     """Merge the counters `other` into `into`, which is changed and returned. Numbers are added, dicts are merged, and
-    for keys `max_*` the larger number is kept. Keys of nested dicts are names of sources or languages, one of which may
-    begin with `max_` (`max_Latn`), so nested numbers are always added."""
+    for outermost keys that begin with `max_` the larger number is kept. Keys of nested dicts are names of sources or
+    languages, one of which may begin with `max_` (`max_Latn`), so nested numbers are always added."""
     for k, v in other.items():
         if isinstance(v, dict):
             merge_counters(into.setdefault(k, {}), v, False)

@@ -22,8 +22,9 @@ ROWS = 1 << 14
 
 
 def write_tasks(store: Store, run: str, nodes: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """Write the list of tasks of a run. `nodes` yields (name of a plan node, keys of its tasks) in the order of the
-    plan. The list is first written to a temporary file, which takes 16 bytes per task; memory does not grow with it."""
+    """Write the list of tasks of a run to runs/RUN/tasks.parquet. `nodes` yields, in the order of the plan, (name of a
+    plan node, keys of its tasks). The list is first written to a temporary file, which takes 16 bytes per task, so
+    memory does not grow with it."""
     with Scratch() as scratch:
         local = os.path.join(scratch.path, "tasks.parquet")
         with parquet_writer(local, SCHEMA) as writer:
@@ -47,14 +48,14 @@ def _chunks(keys: Iterable[str]) -> Iterator[list[str]]:
 
 
 class RunTasks:
-    """Reads the keys of a run's tasks from the file that `write_tasks` wrote."""
+    """Reads the keys (hashes that identify tasks) of a run's tasks from the file that `write_tasks` wrote."""
 
     def __init__(self, store: Store, run: str) -> None:
         self._store, self._path = store, f"runs/{run}/tasks.parquet"
 
     def keys(self, node: str) -> Iterator[str]:
-        """Yield the keys of the tasks of a plan node in the order of the plan. A task that the node asked for twice
-        occurs twice."""
+        """Yield the keys of the tasks of one plan node (such as a pass over a dataset), in the order of the plan. A
+        task that the node asked for twice occurs twice."""
         with self._store.parquet(self._path) as file:
             for group in range(file.num_row_groups):  # iterating over all groups at once would buffer them all
                 names = file.metadata.row_group(group).column(0).statistics

@@ -1,10 +1,10 @@
 """Encodes and decodes segments, the files of the commit log (docs/contracts.md: Store).
 
 A segment is JSON: ``{"sha256": …, "body": {…}}``. The records of finished tasks come last in the body, each on a line
-of its own that begins with the record's key, replay key and quarantine. Replaying the log reads these three without
-parsing the line; it parses only records that quarantine documents.
+of its own. The line begins with the record's key, replay key (the key without thresholds) and quarantine. Replaying the
+log reads these three fields without parsing the line; it parses only records that quarantine documents.
 
-A record is encoded once. Segments, snapshots of the log and the `LogView` of a driver all hold the same bytes.
+A record is encoded once. Segments, snapshots of the log and the `LogView` of a driver all hold the same bytes of it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _FACTS = re.compile(rb'\{"key":"([^"\\]*)","replay_key":"([^"\\]*)","quarantine"
 
 
 class CorruptLog(StoreError):
-    """A file of the commit log, a segment or a pack of segments, is damaged or missing."""
+    """Raised when a file of the commit log is damaged or missing: a segment, or a pack, which compacts many
+    segments."""
 
 
 class Facts(NamedTuple):
-    """What replaying the log needs to know about a record: its key, its replay key, and whether it quarantines
-    documents."""
+    """The facts about a task's record that are needed to replay the log: its key, its replay key (the key without
+    thresholds), and whether it quarantines documents."""
 
     key: str
     replay_key: str
@@ -52,9 +53,9 @@ def dumps(value: Any) -> bytes:
 
 
 def encode_record(record: PartRecord) -> bytes:
-    """Encode a record as JSON. Its key, replay key and quarantine come first, where `facts` finds them. The other
-    fields keep the record's order. They need no canonical order, because records are compared and hashed as they are
-    stored, and are not encoded again for this."""
+    """Encode the record of a task as JSON. Its key, replay key (the key without thresholds) and quarantine come first,
+    where `facts` finds them. The other fields keep the record's order. They need no canonical order, because the
+    encoded bytes are stored, compared and hashed, and a record is never encoded again."""
     doc = record.to_json()
     first = {name: doc.pop(name) for name in ("key", "replay_key", "quarantine")}
     return quick_json.dumps(first)[:-1] + b"," + quick_json.dumps(doc)[1:]
@@ -68,7 +69,8 @@ def facts(record: bytes) -> Facts:
 
 
 def encode_segment(body: dict[str, Any]) -> bytes:
-    """Encode a segment with this body. If the body has `records`, they are already encoded (`encode_record`)."""
+    """Encode a segment (file of the commit log) with this body. The `records` in the body, if any, must be encoded
+    already (`encode_record`)."""
     data = dumps({name: value for name, value in body.items() if name != "records"})
     if "records" in body:
         data = data[:-1] + RECORDS + b",\n".join(body["records"]) + _AFTER
@@ -76,8 +78,9 @@ def encode_segment(body: dict[str, Any]) -> bytes:
 
 
 def decode_segment(data: bytes, where: str) -> dict[str, Any]:
-    """The body of a segment. Its `records` stay encoded, as bytes. Raises CorruptLog when the segment is damaged, and
-    StoreError when another version of Tokenmill wrote it. `where` names the segment in these errors."""
+    """Return the body of a segment (file of the commit log). Its `records` stay encoded, as bytes. Raises CorruptLog
+    when the segment is damaged, and StoreError when another version of Tokenmill wrote it. `where` names the segment in
+    these errors."""
     head = len(_HEAD) - 2 + 64
     body = data[head:-2]
     if data[:head] != _HEAD % hashlib.sha256(body).hexdigest().encode() or data[-2:] != b"}\n":

@@ -1,22 +1,23 @@
-"""Snapshots of the commit log, so that a driver starts quickly: each pack compacts a range of segments into one file.
+"""Snapshots of the commit log, so that a driver starts quickly. A snapshot consists of packs, and each pack compacts a
+range of segments (the files of the log) into one file.
 
-A snapshot consists of the packs `log/packs/FIRST-LAST.pack`. A pack holds the segments FIRST to LAST, byte for byte,
-compressed in blocks, together with an index of their records and a hash of the whole pack. So a pack can be replayed
-without parsing its records, a single record can be read from it, and a damaged segment can be restored from it. Packs
-are written by put-if-absent and are not changed; the next snapshot only adds packs.
+A pack is named `log/packs/FIRST-LAST.pack`. It holds the segments FIRST to LAST, byte for byte, compressed in blocks,
+together with an index of their records and a hash of the whole pack. So a pack can be replayed without parsing its
+records, a single record can be read from it, and a damaged segment can be restored from it. Packs are written by
+put-if-absent (created only if the name is free) and are not changed; the next snapshot only adds packs.
 
 Segments are committed before they are packed, and never change. So every sound pack (one whose hash matches) is
-correct, even if it was written by a fenced driver or by two drivers at once. Packs may overlap. A reader takes, for the
-next segment, the sound pack that holds it and reaches furthest. Where no sound pack holds it, the reader takes the
-segment itself. After the last pack it reads the segments that follow. A damaged or missing pack therefore costs only
-time, as long as its segments exist. `store gc` removes the segments that a pack holds after it has read and verified
-the pack (`pipeline.store.garbage`). These segments can then be read only from packs. If the name of a pack covers
-segments that can be read neither from a pack nor from a segment file, readers raise CorruptLog, so that the gap is not
-mistaken for the end of the log.
+correct, even if two drivers wrote it at once, or a driver wrote it that had lost the log to another driver. Packs may
+overlap. For the next segment, a reader takes the sound pack that holds the segment and reaches furthest. Where no sound
+pack holds the segment, the reader takes the segment itself. After the last pack it reads the segments that follow. A
+damaged or missing pack therefore costs only time, as long as its segments exist. `store gc` removes the segments that a
+pack holds after it has read and verified the pack (`pipeline.store.garbage`). These segments can then be read only from
+packs. If the name of a pack covers segments that can be read neither from a pack nor from a segment file, readers raise
+CorruptLog, so that the gap is not mistaken for the end of the log.
 
 The layout resembles a checkpoint in Delta Lake or the manifests of Iceberg, with one difference: a pack keeps the
-history, including retired records, and not only the state at its end. So no pack depends on later segments, and since
-retired records are few, this costs little space.
+history, including retired (withdrawn) records, and not only the state at its end. So no pack depends on later segments.
+Since retired records are few, keeping them costs little space.
 
 A pack consists of:
 
@@ -66,8 +67,8 @@ _COLUMNS = ("S16", "S16", "<u8", "<u4", "u1")
 
 
 class Pack(NamedTuple):
-    """A pack, which is a file of the store that holds a range of segments of the commit log. It is identified by the
-    numbers of its first and its last segment."""
+    """A pack: a file of the store that compacts a range of segments (files) of the commit log. `first` and `last` are
+    the numbers of the first and the last segment, and identify the pack."""
 
     first: int
     last: int
@@ -78,31 +79,34 @@ class Pack(NamedTuple):
 
 
 def listed(store: Store) -> list[Pack]:
-    """The packs that the store has, including damaged ones."""
+    """Return the packs (compacted segments of the log) that the store has, including damaged ones."""
     return [Pack(int(m[1]), int(m[2])) for path in store.list(FOLDER) if (m := _PACK.fullmatch(path))]
 
 
 def pack_at(path: str) -> Pack | None:
-    """The pack with this path in the store. None when the path is not that of a pack."""
+    """Return the pack (file of compacted log segments) whose path in the store is `path`; None when it is no path of a
+    pack."""
     match = _PACK.fullmatch(path)
     return None if match is None else Pack(int(match[1]), int(match[2]))
 
 
 def covering(packs: Iterable[Pack], number: int, damaged: Collection[Pack] = ()) -> Pack | None:
-    """The pack that holds segment `number` and extends furthest. Packs in `damaged` are not considered."""
+    """Return, of the packs (files of compacted log segments) that hold segment `number`, the one that extends furthest;
+    None when no pack holds it. Packs in `damaged` are not considered."""
     candidates = [pack for pack in packs if pack.first <= number <= pack.last and pack not in damaged]
     return max(candidates, key=lambda pack: pack.last, default=None)
 
 
 def digest(key: str) -> bytes:
-    """The 16 bytes that stand for a key in the index of a pack. The last byte is not zero, because numpy would strip a
-    zero at the end."""
+    """Return the 16 bytes that stand for a task's key in the index of a pack. The last byte is never zero, because
+    numpy would strip a zero at the end."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=15).digest() + b"."
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 class _Builder:
-    """Builds one pack. Call `add` for each of its segments, in order, then `finish`, which returns its bytes."""
+    """Builds one pack, a file of compacted log segments. Call `add` for each segment, in order, and then `finish`,
+    which returns the bytes of the pack."""
 
     def __init__(self, first: int) -> None:
         self.first, self.last = first, first - 1
@@ -150,9 +154,9 @@ class _Builder:
 
 def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_SEGMENTS,
           full: bool = False) -> Iterator[tuple[Pack, bytes]]:
-    """Yield (pack, its bytes) for consecutive segments, of which the first has number `first`. A pack holds at most
-    `most` segments. With `full`, the last segments are left out if they do not fill a pack. Raises CorruptLog, with the
-    segment's path in `store`, for a damaged segment."""
+    """Compact consecutive log segments into packs, and yield (pack, bytes of the pack) for each. `first` is the number
+    of the first segment. A pack holds at most `most` segments. With `full`, the last segments are left out if they do
+    not fill a pack. Raises CorruptLog, with the segment's path in `store`, for a damaged segment."""
     builder = _Builder(first)
     for data in segments:
         builder.add(data, store.at(segment_name(builder.last + 1)))
@@ -165,10 +169,11 @@ def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_
 
 def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), most: int = PACK_SEGMENTS,
          full: bool = False, stopped: Callable[[], bool] = lambda: False) -> Iterator[Pack]:
-    """Write packs of the committed segments `first` to `last` to the store, and yield each pack once it is written.
-    `most` and `full` are those of `build`. A pack of the same name that exists already is kept, unless `damaged` names
-    it; then it is replaced. Once `stopped` returns True, no further segments are read. Raises CorruptLog for a damaged
-    segment, and FileNotFoundError for a segment that `store gc` has removed."""
+    """Compact the committed log segments `first` to `last` into packs in the store, and yield each pack once it is
+    written. A pack holds at most `most` segments. With `full`, the last segments are left out if they do not fill a
+    pack. An existing pack of the same name is kept, unless it is in `damaged`; then it is replaced. Once `stopped`
+    returns True, no further segments are read. Raises CorruptLog for a damaged segment, and FileNotFoundError for one
+    that `store gc` has removed."""
     names = itertools.takewhile(lambda name: not stopped(), map(segment_name, range(first, last + 1)))
     for pack, data in build(first, store.map(store.read, names, READ_AHEAD), store, most, full):
         if pack in damaged:                # in one step: another driver may have replaced it, and rely on it
@@ -181,8 +186,8 @@ def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), mo
 # -- reading ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class PackData:
-    """The content of a pack, read and verified. The arrays from `keys` to `quarantines` have one item for each record,
-    in the order of commits (meanings: `_COLUMNS`)."""
+    """The content of a pack (file of compacted log segments), read and verified. The arrays from `keys` to
+    `quarantines` have one item for each record, in the order of commits; `_COLUMNS` says what the items mean."""
 
     pack: Pack
     raw: int
@@ -215,8 +220,8 @@ def inflate(block: bytes, size: int) -> bytes:
 
 
 def decode(pack: Pack, data: bytes, where: str) -> PackData:
-    """Decode the bytes of a pack. Raises CorruptLog when they are damaged or belong to another pack; `where` is its
-    path, for the message."""
+    """Decode `data`, the bytes of a pack (file of compacted log segments). Raises CorruptLog when the bytes are damaged
+    or belong to another pack. `where` is the path of the pack, for the message."""
     offset = len(_HEAD) - 2 + 64
     if data[:offset] != _HEAD % hashlib.sha256(memoryview(data)[offset:]).hexdigest().encode():
         raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); "
@@ -239,7 +244,8 @@ def decode(pack: Pack, data: bytes, where: str) -> PackData:
 
 
 def read(store: Store, pack: Pack) -> PackData:
-    """Read a pack. Raises CorruptLog when it is damaged or missing."""
+    """Read and verify a pack (file of compacted log segments). Raises CorruptLog when the pack is damaged or
+    missing."""
     try:
         return decode(pack, store.read(pack.path), store.at(pack.path))
     except FileNotFoundError as e:
@@ -252,8 +258,8 @@ def read(store: Store, pack: Pack) -> PackData:
 
 # -- verification -----------------------------------------------------------------------------------------------------
 def damage(store: Store) -> dict[str, str]:
-    """Read all packs and segments in the store. Returns the path of each damaged one with a description of the
-    damage."""
+    """Read all files of the commit log: its segments, and the packs that compact them. Returns the path of each damaged
+    file with a description of the damage."""
     def problem(path: str) -> tuple[str, str]:
         try:
             data, pack = store.read(path), pack_at(path)
@@ -276,10 +282,10 @@ def damage(store: Store) -> dict[str, str]:
 
 
 def restore(store: Store, path: str) -> bool:
-    """Repair the damaged segment or pack at `path`. A segment is written again from a pack that holds it, and a pack
-    from its segments. A pack that cannot be written again is removed when other packs hold all its segments. Returns
-    False when the lost segments are in no other file. The damaged file is then kept, since an intact copy may be found
-    elsewhere."""
+    """Repair the damaged log file at `path`. A segment is written again from a pack (file of compacted segments) that
+    holds it, and a pack from its segments. A pack that cannot be written again is removed when other packs hold all its
+    segments. Returns False when some of the lost segments are in no other file. The damaged file is then kept, since an
+    intact copy of it may be found elsewhere."""
     pack = pack_at(path)
     if pack is not None:
         with contextlib.suppress(CorruptLog, FileNotFoundError):
@@ -308,8 +314,9 @@ def _sound(store: Store, pack: Pack) -> bool:
 
 
 def segment_head(store: Store, number: int) -> bytes:
-    """The first 128 bytes of a segment, which include its checksum. Raises FileNotFoundError when neither the segment
-    nor an undamaged pack that holds it exists."""
+    """Return the first 128 bytes of a segment (file of the commit log), which include its checksum. A segment that was
+    removed is read from a pack. Raises FileNotFoundError when neither the segment nor an undamaged pack that holds it
+    exists."""
     try:
         return store.read_range(segment_name(number), 0, 128)
     except FileNotFoundError:
@@ -320,7 +327,8 @@ def segment_head(store: Store, number: int) -> bytes:
 
 
 def _from_packs(store: Store, number: int) -> bytes | None:
-    """The bytes of segment `number`, read from an undamaged pack. None when no such pack holds the segment."""
+    """Return the bytes of segment `number`, read from an undamaged pack (file of compacted log segments). None when no
+    such pack holds the segment."""
     for pack in listed(store):
         if pack.first <= number <= pack.last:
             with contextlib.suppress(CorruptLog):

@@ -1,15 +1,16 @@
 """Reads a whole store, compares every file with its recorded size and hash, and repairs damage where possible.
 
-Files that the log names (`objects/`), argument lists of tasks, published folders, shard sets and their manifests are
-read once each. A published part that is a hard link to a file in `objects/` is not read again. Damaged files are
+Files that the commit log names (`objects/`), argument lists of tasks, published folders, shard sets and their manifests
+are read once each. A published part that is a hard link to a file in `objects/` is not read again. Damaged files are
 reported by path. `repair`, which needs the lease of the log, retires (withdraws) the records of damaged files and
 removes damaged copies, so that the next run makes them anew. Manifests are never removed. The next run replaces its own
 manifests anyway. A manifest that this version of Tokenmill cannot read may be intact: another version may have made the
 shard set, and a training run may still use it.
 
-Segments and packs of the log are read, too. A damaged segment is restored from a pack that holds it, and a damaged pack
-is rebuilt from its segments. A damaged segment that no pack holds cannot be restored. The log is replayed before the
-verification begins, and the replay raises an error that names such a segment.
+Segments (the files of the log) and packs (files that compact segments) are read, too. A damaged segment is restored
+from a pack that holds it, and a damaged pack is rebuilt from its segments. A damaged segment that no pack holds cannot
+be restored. The log is replayed before the verification begins, and the replay raises an error that names such a
+segment.
 
 An interrupted verification continues where it stopped: `verify.json` in the store records its progress.
 """
@@ -55,8 +56,8 @@ class File:
 
 @dataclass
 class Verified:
-    """Results of a verification so far: the number of files read, their bytes, and path → what is wrong for damaged
-    ones."""
+    """Results of a verification so far: the number of files read, their total bytes, and the damaged files (path → what
+    is wrong)."""
 
     files: int = 0
     bytes: int = 0
@@ -66,10 +67,10 @@ class Verified:
 def verify_store(store: Store, log: LogView,
                  on_progress: Callable[[Verified, int], None] = lambda done, total: None, *,
                  batch: int = NOTE) -> Verified:
-    """Verify the whole store, and return the results. After every `batch` files, `on_progress` is called with the
-    results so far and the total bytes of all files in `objects/`.
+    """Verify every file of the store, and return the results. After every `batch` files, `on_progress` is called with
+    the results so far and the total bytes of all files in `objects/`.
 
-    Memory holds the inode numbers of the files in `objects/` that have further hard links.
+    Memory holds the inode numbers of those files in `objects/` that have further hard links.
     """
     done = _resumed(store, log)
     of_the_log = snapshot.damage(store)                       # a driver may have repaired the log meanwhile
@@ -107,8 +108,8 @@ def verify_store(store: Store, log: LogView,
 
 
 class Repaired(NamedTuple):
-    """Result of `repair`: the numbers of records retired, of damaged copies removed, and of segments and packs of the
-    log restored, and the paths of those (`lost`) that cannot be restored."""
+    """Result of `repair`: the number of commit records that were retired (withdrawn), of damaged copies removed, and of
+    log files restored. `lost` lists the paths of the log files that cannot be restored."""
 
     retired: int
     removed: int
@@ -117,9 +118,9 @@ class Repaired(NamedTuple):
 
 
 def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
-    """Retire the records of damaged files and remove damaged copies, so that the next run makes them anew. Restore
-    damaged segments and packs of the log. Manifests are kept. `damaged` maps paths to descriptions, as in
-    `Verified`."""
+    """Retire (withdraw) the records of damaged files and remove damaged copies, so that the next run makes them anew.
+    Restore damaged files of the commit log. Manifests are kept. `damaged` maps paths to descriptions of the damage, as
+    in `Verified`."""
     retired, removed, restored, lost = log.retire_files(damaged), 0, 0, []
     for path in sorted(damaged):                              # segments sort before packs, which are rebuilt from them
         if path.startswith("log/"):
@@ -155,15 +156,15 @@ def problem(store: Store, file: File) -> str:
 
 
 def _recorded(store: Store, log: LogView) -> Iterator[File]:
-    """Files of the records that count, in the order of the log."""
+    """Yield the files that the valid records of the commit log name, in the order of the log."""
     for record in log.records():
         for info in record.files.values():
             yield File(info.path, info.bytes, info.sha256)
 
 
 def _published(store: Store, damaged: Mapping[str, str]) -> Iterator[File]:
-    """Yield argument lists of tasks, parts of published folders, and files of shard sets. Folders whose manifests are
-    `damaged` are left out."""
+    """Yield the files of the store that are not checked through the log: argument lists of tasks, parts of published
+    folders, and files of shard sets. Folders whose manifests are `damaged` are left out."""
     for entry in store.entries(LISTS):
         yield File(entry.path, entry.size, entry.path.removeprefix(LISTS + "/").removesuffix(".json"))
     for kind in PUBLISHED:
@@ -202,7 +203,8 @@ def _folders(store: Store, kind: str, marker: str) -> list[str]:
 
 
 def _shard_manifests(store: Store) -> list[str]:
-    """Paths of all manifests of shard sets, including those of earlier versions, which trainings may still use."""
+    """Return the paths of all manifests of shard sets, including manifests of earlier states of a set, which a training
+    may still use."""
     return [path for path in store.list("shards") if _is_manifest(path)]
 
 
@@ -212,8 +214,8 @@ def _is_manifest(path: str) -> bool:
 
 
 def _resumed(store: Store, log: LogView) -> Verified:
-    """The results of an interrupted verification. They are empty when there is none, or when the records of the log
-    have changed since."""
+    """Return the results of an interrupted verification, from which a new one continues. They are empty when there was
+    no interrupted verification, or when the records of the log have changed since."""
     try:
         doc: dict[str, Any] = json.loads(store.read(PROGRESS))
         if doc.pop("state") == log.state():
@@ -234,7 +236,8 @@ def _remember(store: Store, file: File, inodes: set[tuple[int, int]]) -> None:
 
 
 def _is_link(store: Store, file: File, inodes: set[tuple[int, int]]) -> bool:
-    """Whether the file is a hard link to a file that was already read. `inodes` holds (device, inode) of those."""
+    """Whether the file is a hard link to a file that was already read. `inodes` holds (device, inode) of the files read
+    so far."""
     if store.local is None:
         return False
     try:

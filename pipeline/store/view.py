@@ -1,24 +1,26 @@
-"""Reads the commit log: replays its segments, or the packs that hold them (`pipeline.store.snapshot`), into a state.
+"""Reads the commit log: replays its segments (the files of the log), or the packs that compact them
+(`pipeline.store.snapshot`), into a state.
 
-The state is a `LogView`: the record that counts for each key, and the documents in quarantine. Reports, plans and the
-writer of the log (`pipeline.store.log.Log`) all use it. Nothing in this module writes to the store.
+The state is a `LogView`. It holds, for the key of each finished task, the record that counts, and the documents in
+quarantine. Reports, plans and the writer of the log (`pipeline.store.log.Log`) all use it. Nothing in this module
+writes to the store.
 
 A document is quarantined in one of two ways:
 
 by id    {row, id, stage, stage_key, reason}: committed with the record of the task that met the document. Every task
          that later meets the document at this stage skips it, also in other partitions and streams
-by row   {key, row, stage, reason}: committed as soon as a supervisor sees that a row of the task `key` killed its
-         process. The supervisor does not know the document's id. The next attempt of the task skips the row, even under
-         another driver, and quarantines the document by id when it commits. If the task fails for good, nothing shows
-         that its rows were to blame, and their quarantine is withdrawn (`released`)
+by row   {key, row, stage, reason}: committed as soon as a supervisor (which runs the child process of a task) sees that
+         a row of the task `key` killed the child. The supervisor does not know the document's id. The next attempt of
+         the task skips the row, even under another driver, and quarantines the document by id when it commits. If the
+         task fails for good, nothing shows that its rows were to blame, and their quarantine is withdrawn (`released`)
 
 A record whose files are damaged or missing is *retired* by an entry {key, attempt, why}. It no longer counts, and the
-next record that is committed for its key does. The content hashes of its files are remembered, so that `Log.append`
-detects when the task runs again and produces other contents. They are not remembered for a record that was retired
-because no run needed it (`unnamed: true`).
+next record that is committed for its key counts instead. The content hashes of its files are remembered, so that
+`Log.append` detects when the task runs again and produces other contents. They are not remembered for a record that was
+retired because no run needed it (`unnamed: true`).
 
-When a process dies while it reads an input file, the rest of the file, from the record it was reading on, is
-quarantined in the same two ways. In the entry by row, `stage` is a number that stands for the file
+When a process dies while it reads an input file, the part of the file that begins with the record being read is
+quarantined, first by row and then by id. In the entry by row, `stage` is a number that stands for the file
 (`pipeline.store.records.READING`). In the entry by id, `file` says which file it is, which piece of the file, and how
 many records of it come before; `stage_key` is the key of the reader.
 """
@@ -49,8 +51,8 @@ CACHE_MB = 64
 
 class LogView:
     """The state of the commit log, for reading. Records are kept on disk, and each is decoded only when it is asked
-    for, so that a log of millions of records needs little memory. Records from packs (files that compact many
-    segments) are in a temporary file (`PackedRecords`), later ones in a temporary database."""
+    for, so that a log of millions of records needs little memory. Records from packs (files that compact many segments
+    of the log) are in a temporary file (`PackedRecords`), and all later records in a temporary database."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -58,8 +60,8 @@ class LogView:
         self._begin_with(PackedRecords())
 
     def _begin_with(self, packed: PackedRecords) -> None:
-        """Reset the state to what it is before the first segment. `packed` holds the records of the packs that will be
-        replayed first."""
+        """Reset the state to the empty log, before its first segment. `packed` holds the records of the packs (files
+        that compact many segments) that will be replayed first."""
         self.segments = 0                                    # number of segments replayed
         self.retired_at = 0                                  # the last segment that retired a record; 0: none did
         self.epoch = 0                                       # the latest epoch
@@ -80,8 +82,8 @@ class LogView:
         self._quarantined_rows: dict[str, dict[int, tuple[int, str]]] = {}
 
     def get(self, key: str) -> PartRecord | None:
-        """The record that counts for `key`; None when there is none. A record counts if it has not been retired, and no
-        other record of its key counted when it was committed."""
+        """Return the record that counts for the task `key`; None when there is none. The first record of a key counts.
+        If it is retired (withdrawn), the next record that is committed for the key counts."""
         row = self._db.execute("SELECT data FROM record WHERE key = ?", (key,)).fetchone()
         if row is not None:
             return _record(row[0])
@@ -89,7 +91,8 @@ class LogView:
         return None if number is None else _record(self._packed.data(number))
 
     def get_all(self, keys: Sequence[str]) -> dict[str, PartRecord]:
-        """The records that count for `keys`, by key. Keys without a record are left out."""
+        """Return, for each of `keys`, the record that counts (the first one of its key that was not withdrawn). Keys
+        without a record are left out."""
         records: dict[str, PartRecord] = {}
         for first in range(0, len(keys), MOST_KEYS):
             chunk = keys[first:first + MOST_KEYS]
@@ -101,8 +104,9 @@ class LogView:
         return records
 
     def earlier(self, replay_key: str) -> PartRecord | None:
-        """The latest record that counts and has this replay key, or None. Tasks with the same replay key differ only in
-        thresholds, so the signals that the earlier task computed can be used again."""
+        """Return the latest valid record with this replay key; None when there is none. A replay key is a task's key
+        without its thresholds. Tasks that share it compute the same signals (numbers stored beside a text), so the
+        signals of the earlier task can be used again."""
         if not replay_key:
             return None
         row = self._db.execute("SELECT data FROM record WHERE replay_key = ? AND replay_key != '' "
@@ -120,8 +124,8 @@ class LogView:
         return len(self._packed) + int(self._db.execute("SELECT count(*) FROM record").fetchone()[0])
 
     def state(self) -> str:
-        """A string that identifies the set of records that count. It changes when a record is added or retired, and
-        stays the same when a new epoch begins."""
+        """Return a string that identifies the set of valid records. The string changes when a record is added or
+        withdrawn, and stays the same when a new driver merely opens the log."""
         row = self._db.execute("SELECT data FROM record ORDER BY number DESC LIMIT 1").fetchone()
         number = self._packed.last() if row is None else None
         last = row[0] if row is not None else b"{}" if number is None else self._packed.data(number)
@@ -129,7 +133,7 @@ class LogView:
         return f"{len(self)} {record.get('key', '')} {record.get('attempt', '')}"
 
     def records(self) -> Iterator[PartRecord]:
-        """Yield all records that count, in the order in which they were committed."""
+        """Yield all valid records (those not withdrawn), in the order in which they were committed."""
         for number in self._packed.numbers():
             yield _record(self._packed.data(number))
         last = 0
@@ -140,7 +144,7 @@ class LogView:
                 yield _record(data)
 
     def sample(self, most: int) -> Iterator[PartRecord]:
-        """Yield about `most` of the records that count, or fewer, spread evenly over the log."""
+        """Yield about `most` of the valid records (those not withdrawn), or fewer, spread evenly over the log."""
         last = self._db.execute("SELECT max(number) FROM record").fetchone()[0] or 0
         step = max(1, -(-(self._packed.limit + last) // most))
         for number in range(0, self._packed.limit, step):
@@ -152,15 +156,15 @@ class LogView:
                 yield _record(row[0])
 
     def retired_contents(self, key: str) -> dict[str, str]:
-        """{file: content hash} of the last record of `key` that was retired (withdrawn) because its files were damaged;
-        {} when there is none."""
+        """Return {name of a file: content hash} of the last record of the task `key` that was retired (withdrawn)
+        because its files were damaged; {} when there is none."""
         row = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
         return {} if row is None else json.loads(row[0])
 
     def quarantined(self, stage_keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Documents that one of these stages quarantined: id → {"id", "stage", "stage_key", "reason", "row"}. Tasks
-        skip these documents. If several of the stages quarantined a document, the result holds the entry of the first
-        one in `stage_keys`."""
+        """Return the documents that one of these stages quarantined, as id → {"id", "stage", "stage_key", "reason",
+        "row"}. Tasks skip these documents. For a document that several of the stages quarantined, the entry is that of
+        the first such stage in `stage_keys`."""
         result: dict[str, dict[str, Any]] = {}
         for key in stage_keys:
             for id, entry in self._quarantined_documents.get(key, {}).items():
@@ -168,14 +172,16 @@ class LogView:
         return result
 
     def quarantined_rows(self, key: str) -> dict[int, tuple[int, str]]:
-        """Rows of the task `key` that are quarantined because its attempts died on them: {row: (stage, reason)}, with
-        the stage's number as in `Cursor.set`. Empty once the task has a record, which names the documents by id."""
+        """Return the rows of the unfinished task `key` that are quarantined because its attempts died on them: {row:
+        (number of the stage that ran, reason)}. The result is empty once the task has a record, because the record
+        names the documents by id."""
         return dict(self._quarantined_rows.get(key, ()))
 
     # -- replay --------------------------------------------------------------------------------------------------
     def refresh(self) -> None:
-        """Replay the segments added since the last call. If a pack holds one of them, replay the whole log instead.
-        Raises CorruptLog when a segment is damaged or missing and no undamaged pack holds it."""
+        """Replay the segments (files of the log) added since the last call. If a pack (file that compacts many
+        segments) holds one of them, replay the whole log instead. Raises CorruptLog when a segment is damaged or
+        missing and no undamaged pack holds it."""
         packs, again, done = snapshot.listed(self.store), False, False
         while not done:
             try:
@@ -195,7 +201,8 @@ class LogView:
                     self._begin_with(PackedRecords())
 
     def _replay_packs(self, packs: Sequence[Pack]) -> None:
-        """Replay the log from its beginning to the end of the last undamaged pack."""
+        """Replay the log from its beginning to the end of the last undamaged pack (file that compacts many segments of
+        the log)."""
         packed, holes, first = PackedRecords(), [], 1
         for data, hole in self._sound(packs):
             if hole:
@@ -222,9 +229,9 @@ class LogView:
                 self._apply(body, segment, "a pack")
 
     def _sound(self, packs: Sequence[Pack]) -> Iterator[tuple[PackData, bool]]:
-        """Yield (data of a pack, False) for the undamaged packs that together hold the log, from its beginning on.
-        Where no such pack holds the next segments but a later one exists, read these segments, pack them in memory,
-        and yield (that pack's data, True)."""
+        """Yield the data of undamaged packs that together hold the log from its beginning on, each as (data, False).
+        Where no undamaged pack holds the next segments but a later pack exists, these segments are read from their own
+        files, packed in memory, and yielded as (data, True)."""
         first = 1
         while True:
             chain, end = [], first
@@ -254,7 +261,8 @@ class LogView:
             return None
 
     def _read_segments(self, first: int, last: int) -> Iterator[bytes]:
-        """Yield the bytes of the segments `first` to `last`. Raises CorruptLog when one is missing."""
+        """Yield the bytes of the segments (files of the log) `first` to `last`. Raises CorruptLog when one is
+        missing."""
         number, names = first, map(segment_name, range(first, last + 1))
         try:
             for data in self.store.map(self.store.read, names, READ_AHEAD):
@@ -265,8 +273,9 @@ class LogView:
                              f"there; restore it from a copy, or start a new --store") from e
 
     def _replay_segments(self, last_packed: int) -> None:
-        """Replay all segments that have not been replayed. Segments up to number `last_packed` must exist, even if the
-        listing lacks them, because the store has a pack whose name ends with this number."""
+        """Replay all segments (files of the log) that have not been replayed. `last_packed` is the last segment that,
+        by its name, a pack of the store holds. Segments up to this number must exist, even if the listing of the store
+        lacks them."""
         last = last_packed
         for path in self.store.list("log", after=segment_name(self.segments)):
             if path.count("/") > 1:
@@ -287,9 +296,9 @@ class LogView:
         self.segments = number
 
     def _apply(self, body: dict[str, Any], segment: int, where: str) -> None:
-        """Apply everything in the body of segment number `segment` except its records. Raises CorruptLog when the epoch
-        does not follow from the segments before. This can happen when `store gc` has removed the segment of that
-        number, and a write that a dead driver had requested takes effect only then."""
+        """Apply everything in the body of segment number `segment` except its records. Raises CorruptLog when its epoch
+        (the term of one driver) does not follow from the segments before. This can happen when `store gc` has removed
+        the segment of that number, and a write that a dead driver requested takes effect only afterwards."""
         if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
             raise CorruptLog(f"{where} is of epoch {body['epoch']} and comes behind epoch {self.epoch}; restore what "
                              f"was there from a copy, or start a new --store")
@@ -304,7 +313,7 @@ class LogView:
             self._retire(entry, segment)
 
     def _add_record(self, data: bytes) -> bool:
-        """Add an encoded record to the state. Returns False when its key already has a record."""
+        """Add an encoded record to the state. Returns False when its key already has a record that counts."""
         fact = facts(data)
         if self._packed.find(fact.key) is not None:
             return False
@@ -316,7 +325,8 @@ class LogView:
         return True
 
     def _settle_quarantine(self, fact: Facts, data: bytes) -> None:
-        """Quarantine the documents that a new record names, instead of the rows that its task met before."""
+        """Quarantine the documents that a new record names. This replaces the quarantine of rows that the record's task
+        had while it was unfinished."""
         self._quarantined_rows.pop(fact.key, None)
         if fact.quarantines:
             for entry in loads(data)["quarantine"]:
@@ -324,7 +334,7 @@ class LogView:
 
     def _retire(self, entry: dict[str, Any], segment: int) -> bool:
         """Retire (withdraw) the record that `entry`, from segment number `segment`, names by key and attempt. Returns
-        False when another record of the key counts, or none."""
+        False when the key has no record, or when its current record comes from another attempt."""
         record = self.get(entry["key"])
         if record is None or record.attempt != entry["attempt"]:
             return False
@@ -342,7 +352,8 @@ class LogView:
         return of_stage.setdefault(entry["id"], entry) is entry
 
     def _quarantine_row(self, entry: dict[str, Any]) -> bool:
-        """Quarantine a row. Returns False when the row is quarantined already, or when the task has a record."""
+        """Quarantine the row that `entry` names. Returns False when the row is quarantined already, or when its task
+        has a record."""
         if entry["key"] in self:
             return False
         rows = self._quarantined_rows.setdefault(entry["key"], {})
