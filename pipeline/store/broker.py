@@ -1,10 +1,10 @@
-"""Object storage for a confined child. The child has neither credentials nor sockets; a separate process, the broker,
-has both and acts for it.
+"""Lets a confined child process use object storage. The child, which runs tasks, has neither credentials nor sockets; a
+separate process, the broker, has both and sends the child's requests to the storage.
 
-The child (the process that runs tasks) gets one end of a socket pair at its start. The supervisor, which started the
-child, starts the broker when the child first writes to that socket, so a child that works on local files has no broker.
-Each thread of the child makes a socket pair of its own and passes one end to the broker. This second pair carries
-requests (length, JSON, bytes). To upload a file, the child passes an open file descriptor.
+The child gets one end of a socket pair at its start. The supervisor, which started the child, starts the broker when
+the child first writes to that socket, so a child that works on local files has no broker. Each thread of the child
+makes a socket pair of its own and passes one end to the broker. This second pair carries requests (length, JSON,
+bytes). To upload a file, the child passes an open file descriptor.
 
 Even a compromised child can ask only for what its task needs: it may read files of the store and of the sources of its
 run, and write and remove files below `objects/` of the store. The broker downloads to a folder that the child can read.
@@ -68,9 +68,10 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 
 def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str, Any], bytes, list[int]]:
-    """Receive a message. Returns its JSON, the bytes that follow, and the descriptors of open files sent with it.
-    Raises EOFError when the other side has closed the socket. `request` says that a child sent the message: it then
-    also raises EOFError when the message is larger than allowed, so that a child cannot fill the broker's memory."""
+    """Receive a message from the other side of a broker's socket. Returns the JSON of the message, the bytes that
+    follow, and the open file descriptors sent with it. Raises EOFError when the other side has closed the socket.
+    `request` says that a child sent the message. EOFError is then also raised when the message is larger than allowed,
+    so that a child cannot fill the broker's memory."""
     head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
     if not head:
         raise EOFError
@@ -86,7 +87,8 @@ def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str,
 
 # -- in the child ----------------------------------------------------------------------------------------------------
 class Broker:
-    """The child's connection to its broker. Any number of threads may use it at the same time."""
+    """The connection of a confined child to its broker, the process that uses object storage for it. Any number of
+    threads may use the connection at the same time."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control, self._threads, self._used = control, threading.local(), False
@@ -95,9 +97,10 @@ class Broker:
         return Brokered(self, root)
 
     def ask(self, message: dict[str, Any], file: int | None = None, needs: Needs | None = None) -> tuple[Any, bytes]:
-        """Send a request and return (result, bytes). `file` is an open file descriptor to send with it. `needs` chooses
-        the ranges of a file to download, when the broker asks for them. Raises the error that the broker reports, or
-        EnvironmentFailure when the broker is gone."""
+        """Send a request to the broker (the process that uses object storage for this one) and return (result, bytes).
+        `file` is an open file descriptor to send with the request. `needs` chooses the ranges of a file to download,
+        when the broker asks for them. Raises the error that the broker reports, or EnvironmentFailure when the broker
+        process is gone."""
         line = self._line()
         reply, data = _exchange(line, message, () if file is None else (file,))
         while "needs" in reply:
@@ -121,8 +124,8 @@ class Broker:
         return line
 
     def _ranges(self, line: socket.socket, message: dict[str, Any], size: int, needs: Needs) -> Any:
-        """Call `needs` to learn which ranges of the file are needed, and return them. `needs` may read some of the
-        file, through the broker, to decide."""
+        """Call `needs` to learn which byte ranges of a file must be downloaded, and return these ranges. While it
+        decides, `needs` may read some bytes of the file through the broker."""
         def read(start: int, stop: int) -> bytes:
             return _exchange(line, {"call": "read_range", "start": start, "stop": stop})[1]
 
@@ -145,7 +148,7 @@ def _raises_if_gone() -> Iterator[None]:
 
 def _exchange(line: socket.socket, message: dict[str, Any],
               files: tuple[int, ...] = ()) -> tuple[dict[str, Any], bytes]:
-    """Send a message and return (reply, its bytes). Raises the error that the reply reports."""
+    """Send a message and return (JSON of the reply, bytes of the reply). Raises the error that the reply reports."""
     with _raises_if_gone():
         _send(line, message, files=files)
         reply, data, _ = _receive(line)
@@ -155,7 +158,8 @@ def _exchange(line: socket.socket, message: dict[str, Any],
 
 
 class Brokered(Remote):
-    """Access to the objects below the URL `root` from a confined child, through its broker."""
+    """Access to the objects below the URL `root` for a confined child process. All requests go through its broker, a
+    separate process that has the credentials."""
 
     def __init__(self, broker: Broker, root: str) -> None:
         self.root, self.prefix, self.fs = root, root.partition("://")[2], None
@@ -199,8 +203,8 @@ def _error(kind: str, args: list[Any]) -> Exception:
 
 # -- the broker ------------------------------------------------------------------------------------------------------
 class Server:
-    """Serves the requests of a child in the broker process. A child may read files below `store` and `roots`, and write
-    below objects/ of `store`. Downloads go to the folder `scratch`."""
+    """Serves the requests of a confined child in the broker, the process that uses object storage for it. A child may
+    read files below `store` and `roots`, and write below objects/ of `store`. Downloads go to the folder `scratch`."""
 
     def __init__(self, store: str, roots: list[str], scratch: str) -> None:
         self.store, self.roots, self.scratch = store, {store, *roots}, scratch
@@ -216,7 +220,7 @@ class Server:
             return self._remotes[root]
 
     def run(self, control: socket.socket) -> None:
-        """Serve each socket that arrives over `control` in a thread of its own, until the child is gone."""
+        """Receive sockets over `control` until the child process is gone, and serve each one in a thread of its own."""
         while True:
             data, files, _, _ = socket.recv_fds(control, 1, 1)
             if not data:
@@ -273,8 +277,8 @@ class Server:
         return None, b""
 
     def _child_needs(self, line: socket.socket) -> Needs:
-        """Returns a function that asks the child which ranges of a file it needs. Before it answers, the child may
-        request some bytes of the file."""
+        """Return a function that asks the child which byte ranges of a file to download. Before the child answers, it
+        may request some bytes of the file."""
         def needs(size: int, read: Any) -> Any:
             _send(line, {"needs": size})
             while True:
@@ -293,9 +297,10 @@ class Server:
 
 
 def _refuse_unreadable(file: int) -> None:
-    """Raise PermissionError if `file` is not a regular file, or was not opened for reading. The broker opens the file
-    again with its own rights. A process can open a file with O_PATH even if it may not read the file. Without this
-    check, a child could therefore upload the broker's environment (/proc/PID/environ), which holds credentials."""
+    """Raise PermissionError if `file`, a descriptor that a child sent for an upload, is not a regular file or was not
+    opened for reading. The broker opens the file again with its own rights, and a process can open a file with O_PATH
+    even if it may not read the file. Without this check, a child could therefore upload the broker's environment
+    (/proc/PID/environ), which holds credentials."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY or not stat.S_ISREG(os.fstat(file).st_mode):
         raise PermissionError(errno.EPERM, "upload: not a file that was opened for reading")
@@ -314,8 +319,8 @@ def _args(error: Exception) -> list[Any]:
 
 
 def main() -> None:
-    """Run a broker: `python -m pipeline.store.broker CONTROL_FD PARENT_PID JSON`, where JSON is the arguments of
-    `Server`. CONTROL_FD is the broker's end of the child's first socket pair."""
+    """Run a broker: `python -m pipeline.store.broker CONTROL_FD PARENT_PID JSON`. CONTROL_FD is the broker's end of the
+    socket pair that the child got at its start. JSON holds the arguments of `Server`."""
     process.die_with_parent(int(sys.argv[2]))
     process.no_core()
     confinement.not_dumpable()

@@ -5,15 +5,15 @@
     FOLDER/.total           bytes the cache takes, or slightly more; guarded by .lock
 
 A key identifies one version of a file (root, path, size, etag, ranges), so no entry is ever outdated. A task that uses
-a file has a hard link to it in its own scratch folder, so the file remains for the task even if it is evicted. A file
-is in use if it has more than one link. The link of a task that was killed vanishes, too, because a scratch folder whose
-owner is dead is removed (`pipeline.base.scratch`). When the cache would grow beyond its cap, files not in use are
-evicted, least recently used first. A file that does not fit is downloaded only for the task that needs it. The disk
-therefore holds at most the cap plus the files in use.
+a file has a hard link to it in its own scratch folder, so the task keeps the file even if the cache evicts it. A file
+is in use if it has more than one link. The link of a killed task vanishes, too, because a scratch folder whose owner is
+dead is removed (`pipeline.base.scratch`). When the cache would grow beyond its cap, files not in use are evicted, least
+recently used first. A file that does not fit is downloaded only for the task that needs it. The disk therefore holds at
+most the cap plus the files in use.
 
 FOLDER is `TOKENMILL_CACHE`, by default `tokenmill-UID/cache` below the system's folder for temporary files. The cap is
-`TOKENMILL_CACHE_SIZE` (e.g. `20GB`; 0 for no cache), by default a fifth of that disk. Each key includes the boot id of
-the machine, so files from before a restart are not used: a power cut may have truncated them.
+`TOKENMILL_CACHE_SIZE` (e.g. `20GB`; 0 for no cache), by default a fifth of the disk that holds FOLDER. Each key
+includes the boot id of the machine, so files from before a restart are not used: a power cut may have truncated them.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 
 def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
-    """Implements `Store.fetch` for a remote file: returns the path, in `scratch`, of a copy that comes from the cache
-    or is downloaded."""
+    """Return the path, in the folder `scratch`, of a local copy of a remote file. The copy comes from this machine's
+    cache or is downloaded. If `needs` is given, only the byte ranges that it chooses are sure to be present. Raises
+    ChangedFile when the remote file has another size or version than given."""
     if size is None:
         entry = remote.head(path)
         if entry is None:
@@ -90,7 +91,7 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
 
 
 def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
-    """Remove this machine's copies of a file, in `scratch` and in the cache."""
+    """Remove this machine's copies of a remote file, both in the folder `scratch` and in the cache."""
     if size is None and (entry := remote.head(path)) is not None:
         size = entry.size
     key = _key(remote, path, size or 0, None, None)
@@ -102,19 +103,20 @@ def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
 
 
 def _key(remote: Remote, path: str, size: int, version: str | None, ranges: list[Range] | None) -> str:
-    """The key, which is the name in the cache, of a version of a file or of some ranges of it."""
+    """Return the key under which the cache holds a version of a remote file, or some byte ranges of it. The key is the
+    name of the file in the cache."""
     parts = (_boot(), _endpoint(remote), remote.root, path, str(size), version or "", repr(ranges))
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _suffix(path: str) -> str:
-    """The file's suffix, which readers need."""
+    """Return the suffix of the file name, from which readers recognise the type of the file."""
     return os.path.splitext(path)[1][:16]
 
 
 def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:
-    """The ranges in order, clipped to a file of `size` bytes. Ranges that overlap, or have only a small gap between
-    them, are joined. None, which stands for the whole file, stays None."""
+    """Return the byte ranges in order, clipped to a file of `size` bytes. Ranges that overlap, or have only a small gap
+    between them, are joined. None stands for the whole file and is returned unchanged."""
     if ranges is None:
         return None
     done: list[Range] = []
@@ -129,9 +131,9 @@ def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:
 
 
 def cache_for(remote: Remote, scratch: str) -> Cache | None:
-    """The cache of this machine, for tasks whose scratch folder is `scratch`. None when it is switched off, when it is
-    on another disk than `scratch` (so that hard links are impossible), or when the remote files are in this process's
-    memory anyway."""
+    """Return this machine's cache of remote files, for tasks whose scratch folder is `scratch`. Returns None when the
+    cache is switched off, when it is on another disk than `scratch` (so that hard links are impossible), or when the
+    remote files are in the memory of this process anyway."""
     if remote.root.startswith("memory://"):
         return None
     settings = os.environ.get("TOKENMILL_CACHE", ""), os.environ.get("TOKENMILL_CACHE_SIZE", "")
@@ -166,21 +168,21 @@ def _boot() -> str:
 
 
 def _endpoint(remote: Remote) -> str:
-    """The endpoint of the storage, which is part of a key because equal addresses at different endpoints are different
-    files. "" when it is the default one."""
+    """Return the endpoint (server address) of the storage; "" for the default endpoint. It is part of a cache key,
+    because the same URL at different endpoints means different files."""
     return str(getattr(remote.fs, "endpoint_url", None) or os.environ.get("AWS_ENDPOINT_URL_S3")
                or os.environ.get("AWS_ENDPOINT_URL", ""))
 
 
 class Cache:
-    """A cache of remote files in `folder`, of at most `cap` bytes (layout: see the module). Any number of processes may
-    use it, and any of them may be killed at any moment."""
+    """A cache of remote files in `folder`, of at most `cap` bytes. The docstring of the module describes the files in
+    the folder. Any number of processes may use the cache, and any of them may be killed at any moment."""
 
     def __init__(self, folder: Path, cap: int) -> None:
         self.folder, self.cap = folder, cap
 
     def take(self, key: str, target: str) -> bool:
-        """Make `target` a hard link to the cached file `key`. Returns False when the cache does not hold it."""
+        """Make `target` a hard link to the cached file `key`. Returns False when the file is not in the cache."""
         try:
             os.utime(self.folder / key)
             os.link(self.folder / key, target)
@@ -189,9 +191,9 @@ class Cache:
         return True
 
     def put(self, key: str, size: int, target: str, make: Callable[[str], None]) -> None:
-        """Provide the file `key`, which takes `size` bytes of disk, at `target`. If the cache does not hold it, it is
-        downloaded by `make(path)`. When several tasks need it at the same time, one of them downloads it and the others
-        wait."""
+        """Provide the file `key`, which takes `size` bytes of disk, at the path `target`. If the cache does not hold
+        the file, `make(path)` downloads it. When several tasks need the file at the same time, one task downloads it
+        and the others wait."""
         part = self.folder / f"{key}.{size}.part"
         full = False
         while not self.take(key, target):
@@ -224,8 +226,8 @@ class Cache:
                 os.close(fd)
 
     def _open(self, path: Path) -> int:
-        """Open a file of the cache. The file and the folder of the cache are created when they are missing, since the
-        folder may be deleted at any time."""
+        """Open a file of the cache for reading and writing, and return its descriptor. The file and the folder of the
+        cache are created when they are missing, since the folder may be deleted at any time."""
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
@@ -233,8 +235,8 @@ class Cache:
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def _reserve(self, size: int, part: Path) -> bool:
-        """Reserve `size` bytes for the download `part`. Files are evicted as necessary. Returns False when the bytes do
-        not fit even then."""
+        """Reserve `size` bytes of the cache for the download `part`. Files are evicted as necessary. Returns False when
+        the download does not fit even after that."""
         if size > self.cap:
             return False
         with self._locked():
@@ -246,7 +248,8 @@ class Cache:
             return fits
 
     def evict(self, leave: int) -> int:
-        """Evict files that are not in use until the cache holds at most `leave` bytes. Returns the bytes removed."""
+        """Evict files that no task uses until the cache holds at most `leave` bytes. Returns the number of bytes
+        removed."""
         with self._locked():
             before = sum(size for _, size, _, _ in self._files())
             remaining = self._evict(leave, None)
@@ -254,8 +257,8 @@ class Cache:
             return before - remaining
 
     def _evict(self, leave: int, part: Path | None) -> int:
-        """Evict files that are not in use until the cache holds at most `leave` bytes, not counting the download
-        `part`. Returns the bytes that remain, without those of `part`. The caller holds the lock."""
+        """Evict files that no task uses until the cache holds at most `leave` bytes. Returns the number of bytes that
+        remain. The download `part` counts in neither number. The caller holds the lock of the cache."""
         files = sorted((f for f in self._files() if f[0] != str(part)), key=lambda f: f[2])
         total = sum(size for _, size, _, _ in files)
         for path, size, _, used in files:
@@ -268,8 +271,8 @@ class Cache:
         return total
 
     def _files(self) -> Iterator[tuple[str, int, int, bool]]:
-        """Yield (path, bytes on disk or reserved, time of last use in ns, whether it is in use) for every file.
-        Downloads of dead processes are removed."""
+        """Yield (path, bytes on disk or reserved, time of last use in ns, whether a task uses it) for every file of the
+        cache. Downloads of dead processes are removed."""
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
@@ -297,7 +300,7 @@ class Cache:
 
 
 def _same_file(fd: int, path: str | Path) -> bool:
-    """Whether `path` is (still) the name of the file that is open as `fd`."""
+    """Whether `path` names the file that is open as `fd`, and not another file that has replaced it."""
     try:
         here, there = os.fstat(fd), os.stat(path)
     except FileNotFoundError:
@@ -306,8 +309,8 @@ def _same_file(fd: int, path: str | Path) -> bool:
 
 
 def _abandoned(part: str) -> bool:
-    """Remove the unfinished download `part` if its process has died. Returns False when a process is still working on
-    it."""
+    """Remove the unfinished download `part` if the process that wrote it has died. Returns False when the process is
+    still working on the download."""
     fd = os.open(part, os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

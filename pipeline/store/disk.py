@@ -26,7 +26,8 @@ WITNESS = ".witness-"
 
 
 def put_absent(target: Path, data: bytes) -> bool:
-    """Create `target` with `data`, durably. Returns False when it exists already."""
+    """Create the file `target` with `data`, so that it survives a power cut. Returns False when `target` exists
+    already."""
     part = beside(target)
     try:
         try:
@@ -61,7 +62,8 @@ def _replace(target: Path, make: Callable[[Path], object], durable: bool = False
 
 
 def move(local: str, target: Path) -> None:
-    """Move a finished file to `target`, durably. If that fails, a half-written `target` is removed."""
+    """Move a finished file to `target`, so that it survives a power cut. If the move fails, a half-written `target` is
+    removed."""
     try:
         make_folder(target.parent)
         shutil.move(local, target)
@@ -76,8 +78,8 @@ def move(local: str, target: Path) -> None:
 
 def files_below(top: Path) -> Iterator[tuple[str, int]]:
     """Yield (path relative to `top`, bytes) of the regular files below `top`, in the order of their paths. Unfinished
-    files are left out. Symbolic links to files are followed, those to folders are not. Memory holds the names of one
-    folder at each level of depth."""
+    files are left out. Symbolic links to files are followed, but not symbolic links to folders. Memory holds the names
+    of one folder at each level of depth."""
     def walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as listing:
             # a folder sorts as its name and a slash, which gives the order of whole paths
@@ -94,9 +96,10 @@ def files_below(top: Path) -> Iterator[tuple[str, int]]:
 
 
 def leftovers(top: Path, clock: Path) -> list[str]:
-    """Relative paths of leftovers in the store `top`: unfinished files whose writers died, and witness files of drivers
-    that died. A file of these kinds is a leftover if it is more than an hour older than the file `clock`. The caller
-    has just written `clock` to the same file system, so that both times come from the same clock."""
+    """Return the relative paths of files that dead processes left in the store `top`: unfinished files, and witness
+    files (by which a driver lets workers check that they see its store). Such a file is a leftover if it is more than
+    an hour older than the file `clock`. The caller has just written `clock` to the same file system, so that both times
+    come from one clock."""
     now, paths = clock.stat().st_mtime, []
 
     def search(folder: Path, deep: bool = True) -> None:
@@ -117,7 +120,8 @@ def leftovers(top: Path, clock: Path) -> list[str]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, like mkdir -p, but so that they survive a power cut."""
+    """Create a folder and its missing parents, like mkdir -p. Unlike with mkdir -p, the new folders survive a power
+    cut."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -126,7 +130,8 @@ def make_folder(folder: Path) -> None:
 
 
 def link(source: Path, target: Path, durable: bool = True) -> bool:
-    """Make `target` a hard link to `source`. Returns False when `target` exists."""
+    """Make `target` a hard link to `source`. Returns False when `target` exists. With `durable`, the link survives a
+    power cut."""
     try:
         if not files.link(source, target):
             return False
@@ -148,9 +153,9 @@ def link(source: Path, target: Path, durable: bool = True) -> bool:
 def swap_folders(a: Path, b: Path) -> None:
     """Exchange two existing folders of one filesystem in one step (Linux renameat2).
 
-    Where this is not possible (NFS, macOS), `b` is moved to another name first, so for a moment it does not exist. If
-    the process is killed at that moment, the next publication repairs it. If one of the folders is missing, raises
-    OSError and changes nothing.
+    Where this is not possible (NFS, macOS), `b` is first moved to another name, so for a moment `b` does not exist. If
+    the process is killed at that moment, the next publication of the folder repairs it. If one of the folders is
+    missing, OSError is raised and nothing changes.
     """
     at_fdcwd, exchange = -100, 2
     try:

@@ -26,19 +26,20 @@ _REMEDY = {
 
 
 class StoreError(TokenmillError):
-    """Something is wrong with the store itself; the message names the path and the remedy."""
+    """Something is wrong with a store or with its storage; the message names the path and the remedy."""
 
 
 class EnvironmentFailure(StoreError):
     """The machine or the storage service has a temporary fault, such as a full disk or an endpoint that does not
-    answer. The task is not to blame: it is run again, and this attempt is not counted among its failures."""
+    answer. The task that met the fault is not to blame: it runs again, and this attempt does not count among its
+    failures."""
 
 
 class DamagedFile(StoreError):
-    """A file of the store is not what its record says: it is missing, truncated, or has other bytes.
+    """A file of the store does not match its record: the file is missing, truncated, or has other bytes.
 
-    `path` is relative to the store. When a task fails with this error, the driver withdraws the record, and the task
-    that wrote the file runs again.
+    `path` is relative to the store. When a task fails with this error, the driver (the process that schedules tasks)
+    withdraws the record, and the task that wrote the file runs again.
     """
 
     def __init__(self, path: str, why: str) -> None:
@@ -48,11 +49,11 @@ class DamagedFile(StoreError):
 
 
 def remedy_of(paths: Iterable[str]) -> str:
-    """The advice that ends the error message about damaged files: what to run to fix them.
+    """Return the advice that ends an error message about damaged files: which commands repair them.
 
-    It is enough to run the recipe again when all files are in objects/, runs/ or log/ or are manifests, because a run
-    checks the bytes of the objects it reads and writes its manifests anew. Of published copies a run checks only the
-    sizes, so `tokenmill store verify --repair` must come first.
+    It is enough to run the recipe again when all files are in objects/, runs/ or log/ or are manifests (lists of the
+    files of a folder). A run checks the bytes of the objects it reads, and writes its manifests anew. Of published
+    copies a run checks only the sizes, so for these `tokenmill store verify --repair` must come first.
     """
     if all(path.startswith(("objects/", "runs/", "log/")) or path.rpartition("/")[2] in (".manifest", "shards.json")
            for path in paths):
@@ -61,7 +62,7 @@ def remedy_of(paths: Iterable[str]) -> str:
 
 
 class ChangedFile(StoreError):
-    """A remote file has changed: it is not the version that was expected."""
+    """A remote file has changed: its version is not the one that was expected."""
 
 
 def cannot_write(path: str | os.PathLike[str], error: OSError) -> StoreError:

@@ -47,7 +47,7 @@ Needs = Callable[[int, Callable[[int, int], bytes]], list[Range] | None]
 
 class Store:
     """Access to the files below a root, which is a local folder or a URL. Methods take paths relative to the root, with
-    forward slashes. `local` is the root as a Path, or None when it is on object storage."""
+    forward slashes. `local` is the root as a Path; it is None when the root is on object storage."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = str(root).rstrip("/") or "/"
@@ -60,7 +60,8 @@ class Store:
             self.fs = self.remote.fs
 
     def at(self, path: str) -> str:
-        """Full path of `path` as fsspec or the operating system expects it."""
+        """Return the full form of `path`, as the operating system expects it (local disk) or fsspec (object
+        storage)."""
         return str(self.local / path) if self.local is not None else self.remote.at(path)
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ class Store:
             return None
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file; on object storage one ranged request."""
+        """Read the bytes [start, stop) of a file. On object storage this takes one request."""
         if self.local is None:
             return self.remote.read_range(path, start, stop)
         with open(self.local / path, "rb") as f:
@@ -95,8 +96,9 @@ class Store:
 
     @contextlib.contextmanager
     def parquet(self, path: str, sha256: str = "") -> Iterator[pq.ParquetFile]:
-        """Open a Parquet file, as a context manager. If `sha256` is given (the hash in the file's record or manifest),
-        the whole file is compared with it first. Raises DamagedFile when the file is not as it was written.
+        """Open a Parquet file, as a context manager. If `sha256` is given (the hash that was recorded for the file),
+        the whole file is first compared with this hash. Raises DamagedFile when the file does not match the hash or
+        cannot be read.
 
         Read the file with `use_threads=False`. Otherwise an Arrow thread may release a buffer of a Python file while
         the interpreter exits, which aborts the process.
@@ -109,20 +111,20 @@ class Store:
             yield file
 
     def table(self, path: str) -> pa.Table:
-        """Read a small Parquet file whole. Raises FileNotFoundError when it does not exist, DamagedFile when it cannot
-        be read."""
+        """Read a small Parquet file whole. Raises FileNotFoundError when the file does not exist, and DamagedFile when
+        it cannot be read."""
         data = self.read(path)
         with _unreadable(path):
             return read_table(io.BytesIO(data))
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        """Yield the paths of all files below `prefix` that come after the path `after`, sorted. On S3, earlier paths
-        are not even requested. On a disk, unfinished files, which dead writers may have left, are not listed."""
+        """Yield the sorted paths of all files below `prefix` that come after the path `after`. On S3, earlier paths are
+        not even requested. On a disk, unfinished files, which dead writers may have left, are left out."""
         return (entry.path for entry in self.entries(prefix, after))
 
     def entries(self, prefix: str, after: str = "") -> Iterator[Entry]:
-        """Yield the files that `list` yields, with their sizes. Memory holds one page of the listing (S3), or the names
-        of one folder at each level of depth (disk)."""
+        """Yield all files below `prefix` that come after the path `after`, with their sizes, sorted by path. Memory
+        holds one page of the listing (S3), or the names of one folder at each level of depth (disk)."""
         if self.local is None:
             yield from self.remote.list(prefix, after)
             return
@@ -133,23 +135,26 @@ class Store:
 
     def fetch(self, path: str, scratch: str, *, size: int | None = None, version: str | None = None,
               needs: Needs | None = None) -> str:
-        """Return the path on local disk of a file's content. A local file's own path is returned. A remote file is
-        downloaded, through this machine's cache, to a file in the folder `scratch`, which the caller must not write to.
-        If `needs` is given, only the byte ranges that it returns are sure to be present; the rest may be holes.
+        """Return the path, on local disk, of a file with the content of `path`. For a local file this is its own path.
+        A remote file is downloaded, through this machine's cache, to a file in the folder `scratch`, which the caller
+        must not write to. If `needs` is given, only the byte ranges that it chooses are sure to be present, and other
+        ranges may be holes.
 
         `size` and `version` (from `entries`) are those that the file is expected to have. Raises ChangedFile when a
-        remote file has others. A file that is never overwritten needs no `version`.
+        remote file has another size or version. A file that is never overwritten needs no `version`.
         """
         if self.local is not None:
             return self.at(path)
         return self.remote.fetch(path, scratch, size, version, needs)
 
     def checked(self, path: str, sha256: str, scratch: str, *, size: int | None = None) -> str:
-        """Like `fetch`, for a file whose hash is recorded. Raises DamagedFile when it is missing or has other bytes.
+        """Return the path, on local disk, of a file with the content of `path`, after its hash was compared with
+        `sha256`. Raises DamagedFile when the file is missing or has other bytes. `scratch` and `size` are those of
+        `fetch`.
 
         A process hashes a local file only once, as long as its size and times do not change. If the local copy of a
-        remote file is damaged, it is removed, also from this machine's cache, and downloaded again; only when the new
-        copy is damaged, too, DamagedFile is raised.
+        remote file is damaged, the copy is removed, also from this machine's cache, and the file is downloaded again.
+        DamagedFile is raised only if the second copy is damaged, too.
         """
         for last in (False, True):
             try:
@@ -165,8 +170,8 @@ class Store:
         raise DamagedFile(path, OTHER_BYTES)
 
     def read_checked(self, path: str, sha256: str) -> bytes:
-        """Read a small file, whose hash is recorded, whole. Raises DamagedFile when it is missing or has other
-        bytes."""
+        """Read a small file whole, and compare its hash with `sha256`. Raises DamagedFile when the file is missing or
+        has other bytes."""
         try:
             data = self.read(path)
         except FileNotFoundError as e:
@@ -177,12 +182,12 @@ class Store:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
-        """Create `path` with `data` if and only if it does not exist. Returns True when this call created it. The file
-        is durable on return.
+        """Create `path` with `data` if and only if it does not exist. Returns True when this call created the file. The
+        file is durable on return.
 
-        On object storage, a request may be repeated after it took effect, and the repetition refused. There, True means
-        that the file holds exactly `data`, so `data` should contain a nonce (a random id). Raises StoreError when the
-        store cannot be written or its file system has no hard links.
+        On object storage, a request may be repeated after it took effect, and the repetition refused. On such storage,
+        True means that the file holds exactly `data`, so `data` should contain a nonce (a random id). Raises StoreError
+        when the store cannot be written or its file system has no hard links.
         """
         if self.local is None:
             return self.remote.put_absent(path, data)
@@ -197,7 +202,8 @@ class Store:
             disk.replace(self.local / path, data, durable)
 
     def upload(self, local: str, path: str) -> None:
-        """Move the finished local file `local` to `path`, a name that no other process uses. Durable on return."""
+        """Move the finished local file `local` to `path`, a name that no other process uses. The new file is durable on
+        return."""
         if self.local is None:
             self.remote.upload(local, path)
             os.unlink(local)
@@ -205,8 +211,8 @@ class Store:
             disk.move(local, self.local / path)
 
     def replace(self, local: str, path: str) -> None:
-        """Move the finished local file `local` to `path`, and replace the file that is there. Readers see the old file
-        or the new one, never a mixture."""
+        """Move the finished local file `local` to `path`, and replace an existing file of that name. Readers see the
+        old file or the new one, never a mixture."""
         if self.local is None:
             self.remote.upload(local, path)
             os.unlink(local)
@@ -214,9 +220,10 @@ class Store:
             disk.replace_by(local, self.local / path)
 
     def link(self, path: str, to: str, *, anew: bool = False) -> bool:
-        """Give the file `path` a second name `to`, as a hard link; on object storage, let the server copy it. Returns
-        False when `to` exists already. With `anew`, an existing `to` that is another file (on object storage: that has
-        another size) is replaced in one step. The new name is not durable until the folder of `to` is synced."""
+        """Give the file `path` a second name `to`: a hard link, or on object storage a copy that the server makes.
+        Returns False when `to` exists already. With `anew`, an existing `to` that is another file is replaced in one
+        step; on object storage, `to` counts as another file when its size differs. The new name is durable only after
+        the folder of `to` is synced."""
         if self.local is None:
             if self.exists(to) and not (anew and self.size(to) != self.size(path)):
                 return False
@@ -232,15 +239,15 @@ class Store:
         return True
 
     def relative(self, full: str) -> str:
-        """Turn a full path, as `at` returns it or an error names it, into a path relative to the root. A path outside
-        the root is returned unchanged."""
+        """Turn a full path, as `at` or the message of an error gives it, into a path relative to the root. A path
+        outside the root is returned unchanged."""
         root = str(self.local) if self.local is not None else self.remote.at("").rstrip("/")
         return full.removeprefix(root).lstrip("/") if full == root or full.startswith(f"{root}/") else full
 
     def copy_all(self, pairs: Iterable[tuple[str, str]]) -> int:
-        """Let the server copy many files at a time, from `path` to `to` for each pair (path, to). Existing files are
-        replaced. `pairs` is read lazily. Returns the number of copies. For object storage only. Raises
-        FileNotFoundError, with the file's URL, for a missing file; copies that have begun are then finished."""
+        """Let the server of an object storage copy files, many at a time, from `path` to `to` for each pair (path, to).
+        Existing files are replaced. `pairs` is read lazily. Returns the number of copies. Raises FileNotFoundError,
+        with the file's URL, for a missing file, after the copies that have begun are finished."""
         return sum(1 for _ in in_parallel(lambda pair: self.remote.copy(*pair), pairs, REQUESTS))
 
     def remove(self, path: str) -> None:
@@ -259,9 +266,9 @@ class Store:
         return map(call, items) if self.local is not None else in_parallel(call, items, most)
 
     def check_conditional_put(self) -> None:
-        """Raise StoreError if two drivers could both believe that they have committed, because this storage cannot
-        create a file only if it does not exist. Does nothing on a local disk, where this needs hard links, and the
-        first commit shows whether they work."""
+        """Raise StoreError if this storage cannot create a file only if it does not exist. On such storage two drivers
+        could both believe that they have committed. Does nothing on a local disk, where creating a file this way needs
+        hard links: the first commit shows whether they work."""
         if self.local is not None:
             return
         if self.root.startswith("hf://"):
@@ -301,6 +308,6 @@ def matches(local: str, sha256: str) -> bool:
 
 @functools.lru_cache(4096)
 def _sha256(path: str, *identity: int) -> str:
-    """sha256 of a file. `identity` (inode, size and times) is part of the cache's key, so that a file which many tasks
-    of a process read is hashed only once, and again when it changes."""
+    """Return the sha256 of a file. `identity` (inode, size and times) is part of the key of the function's cache. A
+    file that many tasks of a process read is therefore hashed only once, and hashed again when it changes."""
     return sha256_of(path)

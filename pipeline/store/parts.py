@@ -6,8 +6,8 @@ Columns:
 - `text`: large_string
 - `date`: string, as the source has it; null when unknown
 - `locator`: struct<file, offset, record, sub>, where the document was read
-- `signals`: struct of float64; null when not computed. The signal `bytes`, the UTF-8 length of the text, is always
-  present
+- `signals` (numbers that stages compute for a document): struct of float64; null when not computed. The signal `bytes`,
+  the UTF-8 length of the text, is always present
 - `meta`: JSON with sorted keys, because HF datasets refuses map columns
 - `loss_spans`: list<struct<start, end>>, the ranges of the text (in UTF-8 bytes) that count in the training loss; null
   when the whole text counts
@@ -16,11 +16,11 @@ Columns:
 The *row digest* is the sha256 of an encoding of a row in which every column has a fixed place. The encoding begins with
 a hash of the names of the columns and signals. Then come the lengths of all strings (-1: null), integers, floats by
 their exact bits, the null flags, and finally the strings themselves. The `content` of a part is the sha256 of its row
-digests, sorted by the ids of the rows. It does not depend on row order, row groups, compression or library versions,
-and changes when any field changes.
+digests, sorted by the ids of the rows. The hash does not depend on row order, row groups, compression or library
+versions, and changes when any field changes.
 
 The same documents in the same order give the same bytes, as long as the library versions are the same: writer options
-are fixed, row groups depend only on the sizes of the rows, and the file holds no time.
+are fixed, row groups depend only on the sizes of the rows, and no time is written to the file.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ _STRINGS = ("id", "url", "source", "language", "date", "meta", "reason", "stage"
 
 
 def document_schema(signals: Iterable[str] = (), dropped: bool = False) -> pa.Schema:
-    """Arrow schema of a part with these signals. Their order does not matter, and `bytes` is added. With `dropped`, the
-    columns `reason` and `stage` are added."""
+    """Return the Arrow schema of a part (Parquet file of documents) with these signals, which are numbers stored beside
+    the text. Their order does not matter, and the signal `bytes` is always added. With `dropped`, the columns `reason`
+    and `stage` are added."""
     names = ["bytes", *sorted(set(signals) - {"bytes"})]
     fields = [("id", pa.string()), ("text", pa.large_string()), ("url", pa.string()), ("source", pa.string()),
               ("language", pa.string()), ("date", pa.string()), ("locator", LOCATOR),
@@ -69,8 +70,9 @@ def signal_names(schema: pa.Schema) -> list[str]:
 class PartWriter:
     """Writes documents to one Parquet file. Memory holds one row group, and 64 bytes for each row.
 
-    After `close`, `rows`, `text_bytes` (UTF-8) and `content` (the hash, see the module) describe the file. Surrogates
-    in a text have no UTF-8 encoding: a lone one is written as U+FFFD, a pair as the character it encodes.
+    After `close`, `rows`, `text_bytes` (UTF-8) and `content` (a hash that does not depend on the order of the rows)
+    describe the file. Surrogates in a text have no UTF-8 encoding: a lone surrogate is written as U+FFFD, and a pair as
+    the character it encodes.
     """
 
     def __init__(self, path: str, schema: pa.Schema, row_group_bytes: int = ROW_GROUP_BYTES,
@@ -97,7 +99,8 @@ class PartWriter:
                               *(f"signals.{name}" for name in self._names)])
 
     def write(self, doc: Document, *, reason: str | None = None, stage: str | None = None) -> None:
-        """Add a document. Raises KeyError for a signal that is not in the schema."""
+        """Add a document to the file. For a dropped document, `reason` and `stage` say why and by which stage it was
+        dropped. Raises KeyError for a signal (number stored beside the text) that is not in the schema."""
         signals = doc.signals
         if not signals.keys() <= self._signals:
             name = sorted(signals.keys() - self._signals)[0]
@@ -115,7 +118,8 @@ class PartWriter:
             self._convert()
 
     def write_all(self, docs: list[Document]) -> None:
-        """Add documents as `write` does (without reason and stage), in a third of the time."""
+        """Add documents that were not dropped. The result is that of `write` for each document, in a third of the
+        time."""
         chars = sum([len(d.text) for d in docs])
         if chars > self._batch_chars or not all(d.signals.keys() <= self._signals for d in docs):
             for doc in docs:
@@ -135,7 +139,7 @@ class PartWriter:
             self._convert()
 
     def _convert(self) -> None:
-        """Convert the pending documents to one Arrow batch, and compute their row digests."""
+        """Convert the documents that wait to one Arrow batch, and compute the row digests (hashes) of the batch."""
         if not self._pending:
             return
         *columns, signals = zip(*self._pending)
@@ -186,8 +190,8 @@ class PartWriter:
 
 
 class RowDigester:
-    """Computes the row digests (hashes of documents, defined in the module's docstring) of batches that have the Arrow
-    schema `schema`."""
+    """Computes row digests (hashes of single documents) for batches that have the Arrow schema `schema`. The docstring
+    of the module defines the digest."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.signals = signal_names(schema)
@@ -196,7 +200,7 @@ class RowDigester:
         self._title = np.frombuffer(hashlib.sha256(title.encode()).digest(), "u1")
 
     def digests(self, batch: pa.RecordBatch) -> list[bytes]:
-        """sha256 of every row, as 32 bytes each."""
+        """Return the sha256 of every row of the batch, as 32 bytes each."""
         n = batch.num_rows
         if n == 0:
             return []
@@ -232,10 +236,11 @@ class RowDigester:
 
 
 def read_documents(path: str, columns: Iterable[str] | None = None, batch_rows: int = 256) -> Iterator[Document]:
-    """Yield the documents of a part in row order. If `columns` is given, only these columns are read; `text` is "" when
-    it is not among them.
+    """Yield the documents of a part (Parquet file of documents) in row order. If `columns` is given, only these columns
+    are read; without the column `text`, the texts are "".
 
-    Memory holds one row group of the columns read. Signals that are null are absent from `doc.signals`.
+    Memory holds one row group of the columns read. Signals (numbers stored beside a text) that are null are absent from
+    `doc.signals`.
     """
     with open_parquet(path, memory_map=True) as file:
         names = [c for c in file.schema_arrow.names if columns is None or c in set(columns)]
@@ -245,7 +250,7 @@ def read_documents(path: str, columns: Iterable[str] | None = None, batch_rows: 
 
 
 def batch_documents(batch: pa.RecordBatch) -> Iterator[Document]:
-    """Yield the rows of a batch as documents. The batch may lack columns of a part."""
+    """Yield the rows of an Arrow batch as documents. Fields of columns that the batch lacks get defaults."""
     n, names = batch.num_rows, set(batch.schema.names)
 
     def column(name: str, default: Any) -> Iterable[Any]:
@@ -283,8 +288,8 @@ def _meta_json(meta: dict[str, Any]) -> str:
 
 
 def _order(ids: pa.ChunkedArray) -> tuple[np.ndarray, int | None]:
-    """Returns the row numbers in the order of the ids, and the number of a row whose id occurs twice (None when no id
-    does)."""
+    """Return the row numbers in the order of the ids, and the number of a row whose id occurs twice (None when all ids
+    differ)."""
     text = "".join(ids.to_pylist())
     raw = _unhex(text) if len(text) == 32 * len(ids) else None
     if raw is not None and pc.all(pc.equal(pc.binary_length(ids), 32)).as_py():      # our own ids: as numbers, faster
@@ -302,8 +307,8 @@ def _order(ids: pa.ChunkedArray) -> tuple[np.ndarray, int | None]:
 
 
 def _unhex(text: str) -> np.ndarray | None:
-    """Convert each 16 hex digits of the text to a number. The numbers sort like the digits. None when the text holds
-    anything but lower-case hex digits."""
+    """Convert every 16 hex digits of the text to one number. The numbers sort in the order of the digits. Returns None
+    when the text holds other characters than lower-case hex digits."""
     try:
         raw = bytes.fromhex(text)
     except ValueError:
@@ -329,7 +334,8 @@ def _floats(values: Any) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> np.ndarray:
-    """The offsets of the n strings of a large_string array in its `_data`: n + 1 numbers of type int64."""
+    """Return the offsets at which the n strings of a large_string array begin and end in the buffer that `_data`
+    returns: n + 1 numbers of type int64."""
     return np.frombuffer(array.buffers()[1], "<i8")[array.offset:array.offset + len(array) + 1]
 
 

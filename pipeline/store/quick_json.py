@@ -1,9 +1,10 @@
 """Reads and writes JSON like the standard library's `json`, at the speed of orjson.
 
 orjson can neither read nor write lone surrogates, which file names may hold. It cannot write integers of more than 64
-bits, and reads them as floats. Values with either are left to the standard library. So `loads` returns what
-`json.loads` returns, and reads back the same value that `dumps` wrote. `dumps` does not sort keys, and its spacing
-depends on which of the two libraries wrote. So what is hashed into a key is never encoded with it.
+bits, and reads them as floats. Values with such strings or integers are left to the standard library. So `loads`
+returns the same value as `json.loads`, and restores every value that `dumps` wrote. `dumps` does not sort keys, and its
+spacing depends on which of the two libraries wrote. Values that are hashed into a key are therefore never encoded with
+this module.
 """
 
 from __future__ import annotations

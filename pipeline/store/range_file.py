@@ -12,9 +12,9 @@ AHEAD_LEAST, AHEAD_MOST = 256 << 10, 8 << 20
 
 
 class RangeFile(io.RawIOBase):
-    """A read-only file over an object of `size` bytes, of which `fetch(start, stop)` fetches a range. At least 256 KiB
-    are fetched at a time. While reading is sequential, this amount doubles with each fetch, up to 8 MiB. So reading a
-    Parquet footer transfers little, and reading a row group takes few requests."""
+    """A read-only file over a remote object of `size` bytes. `fetch(start, stop)` must return a range of the object's
+    bytes. At least 256 KiB are fetched at a time. While reading is sequential, this amount doubles with each fetch, up
+    to 8 MiB. So reading a Parquet footer transfers little, and reading a row group takes few requests."""
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
         self.size, self._fetch = size, fetch

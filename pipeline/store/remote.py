@@ -50,8 +50,8 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Entry:
-    """An object: its path relative to the root, its size in bytes, and a version that changes whenever its content
-    does."""
+    """An object of remote storage: its path relative to the root, its size in bytes, and a version, a string that
+    changes whenever the object's content does."""
 
     path: str
     size: int
@@ -59,9 +59,9 @@ class Entry:
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """A string that identifies the content of an object: the hash that the Hugging Face hub gives, an etag, or a time.
-    The version id of S3 is not used, because listings lack it, and an object must have the same version whether it was
-    found by a listing or by a request for this object."""
+    """Return a string that identifies the content of an object: the hash that the Hugging Face hub gives, an etag, or a
+    time. The version id of S3 is not used, because listings lack it: an object must have the same version whether it
+    was found by a listing or by a request for this object."""
     lfs = info.get("lfs")
     hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
     for candidate in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
@@ -72,10 +72,10 @@ def version_of(info: dict[str, Any]) -> str:
 
 
 class Remote:
-    """Access to the objects below the URL `root`. Paths are relative to it, with forward slashes.
+    """Access to the objects below the URL `root`. Paths are relative to `root`, with forward slashes.
 
     Methods raise FileNotFoundError for an object that does not exist, and StoreError for other failures. When all
-    retries of a request have failed, the StoreError is an EnvironmentFailure.
+    retries of a request have failed, they raise EnvironmentFailure, a kind of StoreError.
     """
 
     #: keyword arguments of the fsspec filesystem
@@ -107,9 +107,9 @@ class Remote:
                              f"folder") from e
 
     def reach(self) -> None:
-        """Check, within a few seconds, that the server of a web address or the Hugging Face hub accepts a connection.
-        Raises StoreError when it does not. Without this check, an address that cannot be reached would be reported only
-        after a minute of retries."""
+        """Check, within a few seconds, that the server behind an http(s) or hf:// address accepts a connection. Raises
+        StoreError when the server does not. Without this check, an unreachable address would be reported only after a
+        minute of retries."""
         url = urlsplit(self.root)
         if url.scheme == "hf":
             url = urlsplit(str(getattr(self.fs, "endpoint", "")))
@@ -124,7 +124,7 @@ class Remote:
                              f"download the files and name them") from e
 
     def at(self, path: str) -> str:
-        """Full path as fsspec expects it."""
+        """Full path of an object as fsspec expects it."""
         return f"{self.prefix}/{path}" if path else self.prefix
 
     def url(self, path: str) -> str:
@@ -162,7 +162,8 @@ class Remote:
         return data
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), or fewer where the object ends, in one request."""
+        """Read the bytes [start, stop) of an object in one request. Returns fewer bytes when the object ends before
+        `stop`."""
         if stop <= start:
             return b""
 
@@ -177,9 +178,9 @@ class Remote:
         return self._ask("read", path, get)
 
     def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[Entry | str]:
-        """Yield the objects whose paths begin with `begin`, in the order of their paths. With `deep` False, a folder is
-        yielded instead of the objects in it, as a path that ends with a slash. Objects and folders that come before the
-        path `after` are left out, except a folder that holds `after`."""
+        """Yield the objects whose paths begin with `begin`, in the order of their paths. With `deep` False, the objects
+        in a folder are not yielded one by one; instead the folder is yielded, as a path that ends with a slash. Objects
+        and folders that come before the path `after` are left out, except a folder that holds `after`."""
         raise NotImplementedError
 
     def list(self, prefix: str, after: str = "") -> Iterator[Entry]:
@@ -210,9 +211,9 @@ class Remote:
         return RangeFile(entry.size, lambda a, b: self.read_range(path, a, b))
 
     def download(self, path: str, local: str, size: int, ranges: Sequence[Range] | None = None) -> None:
-        """Download an object of `size` bytes to the new file `local`. If `ranges` is given, only these bytes are
-        downloaded, and the rest of the file is a hole. Raises ChangedFile when the object is shorter than expected. No
-        file is left after an error."""
+        """Download an object of `size` bytes to the new file `local`. If `ranges` is given, only these byte ranges are
+        downloaded, and the other bytes of the file are holes. Raises ChangedFile when the object is shorter than
+        expected. No file is left after an error."""
         pieces = [(a, min(a + PIECE, b)) for start, b in ([(0, size)] if ranges is None else ranges)
                   for a in range(start, b, PIECE)]
 
@@ -241,18 +242,21 @@ class Remote:
             os.close(fd)
 
     def fetch(self, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
-        """Implements `Store.fetch` for a remote file: returns the path, in `scratch`, of a copy on local disk."""
+        """Return the path, in the folder `scratch`, of a local copy of an object. The copy comes from this machine's
+        cache or is downloaded. `Store.fetch` describes the arguments."""
         return cache.fetch(self, path, scratch, size, version, needs)
 
     def forget(self, path: str, scratch: str, size: int | None) -> None:
-        """Remove a damaged file that `fetch` returned, and its copy in this machine's cache."""
+        """Remove this machine's local copies of a damaged object: the file that `fetch` returned, and the copy in the
+        cache."""
         cache.forget(self, path, scratch, size)
 
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
         """Create an object if it does not exist (a conditional PUT). Returns True when the object then holds exactly
-        `data`, which should contain a nonce (a random id). The storage's refusal alone does not show who created the
-        object: when a connection breaks, client libraries repeat a request, and the first try may have created it."""
+        `data`, which should contain a nonce (a random id). That the storage refuses a request does not show who created
+        the object: when a connection breaks, client libraries repeat the request, and its first try may have created
+        the object."""
         def create() -> None:
             try:
                 self._create(path, data)
@@ -272,8 +276,9 @@ class Remote:
 
     @property
     def looks_first(self) -> bool:
-        """Whether `put_absent` checks and then writes in a second step, so that another driver may write in between.
-        fsspec does this for storage without conditional writes. A trial with a single writer cannot detect it."""
+        """Whether `put_absent` checks for the object and writes it in a second step, so that another process may write
+        in between. fsspec does this for storage without conditional writes. A trial with a single writer cannot detect
+        the weakness."""
         from fsspec import AbstractFileSystem
 
         return getattr(self.fs.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
@@ -289,7 +294,7 @@ class Remote:
             raise self._no_place(path, e) from e
 
     def upload(self, local: str, path: str) -> None:
-        """Upload a local file as an object whose name no other process uses."""
+        """Upload the file `local` as the object `path`, a name that no other process uses."""
         try:
             self._ask("write", path, lambda: self.fs.put_file(local, self.at(path)))
         except FileNotFoundError as e:
@@ -302,7 +307,8 @@ class Remote:
         return StoreError(f"cannot list {redact(self.url(path))}: {error_text(error)}; see that the bucket exists")
 
     def copy(self, path: str, to: str) -> None:
-        """Let the server copy an object. Raises FileNotFoundError, with the object's URL, when it does not exist."""
+        """Let the server copy an object from `path` to `to`. Raises FileNotFoundError, with the object's URL, when
+        `path` does not exist."""
         try:
             self._ask("copy", path, lambda: self.fs.cp_file(self.at(path), self.at(to)))
         except FileNotFoundError as e:
@@ -323,14 +329,16 @@ _through: Callable[[str], Remote] | None = None
 
 
 def connect_through(make: Callable[[str], Remote]) -> None:
-    """From now on, let `connect` return what `make` returns. This is how a confined child, which has neither
-    credentials nor sockets, reaches object storage through its broker (`pipeline.store.broker`)."""
+    """From now on, let `connect` return the result of `make`. A confined child process, which has neither credentials
+    nor sockets, uses this to reach object storage through its broker, a process that has both
+    (`pipeline.store.broker`)."""
     global _through
     _through = make
 
 
 def connect(root: str) -> Remote:
-    """Access to the objects below the URL `root`, by the class for its kind of storage."""
+    """Return the access to the objects below the URL `root`. Its class depends on the kind of storage that the URL
+    names."""
     if _through is not None:
         return _through(root)
     if root.startswith(("s3://", "s3a://")):
@@ -348,7 +356,7 @@ def connect(root: str) -> Remote:
 
 class InMemory(Remote):
     """Objects in the memory of this process, for tests and notebooks. To create an object only if it does not exist,
-    fsspec checks and then creates; a lock makes the two steps atomic among threads."""
+    fsspec first checks and then creates it. A lock makes the two steps atomic among the threads of this process."""
 
     _creating = threading.Lock()
 
@@ -384,9 +392,9 @@ class Gcs(Remote):
 
 
 def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
-    """The key at which a listing of `begin` must start, so that it holds everything that comes after the path `after`;
-    None when it must start at its beginning. With `deep` False, the key is the name of the folder that holds `after`,
-    because the listing names the folder instead of its objects. `top` is put before the key."""
+    """Return the key at which a listing of `begin` must start to hold all objects that come after the path `after`.
+    None means that the listing must start at its beginning. With `deep` False, the key is the name of the folder that
+    holds `after`, because such a listing names folders instead of the objects in them. `top` is put before the key."""
     if not after or after < begin:
         return None
     folder = -1 if deep or not after.startswith(begin) else after.find("/", len(begin))
@@ -394,9 +402,9 @@ def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
 
 
 def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int) -> Iterator[Entry | str]:
-    """Merge the objects (key, description) and the folders of one page of a listing, in the order of their keys. The
-    first `cut` characters of each key are removed. Objects that stand for a folder (their keys end with a slash), which
-    some tools create, are left out."""
+    """Merge the objects (key, description) and the folders of one page of a listing, and yield them in the order of
+    their keys. The first `cut` characters of each key are removed. Objects that some tools create to stand for a folder
+    (their keys end with a slash) are left out."""
     for key, info in sorted([*objects, *((folder, None) for folder in folders)], key=lambda pair: pair[0]):
         if info is None:
             yield key[cut:]
@@ -406,8 +414,8 @@ def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int)
 
 def in_parallel(call: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:
     """Yield `call(item)` for each item, in order, with up to `threads` calls at a time. `items` is read lazily, in the
-    caller's thread. An error of a call is raised; calls that are running then finish, and those that wait are
-    cancelled."""
+    caller's thread. When a call fails, its error is raised after the running calls have finished, and calls that have
+    not begun are cancelled."""
     window: deque[Future[T]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="storage") as pool:
         try:

@@ -1,4 +1,4 @@
-"""Retries requests to object storage where a retry may help, and turns the last error into one that names the cause and
+"""Retries requests to object storage that may succeed later, and turns the last error into one that names the cause and
 the remedy.
 
 A request is retried after a time-out, a broken connection, data that was garbled in transit, a status 5xx, throttling
@@ -53,11 +53,11 @@ _BUGS = (TypeError, AttributeError, NameError, AssertionError, MemoryError)
 
 
 def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = None, clock: Clock = SYSTEM) -> T:
-    """Call `call` and return its result. While its error may be temporary, it is called again, up to `tries` times in
-    all (default TRIES). `what` ('read', 'write') and `url` are for messages.
+    """Call `call` and return its result. If it raises an error that may be temporary, call it again, up to `tries`
+    times in all (default TRIES). `what` ('read', 'write') and `url` describe the request in messages.
 
-    FileNotFoundError, FileExistsError, the OSError of a full local disk and exceptions that show a bug are raised
-    unchanged. Any other error is raised as a StoreError.
+    FileNotFoundError, FileExistsError, StoreError, the OSError of a full local disk and exceptions that show a bug are
+    raised unchanged. Any other error is raised as a StoreError.
     """
     tries = tries or TRIES
     for attempt in range(1, tries + 1):
@@ -80,7 +80,7 @@ def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = No
 
 
 def comes_back(error: Exception) -> bool:
-    """Whether the same request may succeed if it is sent again a little later."""
+    """Whether a request that failed with this error may succeed if it is sent again a little later."""
     status, code = answer(error)
     if any("OfflineModeIsEnabled" in _kinds(e) for e in _chain(error)):      # a ConnectionError that the user asked for
         return False
@@ -92,13 +92,13 @@ def comes_back(error: Exception) -> bool:
 
 
 def _broken(error: BaseException) -> bool:
-    """Whether the error says that the connection failed, and not that the server refused the request."""
+    """Whether the error says that the connection failed. A refusal by the server is no such error."""
     return isinstance(error, (TimeoutError, ConnectionError)) or bool(_kinds(error) & _AGAIN_NAMES)
 
 
 def answer(error: BaseException) -> tuple[int | None, str]:
-    """(HTTP status, error code) of the server's response that caused an exception; (None, "") when there was no
-    response."""
+    """Return (HTTP status, error code) of the server's response that caused an exception; (None, "") when the server
+    sent no response."""
     for e in _chain(error):
         if _broken(e):  # what caused a broken connection is no HTTP response, though aiohttp gives its errors a code
             break
@@ -117,7 +117,7 @@ def answer(error: BaseException) -> tuple[int | None, str]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and its causes, nearest first."""
+    """Yield the exception and its causes, the exception itself first."""
     e: BaseException | None = error
     for _ in range(6):
         if e is None:
@@ -156,7 +156,8 @@ def error_text(error: BaseException) -> str:
 
 # -- messages ---------------------------------------------------------------------------------------------------------
 class _LastWarning:
-    """When the last warning was logged, in seconds of the clock, and the failures since then."""
+    """Counters for the warnings about retries: when the last warning was logged, in seconds of the clock, and how many
+    requests have failed since then."""
 
     lock = threading.Lock()
     time = -QUIET_S
@@ -164,8 +165,8 @@ class _LastWarning:
 
 
 def _warn(what: str, url: str, error: Exception, attempt: int, tries: int, wait: float, now: float) -> None:
-    """Log a warning that a request will be retried. At most one warning a minute is logged, so that storage which often
-    fails does not fill the log. The warning says how many requests have failed since the last one."""
+    """Log a warning that a request will be retried. At most one such warning a minute is logged, so that storage which
+    often fails does not fill the log. The warning says how many requests have failed since the last warning."""
     with _LastWarning.lock:
         _LastWarning.failures += 1
         if now - _LastWarning.time < QUIET_S:

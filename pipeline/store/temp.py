@@ -1,4 +1,5 @@
-"""Temporary databases and lists on disk, for working data of a process that would take too much memory."""
+"""Temporary databases and lists on disk, for data that a process needs while it runs and that would take too much
+memory."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 class _Database(sqlite3.Connection):
-    """A connection that turns a full disk into an EnvironmentFailure."""
+    """A database connection that turns the error of a full disk into an EnvironmentFailure."""
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
         try:
@@ -44,9 +45,9 @@ def _as_failure(error: sqlite3.OperationalError) -> Exception:
 
 
 def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
-    """An empty SQLite database that no other process sees. It is removed with its connection or process. When it
-    outgrows its cache of `cache_mb` MB, it continues in an unnamed file below TMPDIR. Several threads may use it, one
-    at a time. When the disk is full, its methods raise EnvironmentFailure."""
+    """Return an empty SQLite database that no other process sees. The database is removed when its connection or
+    process ends. When it outgrows its cache of `cache_mb` MB, it continues in an unnamed file below TMPDIR. Several
+    threads may use the database, one at a time. When the disk is full, its methods raise EnvironmentFailure."""
     db = sqlite3.connect("", isolation_level=None, check_same_thread=False, factory=_Database)
     for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", f"cache_size={-1024 * cache_mb}"):
         db.execute(f"PRAGMA {pragma}")
@@ -55,24 +56,24 @@ def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
 
 
 def path_bytes(path: str) -> bytes:
-    """Encode a path as bytes that sort in the same order as the strings. The path may hold lone surrogates, because
-    file names need not be UTF-8."""
+    """Encode a path as bytes. The bytes of several paths sort in the order of the paths. The path may hold lone
+    surrogates, because file names need not be UTF-8."""
     return path.encode("utf-8", "surrogatepass")
 
 
 def path_of(data: bytes) -> str:
-    """The path that `path_bytes` turned into these bytes."""
+    """Decode bytes that `path_bytes` returned to the path."""
     return data.decode("utf-8", "surrogatepass")
 
 
 class OnDisk(Sequence[T], Generic[T]):
-    """Base class for a sequence on disk, whose items are read CHUNK at a time. A subclass sets `_size` (the number of
-    items) and defines `_read`."""
+    """Base class for a sequence on disk. Iterating over it reads CHUNK items at a time. A subclass sets `_size` (the
+    number of items) and defines `_read`."""
 
     _size = 0
 
     def _read(self, first: int, stop: int) -> list[T]:
-        """The items [first, stop)."""
+        """Return the items [first, stop) of the sequence."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -102,8 +103,8 @@ class Spilled(OnDisk[T]):
     """A list on disk, to which items can only be appended. `encode` turns an item into a value that can be written as
     JSON; `decode` turns that value back into the item.
 
-    The items are written in blocks of CHUNK, because a statement for each of millions of items takes longer than its
-    JSON. The items of the last, incomplete block are in memory.
+    The items are written to a database in blocks of CHUNK, because one SQL statement for each of millions of items
+    would take longer than encoding them. The items of the last, incomplete block are in memory.
     """
 
     def __init__(self, items: Iterable[T] = (), *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:

@@ -1,8 +1,9 @@
-"""Files of a web server that must not lead this machine elsewhere: for recipes that others have submitted.
+"""Reads files from web servers, for recipes that strangers have submitted, without being led to private addresses.
 
 A server may answer with a redirect to an address that only this machine reaches, and a name may get another address
-after it was checked. With the environment variable `DIRECT`, redirects are errors and every address is checked when the
-connection is made. Brokers inherit the variable from their driver.
+after it was checked. With the environment variable in `DIRECT`, redirects are errors, and every address is checked when
+the connection is made. Brokers (processes that use storage for confined children) inherit the variable from the process
+that starts them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ DIRECT = "TOKENMILL_NO_REDIRECTS"
 
 
 def direct() -> bool:
-    """Whether web servers are read without redirects in this process."""
+    """Whether this process refuses redirects and private addresses when it reads from web servers."""
     return os.environ.get(DIRECT) == "1"
 
 
 async def _client(**options: Any) -> Any:
-    """An aiohttp session that raises StoreError instead of following a redirect, and connects to no address of this
-    machine or of its network's services."""
+    """Return an aiohttp session that raises StoreError instead of following a redirect. It also raises StoreError
+    instead of connecting to this machine or to services of its network."""
     import aiohttp
     from aiohttp.resolver import ThreadedResolver
 
@@ -48,6 +49,6 @@ async def _client(**options: Any) -> Any:
 
 
 class Direct(Remote):
-    """A web server that is read without redirects."""
+    """A web server from which files are read without following redirects."""
 
     options = {"get_client": _client}  # noqa: RUF012
