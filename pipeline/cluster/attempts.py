@@ -49,12 +49,12 @@ _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "
 class Standing:
     """The state of a run, as the files in the store show it.
 
-    `state` is one of: submitted (its driver has not begun), started (no progress has been reported yet), running,
-    stopping, done, failed, stopped, cancelled (stopped before it began), died (its driver is gone without having
-    reported an end), unknown (its files cannot be read). `facts` is the content of run.json. `progress` is the content
-    of progress.json, or {} when this attempt has not written it yet. `error` says why the run failed. `silent_s` is the
-    number of seconds since its driver's last sign of life, or None when no living driver runs it. `age_s` is the number
-    of seconds since its driver wrote `progress`.
+    `state` is one of: submitted (the driver, the process that plans and commits its tasks, has not begun), started (no
+    progress has been reported yet), running, stopping, done, failed, stopped, cancelled (stopped before it began), died
+    (the driver is gone without having reported an end), unknown (the run's files cannot be read). `facts` is the
+    content of run.json. `progress` is the content of progress.json, or {} when this attempt has not written it yet.
+    `error` says why the run failed. `silent_s` is the number of seconds since the driver's last sign of life, or None
+    when no living driver runs the run. `age_s` is the number of seconds since the driver wrote `progress`.
     """
 
     run: str
@@ -72,8 +72,8 @@ class Standing:
 
 
 def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
-    """The state of `run`, read from the store. Takes up to `WATCH_S` seconds when the driver is on another machine and
-    its heartbeat is old."""
+    """Return the state of `run`, read from the store. This takes up to `WATCH_S` seconds when the run's driver (the
+    process that schedules its tasks) is on another machine and the driver's heartbeat is old."""
     facts = facts_of(store, run)
     attempt = facts.get("attempt", 0)
     progress = _json(store, f"runs/{run}/progress.json", _PROGRESS)
@@ -103,12 +103,12 @@ def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
 
 
 def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
-    """Seconds since the driver of `run` wrote its last heartbeat. None when the driver is gone, or when the store's
-    latest driver runs another run.
+    """Return the seconds since the driver of `run` (the process that schedules its tasks) wrote its last heartbeat.
+    Returns None when the driver is gone, or when the store's latest driver runs another run.
 
-    On the driver's own machine, its process is looked up. If the process exists but the result is large, the driver is
-    suspended or hangs. On another machine the driver counts as alive if its heartbeat is recent, or advances while this
-    function watches it for up to `WATCH_S` seconds.
+    On the driver's own machine, the driver's process is looked up. If the process exists but the result is large, the
+    driver is suspended or hangs. On another machine the driver counts as alive if its heartbeat is recent, or advances
+    while this function watches it for up to `WATCH_S` seconds.
     """
     name, beat = latest_heartbeat(store)
     holder = beat.get("holder")
@@ -132,20 +132,23 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
 
 
 def driver_of(store: Store) -> dict[str, Any]:
-    """{host, pid, run, …} of the latest driver of the store; {} when the store has had no driver."""
+    """Describe the latest driver of the store, the process that scheduled its latest run, as {host, pid, run, …}.
+    Returns {} when the store has had no driver, or its heartbeat cannot be read."""
     holder = latest_heartbeat(store)[1].get("holder")
     return holder if isinstance(holder, dict) else {}
 
 
 def latest_heartbeat(store: Store) -> tuple[str, dict[str, Any]]:
-    """The path and the content {counter, closed, holder, at} of the latest driver's heartbeat; {} when it cannot be
-    read, and ("", {}) when the store has had no driver."""
+    """Return the path and the content {counter, closed, holder, at} of the heartbeat file of the store's latest driver
+    (the process that schedules a run). The content is {} when the file cannot be read. Returns ("", {}) when the store
+    has had no driver."""
     names = sorted(store.list("log/heartbeat"))
     return (names[-1], _json(store, names[-1]) or {}) if names else ("", {})
 
 
 def progress_of(store: Store, run: str) -> dict[str, Any]:
-    """The contents of progress.json; {} when there is none, or it cannot be read."""
+    """Return the contents of progress.json, the latest report of the run's progress; {} when the file is missing or
+    cannot be read."""
     return _json(store, f"runs/{run}/progress.json", _PROGRESS) or {}
 
 
@@ -165,7 +168,7 @@ def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> d
 
 
 def status_document(store: Store, current: Standing) -> dict[str, Any]:
-    """The standing as JSON: what `status --json` prints, and the service shows."""
+    """Return the state of a run as a JSON document. `tokenmill status --json` prints it, and the service shows it."""
     progress = {k: v for k, v in current.progress.items() if k not in ("run", "attempt", "state", "error")}
     report = f"runs/{current.run}/report.html"
     return {"run": current.run, "state": current.state, "attempt": current.attempt, "error": current.error,
@@ -177,7 +180,8 @@ def status_document(store: Store, current: Standing) -> dict[str, Any]:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 def run_names(store: Store) -> list[str]:
-    """The names of the store's runs, sorted. On a disk only the folders of the runs are listed, not their contents."""
+    """Return the sorted names of the store's runs. On a disk only the folders of the runs are listed, not their
+    contents."""
     if store.local is not None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(store.local / "runs") as entries:
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -187,13 +191,13 @@ def run_names(store: Store) -> list[str]:
 
 
 def has_run(store: Store, run: str) -> bool:
-    """Whether the store has a run of this name, which must be one that `bad_name` accepts."""
+    """Whether the store has a run named `run`. The caller must have checked the name with `bad_name`."""
     return next(store.list(f"runs/{run}"), None) is not None
 
 
 def bad_name(name: str) -> str | None:
-    """Why `name` cannot be the name of a run; None when it can. The name of a run is also the name of a folder and a
-    word on a command line, and is shown on one line."""
+    """Return the reason why `name` cannot be the name of a run; None when it can. The name of a run is also the name of
+    a folder and a word on a command line, and is shown on one line."""
     if "/" in name or name in ("", ".", ".."):
         return "the name of a run is the name of a folder; leave out '/'"
     if not name.isprintable() or name[0] in "-." or len(name.encode("utf-8", "replace")) > LONGEST_NAME:
@@ -208,13 +212,14 @@ def facts_name(run: str) -> str:
 
 
 def facts_of(store: Store, run: str) -> dict[str, Any]:
-    """The contents of run.json; {} when there is none, or it cannot be read."""
+    """Return the contents of run.json, the facts about the run's latest attempt; {} when the file is missing or cannot
+    be read."""
     return _json(store, facts_name(run), _FACTS) or {}
 
 
 def note_attempt(store: Store, run: str, attempt: int, how: str, **facts: Any) -> dict[str, Any]:
-    """Write run.json for a new attempt, and return its content. `how` is "job" when the attempt runs as a Ray job, and
-    "local" when it runs on this machine. `facts` are added to the content. Secrets are masked."""
+    """Write run.json for a new attempt (start) of a run, and return its content. `how` is "job" when the attempt runs
+    as a Ray job, and "local" when it runs on this machine. `facts` are added to the content. Secrets are masked."""
     document = {"run": run, "attempt": attempt, "how": how, "host": socket.gethostname(), "begun": utc_now(),
                 **origin(), **facts}
     document = redact_json(document)
@@ -223,8 +228,8 @@ def note_attempt(store: Store, run: str, attempt: int, how: str, **facts: Any) -
 
 
 def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
-    """Record in run.json why an attempt failed. `standing` shows this error if the attempt never reported progress.
-    Does nothing when a later attempt has begun."""
+    """Record in run.json why an attempt (start) of a run failed. `standing` shows this error if the attempt never
+    reported progress. Does nothing when a later attempt has begun."""
     facts = facts_of(store, run)
     if facts.get("attempt") == attempt:
         facts = redact_json({**facts, "error": error})
@@ -238,12 +243,13 @@ def utc_now(clock: Clock = SYSTEM) -> str:
 
 # -- cancel ----------------------------------------------------------------------------------------------------------
 def ask_to_stop(store: Store, run: str, attempt: int) -> None:
-    """Ask this attempt to stop, by writing cancel.json. The driver of the attempt looks for it every few seconds."""
+    """Ask this attempt (start) of a run to stop, by writing cancel.json. The driver, which schedules the attempt's
+    tasks, looks for the file every few seconds."""
     store.write(f"runs/{run}/cancel.json", json.dumps({"attempt": attempt, "at": utc_now()}).encode())
 
 
 def asked_to_stop(store: Store, run: str, attempt: int) -> bool:
-    """Whether this attempt was asked to stop. A request for an earlier attempt does not count."""
+    """Whether this attempt (start) of a run was asked to stop. A request for an earlier attempt does not count."""
     return (_json(store, f"runs/{run}/cancel.json") or {}).get("attempt") == attempt
 
 
@@ -253,15 +259,16 @@ def piece_name(run: str, attempt: int, piece: int) -> str:
 
 
 class LogReader:
-    """Reads the log of one attempt from its beginning; each call of `more` continues where the previous one stopped.
-    `check` gets the path of every piece before it is read, and may raise."""
+    """Reads the log of one attempt of a run from its beginning. Each call of `more` continues where the previous call
+    stopped. `check` is called with the path of every piece (file) of the log before the piece is read; its exceptions
+    are passed on."""
 
     def __init__(self, store: Store, run: str, attempt: int, check: Callable[[str], None] = lambda piece: None) -> None:
         self.store, self.run, self.attempt, self._check = store, run, attempt, check
         self.piece, self.offset = 1, 0
 
     def more(self) -> Iterator[str]:
-        """Yield the text that was added since the last call."""
+        """Yield the text that was added to the log since the last call."""
         while True:
             self._check(piece_name(self.run, self.attempt, self.piece))
             try:
@@ -290,8 +297,9 @@ def code_folder(run: str) -> str:
 
 
 def kept_code(store: Store, run: str, names: Sequence[str], scratch: str) -> list[str]:
-    """Paths on this machine of the files that `keep_code` copied, in the order of `names`. From object storage they are
-    downloaded to `scratch`. When a file was not copied, nothing exists at its path."""
+    """Return the paths, on this machine, of the Python files that `keep_code` copied, in the order of `names`. From
+    object storage the files are downloaded to the folder `scratch`. For a file that was never copied, nothing exists at
+    its path."""
     result = []
     for name in names:
         path = f"{code_folder(run)}/{os.path.basename(name)}"

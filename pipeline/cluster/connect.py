@@ -1,4 +1,5 @@
-"""Checks a Ray cluster before it is used: it must answer at its address, demand a token, and accept ours.
+"""Checks a Ray cluster before it is used: the cluster must answer at its address, demand a token, and accept this
+user's token.
 
 Ray is imported only after the token has been set, because Ray looks for a token only once, when it is imported.
 """
@@ -12,9 +13,9 @@ from pipeline.base.redact import redact
 
 
 def check_cluster(address: str, insecure_local: bool = False) -> str:
-    """Return 'host:port' of the Ray cluster at `address` (see `gcs_of`), if the cluster demands a token and accepts
-    ours. With `insecure_local`, a cluster without authentication is also accepted if it is on loopback. Raises
-    BadAddress for an address of another kind, and ClusterError when a check fails."""
+    """Return 'host:port' of the Ray cluster at `address` (see `gcs_of`), after checking that the cluster demands a
+    token and accepts this user's token. With `insecure_local`, a cluster without authentication is also accepted if it
+    is on loopback. Raises BadAddress when `address` has another form, and ClusterError when a check fails."""
     gcs = gcs_of(address)
     from pipeline.cluster import jobs
 
@@ -25,7 +26,7 @@ def check_cluster(address: str, insecure_local: bool = False) -> str:
 def gcs_of(address: str) -> str:
     """Return 'host:port' of the Ray cluster at `address`, which is 'host:port' already, or 'auto' for the cluster that
     this machine is part of. Call this before Ray is imported, because it sets the token that Ray reads at its import.
-    Raises BadAddress for an address of another kind, and ClusterError when nothing answers at the address."""
+    Raises BadAddress when `address` has another form, and ClusterError when nothing answers at the address."""
     if address.startswith(("http://", "https://")):
         raise BadAddress(f"--address {redact(address)} is a job server, which is for tokenmill submit; to attach, give "
                          f"the cluster itself, HOST:6379")

@@ -1,9 +1,9 @@
-"""Checks whether the machine that this runs on is fit for a run. `tokenmill doctor` calls it on the user's machine and
-on every node of a cluster.
+"""Checks whether this machine is fit for a run. `tokenmill doctor` runs the checks on the user's machine and on every
+node of a cluster.
 
-The result of a check is {"name", "level": green | yellow | red, "said", "remedy"}, where `said` describes what was
-found. A red check means that a run will fail, and a yellow one that it may fail or be slow. Results are plain JSON, so
-that a node can send them. Files that the checks write are removed again.
+The result of a check is {"name", "level": green | yellow | red, "said", "remedy"}, where `said` describes what the
+check found. A red check means that a run will fail, and a yellow check that a run may fail or be slow. Results are
+plain JSON, so that a node can send them. Files that the checks write are removed again.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def check(name: str, level: str, finding: str, remedy: str = "") -> Check:
 
 
 def inspect_node(store_root: str | None = None, witness: str | None = None) -> dict[str, Any]:
-    """Inspect the machine that this runs on. Returns {"fingerprint" (versions of code and libraries), "time" (of the
-    call, in seconds since 1970), "checks"}.
+    """Check whether this machine is fit for a run. Returns {"fingerprint" (versions of code and libraries), "time" (of
+    the call, in seconds since 1970), "checks"}.
 
-    If `store_root` is given, this store is also checked. `witness` is the path of a file that another machine has
-    written to the store. If this machine does not see the file, it does not see the same store.
+    If `store_root` is given, the store is also checked. `witness` is the path of a file that another machine has
+    written to its store. If this machine does not find the file, the two machines do not see the same store.
     """
     began = SYSTEM.wall()
     parts = (_open_files, _shm, _scratch, _memory, _children, _confinement, _models, _ocr, _gpus)
@@ -113,7 +113,7 @@ def _space(name: str, folder: Path, remedy: str) -> Iterator[Check]:
 
 
 def _there(folder: Path) -> Path:
-    """The folder itself if it exists, else its nearest ancestor that exists."""
+    """Return `folder` itself if it exists, else its nearest ancestor that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -188,8 +188,9 @@ def _gpus() -> Iterator[Check]:
 
 # -- the store -------------------------------------------------------------------------------------------------------
 def check_store(store: Store, witness: str | None = None) -> Iterator[Check]:
-    """Check that this machine can commit to a store: that it sees the store, that it can write to it, and that the
-    store refuses to create a file that exists already."""
+    """Check that this machine can commit to a store: that it can write to the store, and that the store refuses to
+    create a file that exists already. `witness` is the path of a file that another machine has written; if this machine
+    does not find the file, it does not see the same store."""
     try:
         sees_store = witness is None or store.exists(witness)
     except (StoreError, OSError) as e:                           # no credentials or no connection, not another store

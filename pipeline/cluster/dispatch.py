@@ -1,9 +1,10 @@
 """Starts the runs of a store's queue, one after the other. Every server of a store does this; the queue decides which
-of them starts an entry (`pipeline.cluster.queue`).
+of the servers starts an entry (`pipeline.cluster.queue`).
 
-A driver is a child process in a session of its own, so it goes on when the server ends. The server that comes next sees
-from the store that it runs. An entry whose driver has died, or was never started because its server died, is started
-again; what its run has committed is not repeated.
+A server starts each run as a driver, a process that plans the run and commits its tasks. The driver has a session of
+its own, so it goes on when the server ends. The next server sees from the store that the run goes on. An entry is
+started again if its driver has died, or was never started because its server died. Tasks that the run has committed are
+not repeated.
 """
 
 from __future__ import annotations
@@ -36,17 +37,18 @@ ROOTS = "TOKENMILL_ROOTS"
 
 
 class Child(Protocol):
-    """A driver that this process has started."""
+    """A driver, the process that schedules a run, as a child of this process."""
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return the exit code of the process; None while it runs."""
 
 
 @dataclass(frozen=True)
 class DriverOptions:
-    """How drivers are started: the options of `tokenmill run` that belong to the machine and not to the recipe. `roots`
-    are the folders and URLs that recipes may read; None: any. `folder` is where drivers run: code of others takes its
-    relative paths from there. `secrets` names environment variables that a driver must not see."""
+    """How a server starts drivers (the processes that schedule runs): the options of `tokenmill run` that belong to the
+    machine and not to the recipe. `roots` are the folders and URLs that recipes may read; None allows all. `folder` is
+    the working folder of drivers, at which relative paths in the code of other libraries start. `secrets` names
+    environment variables that a driver must not see."""
 
     backend: str = "process"
     workers: int | None = None
@@ -65,7 +67,8 @@ class DriverOptions:
 
 
 def start_driver(store: Store, options: DriverOptions, entry: Entry) -> subprocess.Popen[bytes]:
-    """Start the driver of an entry that this process has claimed (its last event is our `start`)."""
+    """Start the driver, the process that schedules the run, of an entry of the queue. This process must have claimed
+    the entry: the last event of the entry is the claim."""
     environment = {k: v for k, v in os.environ.items() if k not in options.secrets} | {"PYTHONPATH": import_path()}
     if options.roots is not None:
         environment |= {ROOTS: json.dumps(options.roots), DIRECT: "1"}
@@ -77,8 +80,8 @@ def start_driver(store: Store, options: DriverOptions, entry: Entry) -> subproce
 
 
 class Dispatcher:
-    """Starts the runs that wait in the queue of a store, and starts a run again whose driver has died. A server calls
-    `tick` every few seconds."""
+    """Starts the runs that wait in the queue of a store. A run whose driver (the process that schedules its tasks) has
+    died is started again. A server calls `tick` every few seconds."""
 
     def __init__(self, queue: Queue, start: Callable[[Entry], Child], clock: Clock = SYSTEM,
                  holder: Holder | None = None, is_alive: Callable[[Mapping[str, object]], bool | None] = alive) -> None:
@@ -88,7 +91,8 @@ class Dispatcher:
         self._last_values: dict[str, tuple[Any, float]] = {}        # subject → its last value, and since when
 
     def tick(self) -> None:
-        """Start the next entry if nothing runs; start again what has died."""
+        """Bring the queue forward by one step: start its next run if none is running, or start the current run again if
+        the process that scheduled it has died."""
         self._children = {claim: child for claim, child in self._children.items() if child.poll() is None}
         head = next((entry for entry in self.queue.entries() if not entry.ended), None)
         if head is None:
@@ -115,11 +119,12 @@ class Dispatcher:
             self._children[claimed.number, len(claimed.events)] = self._start(claimed)
 
     def _is_abandoned(self, entry: Entry) -> bool:
-        """Whether no process works on an entry that has been started. Besides a process that is dead, this is assumed
-        of a claim that no driver has followed for START_S seconds, and of a driver on another machine whose heartbeat
-        has not changed for UNSEEN_S seconds. A mistake does no harm: a server that was only slow finds its claim taken
-        over, and so does the driver that it starts. A driver that is alive holds the lease of the log, and no other
-        driver can commit."""
+        """Whether no process works on an entry of the queue that has been started. An entry counts as abandoned when
+        its process is dead, when no driver (the process that schedules the run) has followed its claim for START_S
+        seconds, or when the driver is on another machine and its heartbeat has not changed for UNSEEN_S seconds. A
+        wrong guess does no harm. If the server was only slow, it finds that its claim was taken over, and so does the
+        driver that it starts. If the driver is alive, it holds the lease of the commit log, and no other driver can
+        commit."""
         event, claim = entry.last, (entry.number, len(entry.events))
         if event.kind == "start":
             if event.holder == self._holder:
@@ -133,8 +138,8 @@ class Dispatcher:
         return self._unchanged("driver", (claim, beat.get("counter"), beat.get("closed"))) > UNSEEN_S
 
     def _store_is_held(self) -> bool:
-        """Whether a driver that is not in the queue seems to hold the store. The lease of the log decides; this only
-        spares starting a driver in vain."""
+        """Whether a driver (a process that schedules a run) which the queue did not start seems to use the store. The
+        commit log decides whether the store is free; this check only avoids starting a driver in vain."""
         _, beat = latest_heartbeat(self.store)
         holder = beat.get("holder")
         if not isinstance(holder, dict) or beat.get("closed"):
@@ -145,7 +150,8 @@ class Dispatcher:
         return self._unchanged("lease", (holder, beat.get("counter"))) <= PATIENCE_S
 
     def _unchanged(self, what: str, value: Any) -> float:
-        """Seconds for which this process has seen the same value, on its own clock."""
+        """Return for how many seconds the value under the name `what` has not changed, as far as this process has seen.
+        Time is measured by the clock of this process."""
         before, since = self._last_values.get(what, (None, 0.0))
         if before != value:
             self._last_values[what] = (value, self._clock.now())
@@ -155,13 +161,14 @@ class Dispatcher:
 
 # -- the driver's side -----------------------------------------------------------------------------------------------
 class ClaimLost(QueueError):
-    """Another server has claimed the entry meanwhile, or it was cancelled: the driver must not run it."""
+    """Raised when an entry of the queue was cancelled, or claimed by another server, before its driver began. The
+    driver (the process that schedules the run) must not run the entry."""
 
 
 def begin(queue: Queue, number: int, event: int, holder: Holder) -> Entry:
-    """Note, as event number `event`, that a driver has begun an entry, and return the entry. The event before is the
-    claim by which a server started this driver. Raises ClaimLost when that number is taken, because the entry was
-    cancelled or claimed again."""
+    """Note in the queue, as event `event` of entry `number`, that a driver (a process that schedules a run) has begun
+    the entry. Returns the entry. The event before `event` is the claim by which a server started this driver. Raises
+    ClaimLost when the entry was cancelled or claimed again since."""
     entry = queue.entry(number)
     attempt = facts_of(queue.store, entry.run).get("attempt", 0) + 1
     while asked_to_stop(queue.store, entry.run, attempt):     # run.json was lost, the request is for an earlier attempt
@@ -176,8 +183,9 @@ def begin(queue: Queue, number: int, event: int, holder: Holder) -> Entry:
 
 
 def end(queue: Queue, number: int, event: int, kind: str, error: str = "") -> None:
-    """Note how the run of the driver that put `event` has ended: done, failed, cancelled, or `returned`, which makes
-    the entry wait again. Does nothing when another driver has been started since."""
+    """Note in the queue how the run of entry `number` has ended: `kind` is done, failed, cancelled, or returned, which
+    makes the entry wait again. `event` is the number of the event by which this driver (the process that scheduled the
+    run) noted that it had begun. Does nothing when another driver has been started since."""
     while True:
         entry = queue.entry(number)
         since = entry.events[event + 1:]
@@ -190,6 +198,7 @@ def end(queue: Queue, number: int, event: int, kind: str, error: str = "") -> No
 
 
 def confined_to() -> Sequence[str] | None:
-    """The roots that the recipe of this driver is confined to; None: any."""
+    """Return the roots (folders and URLs) that the recipe of this driver process may read; None when it may read
+    all."""
     roots = os.environ.get(ROOTS)
     return None if roots is None else tuple(json.loads(roots))

@@ -17,11 +17,12 @@ LEVELS = ("green", "yellow", "red")
 
 
 def diagnose(store_root: str | None = None, address: str | None = None, insecure_local: bool = False) -> dict[str, Any]:
-    """Inspect this machine and, if `address` ('host:port') is given, every node of that Ray cluster.
+    """Check whether this machine is fit for a run and, if `address` ('host:port') is given, every node of that Ray
+    cluster.
 
     Returns {"store", "address", "worst": green | yellow | red, "checks": [{"where", "name", "level", "said",
-    "remedy"}]}; `worst` is the worst level of all checks. On each node of the cluster a small task runs the checks.
-    When a cluster demands no token, this is reported and its nodes are not inspected; with `insecure_local`, they are
+    "remedy"}]}; `worst` is the worst level of all checks. On each node of the cluster a small task runs the checks. A
+    cluster that demands no token is reported, and its nodes are not inspected. With `insecure_local`, they are
     inspected if the cluster is on loopback. Files that the checks write are removed again.
     """
     store = Store(store_root) if store_root is not None else None
@@ -61,9 +62,9 @@ def _cluster(address: str, store: Store | None, insecure_local: bool) -> Iterato
 
 @contextlib.contextmanager
 def _witness(store: Store | None) -> Iterator[str | None]:
-    """A context manager that writes a file to the store and yields its path, so that each node can check whether it
-    sees the same store. At the end the file is removed, and the folder of the store, too, if it did not exist
-    before."""
+    """A context manager that writes a file to the store and yields its path. Each node of a cluster looks for the file,
+    to check whether the node sees the same store. At the end the file is removed. The folder of the store is removed,
+    too, if it did not exist before. Without a store, yields None."""
     if store is None:
         yield None
         return

@@ -1,4 +1,5 @@
-"""Copies what a run's driver prints into the store, so that it can be read from any machine."""
+"""Copies the output of a run's driver (the process that schedules the run) into the store, so that it can be read from
+any machine."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ LONGEST = 64 << 10       # characters after which an unfinished line or private 
 
 
 class DriverLog:
-    """A context manager that copies to runs/RUN/log/ in the store everything that this process and its libraries write
-    to stdout and stderr. Secrets are masked both in the copy and in the output. When the context ends, the copy is
-    complete.
+    """A context manager that copies everything that this process and its libraries write to stdout and stderr into the
+    store, below runs/RUN/log/. Secrets are masked both in the copy and in the output. When the context ends, the copy
+    is complete.
 
-    Object storage cannot append to a file. So the log is a series of files (pieces), and only the last one is replaced
-    as it grows.
+    Object storage cannot append to a file. So the log is a series of files (pieces), and only the last piece is
+    replaced as the log grows.
     """
 
     def __init__(self, store: Store, run: str, attempt: int, clock: Clock = SYSTEM,
@@ -79,8 +80,9 @@ class DriverLog:
         self._copy()
 
     def _take(self, text: str, last: bool = False) -> None:
-        """Add `text` to the output, and pass on whole lines and whole private keys, with secrets masked. An unfinished
-        line or key waits for its end, because half a secret would not be recognised. With `last`, nothing waits."""
+        """Add `text` to the log, and pass whole lines on to the terminal, with secrets masked. An unfinished line, or
+        an unfinished private key of several lines, waits for its end, because half a secret would not be recognised.
+        With `last`, nothing waits."""
         lines = self._line + text
         cut = lines.rfind("\n") + 1
         key = lines.rfind("-----BEGIN ", 0, cut)

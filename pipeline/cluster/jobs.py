@@ -1,9 +1,9 @@
-"""Submits a driver to a Ray cluster as a job, reports the job's state, stops it, and checks whether the cluster demands
-a token.
+"""Runs the driver of a run (the process that schedules its tasks) as a job of a Ray cluster: submits the job, reports
+its state and stops it. Also checks whether the cluster demands a token.
 
 The state that Ray reports of a job may be wrong (ray#65608, ray#65025) or missing after a head node is lost. The state
 of a run is therefore read from its store (`pipeline.cluster.attempts`), and Ray's report is only a hint. Job ids,
-options and packages are sent through Ray. A recipe is not, because its text must not reach a shell.
+options and packages are sent through Ray. The recipe is not, because its text must not reach a shell.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 @dataclass(frozen=True)
 class JobState:
     """The state of a job as Ray reports it. `status` is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED. `exit_code` is
-    None as long as Ray does not know it."""
+    None as long as Ray does not know the exit code."""
 
     status: str
     message: str
@@ -52,16 +52,16 @@ class JobState:
 
 
 def job_id(store_root: str, run: str, attempt: int) -> str:
-    """The id of the Ray job for this attempt of a run. It depends only on the arguments, so that Ray refuses to start
-    the same attempt a second time."""
+    """Return the id of the Ray job for this attempt (start) of a run. The id depends only on the arguments, so that Ray
+    refuses to start the same attempt a second time."""
     digest = hashlib.blake2b(f"{store_root}\0{run}".encode(), digest_size=5).hexdigest()
     return f"tokenmill-{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:64]}-{digest}-{attempt}"
 
 
 def submit(address: str, id: str, arguments: Sequence[str], *, python: str = "python",
            packages: Sequence[str] = ()) -> bool:
-    """Start `python -m pipeline.cli ARGUMENTS` on the head node of the cluster as the job `id`, and do not wait for it.
-    Returns False when a job with this id exists already.
+    """Start `python -m pipeline.cli ARGUMENTS` on the head node of the cluster as the job `id`, and return without
+    waiting for the job to end. Returns False when a job with this id exists already.
 
     `packages` are folders of Python packages to send along. Without them the packages must be installed on the head
     node. `address` is the URL of the job server. Raises ClusterError when the cluster does not accept the job.
@@ -81,7 +81,7 @@ def submit(address: str, id: str, arguments: Sequence[str], *, python: str = "py
 
 
 def state(address: str, id: str) -> JobState | None:
-    """The state of the job `id`; None when the cluster has no such job."""
+    """Return the state of the job `id` as Ray reports it; None when the cluster has no such job."""
     with _client(address) as client:
         try:
             info = client.get_job_info(id)
@@ -94,8 +94,8 @@ def state(address: str, id: str) -> JobState | None:
 
 
 def stop(address: str, id: str) -> bool:
-    """Ask Ray to stop the job, by SIGTERM and STOP_WAIT_S later by SIGKILL, and return at once. Returns False when the
-    job has ended or the cluster has no such job."""
+    """Ask Ray to stop the job `id`, and return at once. Ray sends SIGTERM, and SIGKILL after STOP_WAIT_S seconds.
+    Returns False when the job has ended or the cluster has no such job."""
     with _client(address) as client:
         try:
             return bool(client.stop_job(id))
@@ -106,7 +106,7 @@ def stop(address: str, id: str) -> bool:
 
 
 def job_output(address: str, id: str) -> str:
-    """The output of a job, as far as Ray has kept it, with secrets masked; "" when there is none."""
+    """Return the output of the job `id`, as far as Ray has kept it, with secrets masked; "" when Ray has none."""
     with _client(address) as client:
         try:
             return redact(client.get_job_logs(id))
@@ -137,7 +137,8 @@ def _client(address: str) -> Iterator[JobSubmissionClient]:
 
 
 def _line(error: BaseException) -> str:
-    """The line of a Ray error that says what happened: the last line of a traceback, else the first line."""
+    """Return the most informative line of the message of a Ray error: the last line if the message is a traceback, else
+    the first line."""
     text = redact(str(error)).strip().strip("\"'").replace("\\n", "\n")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
@@ -146,8 +147,9 @@ def _line(error: BaseException) -> str:
 
 
 def local_cluster() -> str:
-    """The address ('host:port') that `--address auto` stands for. It is the address of the GCS (the server of the head
-    node) of the cluster that RAY_ADDRESS names or, without RAY_ADDRESS, that this machine is part of."""
+    """Return the address ('host:port') for which `--address auto` stands: that of the GCS (the server of a Ray
+    cluster's head node). The cluster is the one that RAY_ADDRESS names or, without RAY_ADDRESS, the one that this
+    machine is part of."""
     try:
         return str(ray._private.services.canonicalize_bootstrap_address_or_die("auto"))
     except ConnectionError as e:
@@ -156,9 +158,9 @@ def local_cluster() -> str:
 
 
 def check_gcs(address: str, insecure_local: bool = False) -> bool:
-    """Check the Ray cluster at `address` ('host:port' of its GCS). Returns True when it demands a token and accepts
-    ours. Returns False when it demands none, which is allowed only with `insecure_local` and on loopback. Raises
-    ClusterError in all other cases."""
+    """Check the authentication of the Ray cluster at `address`, the 'host:port' of its GCS (the server of its head
+    node). Returns True when the cluster demands a token and accepts this user's token. Returns False when it demands no
+    token, which is allowed only with `insecure_local` and on loopback. Raises ClusterError in all other cases."""
     if _admits(address, None):
         refuse_open(address, address.rpartition(":")[0].strip("[]"), insecure_local)
         return False
@@ -168,8 +170,8 @@ def check_gcs(address: str, insecure_local: bool = False) -> bool:
 
 
 def _admits(address: str, bearer: str | None) -> bool:
-    """Whether the GCS at `address` accepts a request with this token. None for `bearer` means a request without a
-    token."""
+    """Whether the GCS (the server of a Ray cluster's head node) at `address` accepts a request with the token `bearer`.
+    With None, the request has no token."""
     # like Ray's own channels, use no proxy, which would see the token
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)

@@ -1,5 +1,5 @@
-"""Says who starts a run, and with which Tokenmill and Python. run.json keeps it with each attempt, and the report shows
-it, so that a report that is passed on still says where it came from."""
+"""Says who starts a run, and with which versions of Tokenmill and Python. The file run.json of a run keeps this for
+each attempt. The report shows it, so that a report that is passed on still says where it came from."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ GIT_S = 5.0
 
 
 def origin() -> dict[str, str]:
-    """{version, python, author} of this process. `author` is left out where none is known."""
+    """Return {version, python, author} of this process, to note who started a run. `author` is left out when it is
+    unknown."""
     name = author()
     return {"version": tokenmill_version(), "python": ".".join(map(str, sys.version_info[:3])),
             **({"author": name} if name else {})}
 
 
 def tokenmill_version() -> str:
-    """The version of the installed package; '' where Tokenmill runs from a folder that was never installed."""
+    """Return the version of the installed Tokenmill package; '' when Tokenmill runs from a folder that was never
+    installed."""
     try:
         return installed_version("tokenmill")
     except PackageNotFoundError:
@@ -35,8 +37,8 @@ def tokenmill_version() -> str:
 
 
 def author() -> str:
-    """The author's name from the environment, else from git's `user.name`; '' where neither is set. It is one line, and
-    e-mail addresses and other personal data in it are masked, because reports leave the machine."""
+    """Return the user's name from the environment, or else git's `user.name`; '' when neither is set. The name is put
+    on one line. E-mail addresses and other personal data in it are masked, because reports leave the machine."""
     stated = (os.environ.get(variable, "").strip() for variable in AUTHOR_VARIABLES)
     name = next(filter(None, stated), "") or _git_name()
     return scrub_text(" ".join(name.split())[:LONGEST])

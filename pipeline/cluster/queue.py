@@ -1,18 +1,19 @@
 """The queue of a store: the recipes that were submitted to it, and which of them runs next.
 
     queue/00000007/0000.json    the submission: a recipe with its overrides, its run, who submitted it, and when
-                   0001.json …  what became of it since, one event per file
+                   0001.json …  later events of the entry, one per file
 
-A store has one driver at a time, so its runs wait for each other in the order of their numbers. Every file is created
-by put-if-absent and never changed. An event is put at the first free number of its entry: of two processes that decide
-about the same entry at the same time, one creates the file, and the other reads it and decides anew. Two servers can
-therefore not start an entry twice, and a cancel and a start cannot both succeed. Nothing about the queue is in the
-commit log, which still decides alone who may commit.
+A store has one driver (process that schedules a run) at a time, so its runs wait for each other in the order of their
+numbers. Every file is created by put-if-absent and never changed. An event is put at the first free number of its
+entry. If two processes decide about the same entry at the same time, one of them creates the file, and the other reads
+the file and decides anew. Two servers can therefore not start an entry twice, and a cancel and a start cannot both
+succeed. The commit log, which alone decides which driver may commit, does not know the queue.
 
 An entry is `waiting` until a server claims it (event `start`), `starting` until its driver has begun (`running`), and
 ends as `done`, `failed` or `cancelled`. An entry is claimed only when all entries before it have ended, and an entry
-that has ended never changes, so at most one entry is starting or running. `returned` makes an entry wait again, because
-a driver that is not in the queue held the store. `pipeline.cluster.dispatch` claims entries and starts their drivers.
+that has ended never changes, so at most one entry is starting or running. The event `returned` makes an entry wait
+again, because a driver that is not in the queue held the store. `pipeline.cluster.dispatch` claims entries and starts
+their drivers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _NAME = re.compile(r"queue/(\d{8})/(\d{4})\.json")
 
 
 class QueueError(StoreError):
-    """A request to the queue that cannot be granted. The message says why and what to do."""
+    """Raised when a request to the queue of runs cannot be granted. The message says why and what to do."""
 
 
 class DamagedQueue(StoreError):
@@ -72,10 +73,10 @@ class UnknownEntry(QueueError):
 
 @dataclass(frozen=True)
 class Submission:
-    """What a submitter gives. `request` identifies the request: when it is sent again, because the answer was lost, it
-    gets the entry of the first time. `by` is the role of the submitter, never a token. `name` and `base` are those of
-    the recipe (`Recipe.name`, `Recipe.base`), `text` is its YAML, to which `overrides` and `inputs` are applied as
-    `--set` and `--input` would be."""
+    """A recipe that is submitted to the queue of a store. `request` identifies the request: if a client sends the
+    request again, because the reply was lost, it gets the entry that the first request made. `by` is the role of the
+    submitter, never a token. `name` and `base` are those of the recipe (`Recipe.name`, `Recipe.base`). `text` is the
+    recipe's YAML, to which `overrides` and `inputs` are applied as `--set` and `--input` would be."""
 
     request: str
     run: str
@@ -89,15 +90,17 @@ class Submission:
     resumes: bool = False
 
     def digest(self) -> str:
-        """A hash of what would run, 32 hex characters."""
+        """Return a hash of everything that determines the run, as 32 hex characters. The request id and the submitter
+        are left out."""
         what = {k: v for k, v in asdict(self).items() if k not in ("request", "by")}
         return hashlib.blake2b(compact_json(what), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to an entry. `holder` is the process that did it (`pipeline.store.lease.Holder`), `attempt` the
-    number of the attempt that a driver begins, and `tasks` the number of tasks that were done before a start."""
+    """One event in the history of an entry of the queue. `holder` is the process that caused the event
+    (`pipeline.store.lease.Holder`), `attempt` the number of the attempt that begins with the event `running`, and
+    `tasks` the number of tasks that were done before a `start`."""
 
     kind: str
     at: str
@@ -111,8 +114,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Entry:
-    """A submission in the queue, without its text, with everything that has happened to it. `events[0]` is the
-    submission itself."""
+    """An entry of the queue: a submitted recipe, without its text, and all events in the order in which they happened.
+    `events[0]` is the submission itself."""
 
     number: int
     run: str
@@ -143,12 +146,12 @@ class Entry:
 
     @property
     def attempt(self) -> int:
-        """The attempt of its latest driver; 0 when none has begun."""
+        """The number of the attempt that the entry's latest driver began; 0 when no driver has begun."""
         return next((e.attempt for e in reversed(self.events) if e.kind == "running"), 0)
 
     def deaths(self) -> int:
-        """How many starts in a row have ended without a message and without having finished a task. A start that gave
-        the entry back does not count."""
+        """Return how many starts in a row have ended without a message and without having finished a task. A start
+        after which the entry was returned to the queue does not count."""
         count, tasks, returned = 0, None, False
         for event in reversed(self.events):
             if event.kind == "returned":
@@ -167,8 +170,8 @@ def event_name(number: int, event: int) -> str:
 
 
 class Queue:
-    """The queue of a store, as seen by one process. Thread-safe. It keeps what it has read, since no file changes: a
-    second look reads only what is new."""
+    """The queue of a store, as seen by one process. Thread-safe. The object keeps the files that it has read, because
+    no file of the queue changes. Later calls read only new files."""
 
     def __init__(self, store: Store, clock: Clock = SYSTEM) -> None:
         self.store, self.clock = store, clock
@@ -179,7 +182,7 @@ class Queue:
 
     # -- reading -------------------------------------------------------------------------------------------------
     def entries(self) -> list[Entry]:
-        """All entries in the order of their numbers, as they are now."""
+        """Return all entries as they are now, in the order of their numbers."""
         with self._lock:
             if self._next == 0:
                 listed = {int(m[1]) for path in self.store.list("queue") if (m := _NAME.fullmatch(path))}
@@ -198,8 +201,8 @@ class Queue:
             return [self._entries[number] for number in sorted(self._entries)]
 
     def recent(self, seconds: float = 1.0) -> list[Entry]:
-        """All entries as they were at most `seconds` ago, for callers that only show the queue. Changes made by this
-        process are always included."""
+        """Return all entries of the queue, as they were at most `seconds` ago. This is for callers that only show the
+        queue. Changes made by this process are always included."""
         with self._lock:
             if self._next == 0 or self.clock.now() - self._read_at > seconds:
                 return self.entries()
@@ -218,7 +221,7 @@ class Queue:
             return entry
 
     def submission(self, number: int) -> Submission:
-        """What was submitted, with the text of the recipe."""
+        """Return the recipe that was submitted as entry `number`, with its text."""
         body = self._read(event_name(number, 0))
         if body is None:
             raise UnknownEntry(f"the queue of {self.store.root} has no entry {number}")
@@ -255,7 +258,8 @@ class Queue:
         return entry
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """The body of a file of the queue; None when there is none. Raises DamagedQueue."""
+        """Return the body of the file `name` of the queue; None when there is no such file. Raises DamagedQueue when
+        the file is damaged or of another version."""
         try:
             data = self.store.read(name)
         except FileNotFoundError:
@@ -273,11 +277,12 @@ class Queue:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def submit(self, submission: Submission) -> Entry:
-        """Put a recipe at the end of the queue, or return the entry that this request has made before. To resume a run
-        whose entry has not ended returns that entry. Raises QueueFull, RequestReused and RunTaken.
+        """Put a recipe at the end of the queue and return its entry. If the same request was made before, its entry is
+        returned. A submission that resumes a run whose entry has not ended gets this entry. Raises QueueFull,
+        RequestReused and RunTaken.
 
-        A request that is sent twice at the same time makes one entry: all earlier entries are read before a number is
-        found free, and whoever finds it taken reads who took it.
+        A request that is sent twice at the same time makes only one entry. Before a process finds a free number, it has
+        read all earlier entries. If another process takes the number first, it reads the entry of that process.
         """
         if (why := bad_name(submission.run)) is not None:
             raise QueueError(f"run {submission.run!r}: {why}")
@@ -305,8 +310,8 @@ class Queue:
                 self._put(event_name(number, 0), {"submission": asdict(submission), "digest": digest}, event)
 
     def append(self, entry: Entry, kind: str, **facts: Any) -> Entry | None:
-        """Add an event to an entry, as this process knows it. Returns the entry with the event, or None when the entry
-        has changed since it was read: then nothing was added."""
+        """Add an event to `entry`, whose events are those that this process last read. Returns the entry with the new
+        event. Returns None, and adds nothing, when another process has added an event since."""
         if "error" in facts:
             facts["error"] = redact(facts["error"])[:LONGEST_ERROR]
         event = Event(kind, utc_now(self.clock), self.clock.new_id(), **facts)
@@ -315,8 +320,9 @@ class Queue:
         return self.entry(entry.number)
 
     def cancel(self, number: int, by: str) -> Entry:
-        """Cancel an entry. One that waits or starts has ended on return. The driver of one that runs stops within
-        seconds: it lets its tasks end for a minute, and keeps what was committed."""
+        """Cancel entry `number` of the queue. An entry that waits or starts has ended when this returns. The driver of
+        a running entry (the process that schedules its tasks) is asked to stop and notices it within seconds. It lets
+        running tasks go on for up to a minute, and keeps what was committed."""
         while True:
             entry = self.entry(number)
             if entry.state == "running":
@@ -330,12 +336,12 @@ class Queue:
             self.append(entry, "cancelled", by=by)
 
     def _put(self, name: str, body: dict[str, Any], event: Event) -> bool:
-        """Create a file of the queue. False when there is one."""
+        """Create a file of the queue. Returns False when the file exists already."""
         return self.store.put_absent(name, sealed({"event": asdict(event), **body}, FORMAT))
 
 
 def places(entries: list[Entry]) -> dict[int, int]:
-    """The places of the entries that wait, by number: 1 is the next to start."""
+    """Return {number of an entry: its place in the queue} for all waiting entries. The entry at place 1 starts next."""
     return {entry.number: i for i, entry in enumerate((e for e in entries if e.state == "waiting"), 1)}
 
 

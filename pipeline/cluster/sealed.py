@@ -1,4 +1,5 @@
-"""Small JSON files of a store that are created once and never changed. The first line is the sha256 of the rest."""
+"""Small JSON files of a store that are created once and never changed. The first line of such a file is the sha256 of
+all bytes after that line."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 
 class Unsound(ValueError):
-    """The bytes are not those that were written. The message says in what."""
+    """Raised when the bytes of a file are not the bytes that were written. The message says what is wrong with them."""
 
 
 class OtherFormat(ValueError):
@@ -16,13 +17,14 @@ class OtherFormat(ValueError):
 
 
 def sealed(document: dict[str, Any], format: int) -> bytes:
-    """The bytes of a file with this document."""
+    """Return the bytes of a file that holds this document and its checksum."""
     body = compact_json({"format": format, **document})
     return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 
 def opened(data: bytes, format: int) -> dict[str, Any]:
-    """The document in the bytes of a file. Raises Unsound and OtherFormat."""
+    """Return the JSON document in the bytes of a file, after checking their checksum. Raises Unsound when the bytes are
+    damaged, and OtherFormat when the document does not have this format number."""
     head, _, body = data.partition(b"\n")
     if head != hashlib.sha256(body).hexdigest().encode():
         raise Unsound("is damaged: its checksum does not match")
