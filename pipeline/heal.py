@@ -1,5 +1,5 @@
-"""Repairs a run that meets damaged files of its store: their records are retired (withdrawn), and the run is planned
-again.
+"""Repairs a run that meets damaged files of its store. The commit records of these files are retired (withdrawn), and
+the run is planned again.
 
 The new plan finds all other results in the commit log, so only the tasks that wrote the damaged or missing files run
 again. When files are damaged again and again, the disk is at fault, and the run ends with an error.
@@ -27,13 +27,13 @@ MOST_MENDED, MOST_REPEATED = 10_000, 12
 
 def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Callable[[], T],
                 mended: dict[str, str]) -> T:
-    """Call `plan_and_run` and return its result. When it raises because files are damaged, retire their records and
-    call it again, so that the files are made anew.
+    """Call `plan_and_run` and return its result. When it raises because files of the store are damaged, withdraw the
+    commit records of these files and call it again, so that the files are made anew.
 
-    Adds to `mended`, for each damaged file, its path and what was wrong. Raises StoreError when too many files are
-    damaged, in all or of one task. Raises the original error when no record names any of the damaged files. This
-    happens, for example, when a published copy is damaged; it can be repaired with `tokenmill store verify --repair`
-    and another run.
+    The path of each damaged file is added to `mended`, with a description of the damage. Raises StoreError when too
+    many files are damaged, in all or of one task. Raises the original error when no commit record names any of the
+    damaged files. This happens, for example, when a published copy is damaged; it can be repaired with `tokenmill store
+    verify --repair` and another run.
     """
     while True:
         try:
@@ -47,8 +47,9 @@ def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Call
 
 
 def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, str], error: StoreError) -> None:
-    """Retire the records of damaged files, and remove damaged lists of arguments. Raises `error` when no damaged file
-    has a record or is such a list, and StoreError when too many files are damaged."""
+    """Retire (withdraw) the commit records of damaged files, and remove damaged files that hold lists of task
+    arguments. Raises `error` when no damaged file has a record or holds such a list, and StoreError when too many files
+    are damaged."""
     if len(mended) + len(damaged) > MOST_MENDED:
         raise StoreError(f"{len(mended) + len(damaged)} files of {store.root} were damaged or gone: its disk, or "
                          f"somebody who writes there, is at fault. See to that and run again; `tokenmill store verify` "
@@ -68,6 +69,6 @@ def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, s
 
 
 def _task(path: str) -> str:
-    """The folder of the task that wrote a file, objects/KEY. For a list of arguments, which no task wrote, the path
-    itself."""
+    """Return the folder, objects/KEY, of the task that wrote the file at `path`. A file that holds a list of task
+    arguments was written by no task; for such a file the path itself is returned."""
     return path if path.startswith(f"{LISTS}/") else path.rpartition("/")[0]

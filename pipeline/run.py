@@ -1,5 +1,5 @@
 """Runs a recipe (`tokenmill run`): makes a plan, runs the tasks whose results are missing, and publishes datasets,
-shards, curriculum and report."""
+shards (token files), curriculum and report."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The result of a run: its name, its store, and the main figures."""
+    """The result of a run: its name, the path of its store, and its main figures."""
 
     run: str
     store: str
@@ -65,9 +65,9 @@ class RunSummary:
 
 
 def run_name(recipe: Recipe) -> str:
-    """The name of a recipe's run. It depends only on the recipe, so running the same recipe again continues or reuses
-    the same run. Characters other than letters, digits, '_', '.' and '-' are replaced, so that the name is safe as a
-    file name and as a word in a shell."""
+    """Return the name of a recipe's run. The name depends only on the recipe, so running the same recipe again
+    continues or reuses the same run. Characters other than letters, digits, '_', '.' and '-' are replaced, so that the
+    name is safe as a file name and as a word in a shell."""
     stem = re.sub(r"[^\w.-]+", "-", recipe.name)[:64].strip("-.")
     return f"{stem or 'recipe'}-{recipe.digest()[:8]}"
 
@@ -75,16 +75,17 @@ def run_name(recipe: Recipe) -> str:
 def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store], Backend], show: str = "quiet",
                run: str | None = None, dispatch_seed: int | None = None, takeover: bool = False,
                verify_inputs: bool = False, report: bool = True, attempt: int | None = None) -> RunSummary:
-    """Run `recipe` and write the results to the store. Returns when everything is published, and raises when something
-    failed.
+    """Run `recipe` and write the results to the store. Returns when all results are published, and raises when
+    something failed.
 
     `show` is how progress is shown: rich, quiet or json. Every finished task is committed within about a second, so
-    after any failure the next run of the same recipe continues from there. The backend starts its workers only when
-    there are tasks to run, and has stopped them when this returns.
+    after any failure the next run of the same recipe continues after the last committed task. `make_backend` creates
+    the backend, which runs the tasks. The backend starts its workers only when there are tasks to run, and has stopped
+    them on return.
 
-    `attempt` is given when another process has already created an attempt of the run in run.json that this process is
-    to execute; by default a new attempt is created. A process on any machine can stop the run with
-    `attempts.ask_to_stop`: running tasks then get a minute to finish, and Interrupted is raised.
+    `attempt` is the number of an attempt that another process has already noted in run.json and that this process
+    executes; by default a new attempt is noted. A process on any machine can stop the run with `attempts.ask_to_stop`:
+    running tasks then get a minute to finish, and Interrupted is raised.
     """
     store = Store(store_root)
     name = run or run_name(recipe)
@@ -128,11 +129,11 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
 
 def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler, verify_inputs: bool,
          report: bool) -> RunSummary:
-    """Collect garbage, record what is run (recipe, code, tokenizer), and then plan and run until no damaged file is
-    met.
+    """Collect garbage in the store, keep the recipe, its code and its tokenizer in the run's folder, and then plan and
+    run the recipe. When a file of the store turns out to be damaged, plan and run again.
 
-    Before it writes files outside the log, it calls `log.check_lease`, which raises when another driver has taken over
-    the store.
+    Before files outside the commit log are written, `log.check_lease` is called, which raises when another driver has
+    taken over the store.
     """
     our_code()                                    # early: another version may be installed while sources are listed
     mended = dict(collect_garbage(log).damaged)
@@ -152,8 +153,8 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
 
 def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler,
                     verify_inputs: bool, report: bool, mended: Mapping[str, str]) -> RunSummary:
-    """Make the plan, run the tasks that have no record in the log, and publish the results. Raises DamageFound or
-    DamagedFile when a file that is needed differs from its record."""
+    """Make the plan, run the tasks that have no record in the commit log, and publish the results. Raises DamageFound
+    or DamagedFile when a file that is needed differs from its record."""
     journal = ListingJournal(store, log.check_lease)
     planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                       verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal)
@@ -211,14 +212,15 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
 
 
 def _without_document(sums: NodeSums) -> list[str]:
-    """The sources from whose records a pass got no document: all were unreadable or skipped."""
+    """Return the sources from which a pass over the documents got no document, because all their records were
+    unreadable or skipped."""
     return [name for name, counts in sums.counters.get("read", {}).items()
             if counts["records"] == sum(counts["bad"].values()) + sum(counts["skipped"].values())]
 
 
 def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> str:
-    """The error message of the first quarantined document of `source`, in the parts of `records`, that has a message;
-    "" when none has."""
+    """Return an error message that explains why documents of `source` were quarantined: the first one in the files that
+    `records` name. Returns "" when no quarantined document of the source has a message."""
     for record in records:
         if record.files["quarantine.parquet"].rows:
             info = record.files["quarantine.parquet"]
@@ -231,10 +233,10 @@ def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> s
 
 def make_backend(kind: str, workers: int | None, address: str | None,
                  ship_code: bool = False) -> Callable[[Store], Backend]:
-    """Return a function that creates the backend, which runs tasks. `kind` is 'ray' (on a Ray that this process starts,
-    or on the cluster at `address`), 'process' (in child processes) or 'inline' (in this process). `workers` is the most
-    child processes that run at a time; None means one per CPU. With `ship_code`, this machine's packages are sent to
-    the nodes of the cluster."""
+    """Return a function that creates the backend, the object that runs tasks. `kind` is 'ray' (on a Ray that this
+    process starts, or on the cluster at `address`), 'process' (in child processes) or 'inline' (in this process).
+    `workers` is the most child processes that run at a time; None means one per CPU. With `ship_code`, this machine's
+    packages are sent to the nodes of the cluster."""
     def make(store: Store) -> Backend:
         if kind == "inline":
             from pipeline.engine.backends.inline import InlineBackend
@@ -257,8 +259,8 @@ def make_backend(kind: str, workers: int | None, address: str | None,
 
 def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any],
              sums: Mapping[str, NodeSums]) -> None:
-    """Publish a finished dataset: the kept rows of its last pass, and the dropped and quarantined rows of all its
-    passes. Does nothing when the same parts are published already."""
+    """Publish a finished dataset: the kept rows of its last pass (scan over the documents), and the dropped and
+    quarantined rows of all its passes. Does nothing when the same rows are published already."""
     # another version of the code may lay out a folder differently
     state = [our_code(), *(sums[p.name].results for p in planner.passes[node.dataset])]
     if is_published(store, node.dataset, state):
@@ -269,8 +271,8 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
 
 
 def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
-    """Publish the rows that the passes of a dataset have quarantined so far. This is done before an error message that
-    names their folder."""
+    """Publish the rows that the passes of a dataset have quarantined so far. This is called before an error is raised
+    whose message names the folder of these rows."""
     log.flush()
     passes = [results[p.name].records for p in planner.passes[node.dataset] if p.name in results]
     publish_quarantine(store, node.dataset, chain.from_iterable(passes), log.check_lease)
@@ -284,8 +286,8 @@ def _publish_lost(store: Store, log: Log, node: Node, result: StreamResult) -> N
 
 def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: Mapping[str, Any],
                    warnings: list[str]) -> dict[str, int]:
-    """Publish tokenizer, shards and curriculum, and add warnings to `warnings`. Returns the number of training tokens
-    by stream; {} when the recipe has no tokens."""
+    """Publish the tokenizer, the shards (token files) and the curriculum of a run. Notes about the curriculum are added
+    to `warnings`. Returns the number of training tokens of each stream; {} when the recipe has no tokenizer."""
     if TOKENIZER not in results:
         return {}
     tokenizer = results[TOKENIZER]
@@ -304,9 +306,9 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
 
 
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
-    """The content of plan.json: the nodes of the plan, in the order in which they ran. Reports are made from it and
-    from tasks.parquet, which lists the tasks. `measures` are the signals that the stages of a pass compute, and the
-    bounds that their thresholds set."""
+    """Return the content of plan.json: the nodes of the plan (such as a pass over a dataset), in the order in which
+    they ran. Reports are made from plan.json and from tasks.parquet, which lists the tasks. In a node, `measures` are
+    the signals (numbers stored beside a text) that each step computes, and the bounds that its thresholds set."""
     measures = {p.name: [{"step": s.name, "signals": list(s.stage.signals),
                           "bounds": [bound._asdict() for bound in s.stage.bounds()]}
                          for s in p.chain if s.stage.signals or s.stage.bounds()]
