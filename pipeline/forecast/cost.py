@@ -1,4 +1,4 @@
-"""The cost forecast: what a recipe will produce and cost, extrapolated from a run of the recipe on a sample of its
+"""The cost forecast: the output and the cost of a recipe, extrapolated from a run of the recipe on a sample of its
 inputs.
 
 The output and cost of each task of the sample run are multiplied by the size of the task's source relative to the
@@ -65,8 +65,9 @@ class StreamForecast:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Forecast of a deduplication for one source: `documents` of the source that it compares, `in_sample`, the share of
-    them that it removed from the sample, and `removed`, the number it will remove."""
+    """The forecast of a deduplication for one source: `documents` of the source that are compared, the share of them
+    that was removed in the sample (`in_sample`), and the number that will be removed from the whole input
+    (`removed`)."""
 
     node: str
     source: str
@@ -77,7 +78,8 @@ class Duplicates:
 
 @dataclass(frozen=True)
 class NodeCost:
-    """The cost of a node of the plan (a pass, a barrier …), or of reading a source when `kind` is "read"."""
+    """The forecast cost of one node of the plan (such as a pass over the documents or a deduplication). When `kind` is
+    "read", it is the cost of reading a source."""
 
     name: str
     kind: str
@@ -124,8 +126,8 @@ class CostForecast:
 
 
 def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostForecast:
-    """The forecast for a run of the recipe on `cores` cores, at `price` per core and hour. Without a price its cost in
-    money is None."""
+    """Return the cost forecast for a run of the whole recipe on `cores` cores, at `price` per core and hour. Without a
+    price, the forecast has no cost in money."""
     from_sample = Extrapolation(run, cores)
     nodes = [from_sample.reading(name) for name in run.sources]
     nodes += [from_sample.node(node) for node in run.nodes if node["kind"] != "index"]
@@ -141,8 +143,9 @@ def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostF
 
 
 def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
-    """Wall-clock seconds on `cores` cores. The lower bound divides the work evenly. In the upper bound every node also
-    waits for its longest task after all others are done (Graham 1966). On one core there are no such waits."""
+    """Return the wall-clock seconds of all nodes of the plan on `cores` cores. In the lower bound, the work is divided
+    evenly among the cores. In the upper bound, every node also waits for its longest task after all its other tasks are
+    done (Graham 1966). On one core no node waits."""
     cpu = total(n.cpu_s for n in nodes) * (1 / cores)
     tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
     value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2
@@ -151,9 +154,9 @@ def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
 
 def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
     """Fit a line to the costs of tasks of different sizes. Returns (cost of a task without any bytes, cost per byte).
-    The line is fitted by medians (Theil 1950, Sen 1968), so that a task that loads a model or compiles does not distort
-    it. Neither value is negative. With fewer than LEAST_TASKS tasks, or tasks of about equal size, the whole cost
-    counts per byte."""
+    The line is fitted by medians (Theil 1950, Sen 1968), so that it is not distorted by a task that loads a model or
+    compiles code. Neither value is negative. With fewer than LEAST_TASKS tasks, or tasks of about equal size, the whole
+    cost counts as cost per byte."""
     even = float(cost.sum()) / max(float(size.sum()), 1.0)
     i, j = np.triu_indices(len(size), 1)
     apart = np.abs(size[i] - size[j]) > 0.25 * float(np.median(size))
@@ -164,7 +167,7 @@ def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
 
 
 class Extrapolation:
-    """Extrapolates from the tasks of a sample to those of the whole input."""
+    """Extrapolates the costs and results of the tasks of a sample run to a run on the whole input."""
 
     def __init__(self, run: SampleRun, cores: int) -> None:
         self.run, self.cores = run, cores
@@ -179,16 +182,17 @@ class Extrapolation:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
     def reading(self, name: str) -> NodeCost:
-        """The cost of reading a source. It was measured on all records that were read to draw the sample, also on those
-        that were not drawn."""
+        """Return the cost of reading the source `name`. It is extrapolated from all records that were read to draw the
+        sample, including those that were not drawn."""
         source = self.run.sources[name]
         return NodeCost(f"read {name}", "read", NOISE * (source.read_cpu_s * source.grown),
                         tasks=self.partitions({name}))
 
     def node(self, node: Mapping[str, Any]) -> NodeCost:
-        """The cost of a node. The call also sets the entry of the node in `through`, so nodes must come in the order of
-        the plan. The entry is that of the nodes before it; if the node applies a deduplication, the entry is lowered by
-        what the deduplication removes."""
+        """Return the forecast cost of a node of the plan. Call this for the nodes in the order of the plan, because it
+        also sets `through[name]`, the correction for documents that deduplication removes from the whole input but not
+        from the sample. The correction is that of the preceding nodes. If the node applies a deduplication, the
+        correction is lowered further."""
         name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]
         befores = [self.through[d] for d in node["deps"] if d in self.through]
         self.through[name] = {s: Range(max((b[s].value for b in befores), default=1.0),
@@ -217,8 +221,8 @@ class Extrapolation:
                         tasks=self.partitions({source for r in of_parts for source in _read(r)}))
 
     def _overall(self, name: str, records: Sequence[PartRecord]) -> Range:
-        """The entry of a node in `through`, averaged over the sources, weighted by the bytes that its tasks read of
-        each source."""
+        """Return the correction for deduplication of the node `name` (`through[name]`), averaged over the sources. Each
+        source is weighted by the bytes of it that the tasks of the node read."""
         sizes: Counter[str] = Counter()
         for record in records:
             sizes.update({s: c.get("bytes", 0) * self.scale[s] for s, c in _read(record).items() if s in self.scale})
@@ -229,9 +233,9 @@ class Extrapolation:
                      sum(r.high * share for r, share in parts))
 
     def _barrier(self, node: Mapping[str, Any], records: Sequence[PartRecord]) -> tuple[Range, Range, int]:
-        """(CPU seconds, bytes of exchange files, tasks) of a deduplication of the whole input. Its CPU time is at least
-        that on the sample, most of which may be start-up, and at most that time multiplied by the growth in
-        documents."""
+        """Extrapolate a deduplication to the whole input. Returns (CPU seconds, bytes of files that its tasks exchange,
+        tasks). The CPU time is at least the time on the sample, most of which may be start-up, and at most that time
+        multiplied by the growth in documents."""
         parts = [r for d in node["deps"] for r in self.run.records.get(d, ())]
         docs = sum(_kept_amount(r, s) for r in parts for s in self.scale)
         scaled = sum(_kept_amount(r, s) * scale for r in parts for s, scale in self.scale.items())
@@ -246,15 +250,17 @@ class Extrapolation:
                 max(1, math.ceil(len(records) * more)))
 
     def _training(self, records: Sequence[PartRecord]) -> Range:
-        """CPU seconds to train the tokenizer. They grow at most in proportion to the text that it is trained on."""
+        """Return the CPU seconds to train the tokenizer. They grow at most in proportion to the size of the training
+        text."""
         trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
         cpu, trained_bytes = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
         more = min(trained.sample / trained_bytes, self.largest) if trained and trained_bytes else 1.0
         return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
-        """Estimate, by source, how many of all documents are removed by the deduplication that this pass applies. Adds
-        the estimates to `duplicates`, and lowers the entry of the pass in `through`."""
+        """Estimate, for each source, how many of all its documents the deduplication removes that the pass `name`
+        applies. The estimates are added to `duplicates`, and the correction for deduplication of the pass
+        (`through[name]`) is lowered."""
         docs: Counter[str] = Counter()
         dropped: Counter[str] = Counter()
         for record in records:
@@ -280,7 +286,8 @@ class Extrapolation:
 
     # -- output --------------------------------------------------------------------------------------------------
     def datasets(self) -> list[DatasetForecast]:
-        """The forecast documents and bytes of text of every published dataset, by source."""
+        """Return the forecast number of documents and bytes of text of every published dataset, for each source and in
+        all."""
         out = []
         for node in (n for n in self.run.nodes if n["publishes"]):
             records, through = self.run.records[node["name"]], self.through[node["name"]]
@@ -312,22 +319,24 @@ class Extrapolation:
 
     # -- numbers -------------------------------------------------------------------------------------------------
     def _weight(self, record: PartRecord) -> float:
-        """The number of tasks of a run on the whole input that this task of the sample run stands for."""
+        """Return the number of tasks of a run on the whole input for which one task of the sample run stands."""
         sizes = {s: c.get("bytes", 0) + 1e-9 for s, c in _read(record).items() if s in self.scale}
         return sum(self.scale[s] * b for s, b in sizes.items()) / sum(sizes.values()) if sizes else self.largest
 
     def partitions(self, sources: Iterable[str]) -> int:
-        """The number of tasks of a node that reads these sources, in a run on the whole input."""
+        """Return the number of tasks that a node of the plan which reads these sources has in a run on the whole
+        input."""
         payloads = [s.payload_read * s.grown for name, s in self.run.sources.items() if name in sources]
         return max(1, sum(max(1, math.ceil(payload / self.run.recipe.run.partition)) for payload in payloads))
 
     def over_tasks(self, records: Sequence[PartRecord], measure: Callable[[PartRecord], float],
                first_loads: bool = False) -> Range:
-        """The sum of a cost over the tasks of a node that each read a part, extrapolated to the whole input as a fixed
-        cost per task plus a cost per byte. `measure` gives the cost of a task.
+        """Extrapolate a cost to the whole input and return the sum over all tasks. `records` are those of the tasks of
+        one node which each read a part of the sample, and `measure` gives the cost of a task. The sum is a fixed cost
+        per task plus a cost per byte.
 
-        `first_loads` says that the first task of a worker also loads models. The value of the sum leaves out this
-        loading; the upper bound `high` contains it once per core.
+        `first_loads` says that the first task of a worker also loads models. The estimate of the sum leaves out this
+        loading; the upper bound `high` contains the loading once per core.
         """
         if not records:
             return NOTHING
@@ -344,17 +353,17 @@ class Extrapolation:
                      max(value + margin, even + load * min(self.cores, tasks)))
 
     def _later(self, records: Sequence[PartRecord]) -> np.ndarray:
-        """For each task, whether the models were already loaded in its worker. They were not for as many tasks as there
-        are workers, those whose attempts come first by name. If no other tasks are left, True is returned for all
-        tasks."""
+        """Return, for each task, whether its worker had already loaded the models. The first task of each worker had to
+        load them. These are assumed to be the tasks whose attempts have the lowest names, as many as there are workers.
+        If there are no other tasks, True is returned for all tasks."""
         firsts = sorted(r.attempt for r in records)[:self.run.workers]
         later = np.array([r.attempt not in firsts for r in records])
         return later if later.any() else np.ones(len(records), bool)
 
     def _total(self, records: Sequence[PartRecord], measure: Callable[[PartRecord], float],
                source: str | None = None) -> Range:
-        """The sum of `measure` over the tasks, extrapolated to the whole input. `source`: `measure` counts documents or
-        bytes of this source alone."""
+        """Return the sum of `measure` over the tasks, extrapolated to the whole input. If `source` is given, `measure`
+        must count documents or bytes of this source alone."""
         if not records:
             return NOTHING
         weights, size, values = self._arrays(records, measure)
@@ -367,16 +376,17 @@ class Extrapolation:
 
     def _arrays(self, records: Sequence[PartRecord],
                 measure: Callable[[PartRecord], float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns three arrays with one number for each task: its weight, the bytes it read, and its `measure`."""
+        """Return three arrays with one number for each task: its weight (the tasks of the whole input it stands for),
+        the bytes it read, and its `measure`."""
         sizes = [sum(c.get("bytes", 0) for c in _read(r).values()) for r in records]
         return (np.array([self._weight(r) for r in records]), np.array(sizes, dtype=float),
                 np.array([float(measure(r)) for r in records]))
 
     @staticmethod
     def _margin(weights: np.ndarray, size: np.ndarray, values: np.ndarray) -> float:
-        """The 95 % error of the weighted sum of `values`. It is computed from how the ratio of values to bytes varies,
-        because tasks of different sizes add no uncertainty. A single task shows no variation, so its whole value counts
-        as error."""
+        """Return the 95 % error of the weighted sum of `values`, which has one value per task. The error is computed
+        from the spread of the ratio of values to bytes, because a mere difference in the sizes of tasks adds no
+        uncertainty. A single task shows no spread, so its whole value counts as error."""
         n, most = len(values), float(weights.max())
         if most <= 1:
             return 0.0
@@ -389,8 +399,8 @@ class Extrapolation:
 
 
 def _read(record: PartRecord) -> dict[str, dict[str, Any]]:
-    """The documents and bytes that a task read, by source: {"docs", "bytes"}. Empty for tasks of barriers and
-    tokenizers, and for those that assemble shards."""
+    """Return the documents and bytes that a task read, by source: {source: {"docs", "bytes"}}. The result is empty for
+    tasks of deduplications and tokenizers, and for tasks that assemble shards (token files)."""
     return record.counters.get("in") or record.counters.get("sources") or {}
 
 
@@ -399,7 +409,8 @@ def _kept_amount(record: PartRecord, source: str, what: str = "docs") -> int:
 
 
 def _text(record: PartRecord) -> tuple[int, int]:
-    """Returns (bytes of the text file, number of documents left in it) for a task of a pass."""
+    """Return (bytes of the file with the kept texts, number of kept documents) for a task of a pass over the
+    documents."""
     if (text := record.files.get("kept.parquet")) is not None:
         return text.bytes, text.rows
     row_set = record.files["gone.parquet"].meta

@@ -1,5 +1,5 @@
-"""Computes, before a run, how often the curriculum of a recipe would read every stream, to tell whether there will be
-enough tokens."""
+"""Computes, before a run, how often the curriculum (the phases of a training) of a recipe would read every token
+stream. This tells whether there will be enough tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS, parse_count, resolve_ph
 
 @dataclass(frozen=True)
 class StreamUse:
-    """How much the curriculum uses a stream: tokens `available`, tokens `needed`, and the `epochs` that result."""
+    """How much the curriculum of a training uses a token stream: the tokens `available`, the tokens `needed`, and the
+    resulting number of `epochs` (passes over the stream)."""
 
     stream: str
     available: Range
@@ -23,7 +24,8 @@ class StreamUse:
 
 
 def phases(recipe: Recipe) -> list[Phase]:
-    """The phases of the curriculum with start and length. Raises CurriculumError for phases that cannot be placed."""
+    """Return the phases of the recipe's curriculum (its plan of a training), each with start and length in tokens.
+    Raises CurriculumError when the phases do not fit into the total."""
     if recipe.curriculum is None:
         return []
     spec = recipe.plain()["curriculum"]
@@ -31,10 +33,11 @@ def phases(recipe: Recipe) -> list[Phase]:
 
 
 def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:
-    """How much the mixture uses every stream, and notes about streams with too few tokens.
+    """Return how much the phases of the recipe's curriculum use every token stream, and notes about streams with too
+    few tokens.
 
-    `tokens`: expected training tokens by stream. A stream provides slightly fewer, because it is cut into whole
-    windows.
+    `tokens` holds the expected training tokens by stream. A stream provides slightly fewer tokens, because it is cut
+    into whole windows (training sequences).
     """
     if recipe.curriculum is None or not tokens:
         return [], []

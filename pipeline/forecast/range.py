@@ -25,7 +25,8 @@ def exactly(value: float) -> Range:
 
 
 def total(ranges: Iterable[Range]) -> Range:
-    """The sum of numbers with independent errors: the squares of the distances to the bounds add up."""
+    """Return the sum of estimates with independent errors. The squares of the distances from the estimates to their
+    bounds are added up, and the distance from the sum to its bound is the square root."""
     ranges = list(ranges)
     value = sum(r.value for r in ranges)
     return Range(value, max(0.0, value - math.sqrt(sum((r.value - r.low) ** 2 for r in ranges))),

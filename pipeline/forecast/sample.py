@@ -1,12 +1,12 @@
 """Runs a recipe on a sample of its inputs, in a temporary store.
 
 Whether a record is drawn depends only on a pseudo-random function (PRF) of its id. The same inputs therefore give the
-same sample, and a larger share contains the records of a smaller one. Every source is represented. If there is too much
-input to read for an estimate, whole files are drawn first, by the PRF of their paths.
+same sample, and a larger share contains all records of a smaller share. Every source is represented. If the input is
+too large to be read whole for an estimate, whole files are drawn first, by the PRF of their paths.
 
-The sample of a source is written to `UNITS` files of unequal sizes. Each of them becomes a partition, the input of one
-task. How the results of these tasks vary gives the error of an estimate; their different sizes show the fixed cost of a
-task.
+The sample of a source is written to `UNITS` files of unequal sizes. Each file becomes a partition, the input of one
+task. The spread of the results of these tasks gives the error of an estimate. The different sizes of the files reveal
+the fixed cost of a task.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ GROUP_BYTES, GROUP_FILES = 64 << 20, 1000
 
 
 class SampleError(TokenmillError):
-    """The sample could not be run; the message says what to change."""
+    """Raised when the sample of a recipe's inputs cannot be drawn or run; the message says what to change."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a sample. For each source: the least number of records drawn (if it has as many), the most uncompressed
-    bytes drawn, and the most stored bytes read. For this machine: the most seconds, and the most bytes on disk."""
+    """Limits of a sample. For each source: the least number of records drawn (fewer if the source has fewer), the most
+    uncompressed bytes drawn, and the most stored bytes read. For this machine: the most seconds, and the most bytes on
+    disk."""
 
     least: int = 200
     drawn_bytes: int = 1 << 30
@@ -71,8 +72,8 @@ class Limits:
 
 @dataclass
 class SourceSample:
-    """The sample of a source. Bytes are stored bytes, except `payload_read` and `bytes_drawn`, which count uncompressed
-    records."""
+    """The sample of a source: counts of files, records and bytes. `bytes` and `bytes_read` count bytes as stored,
+    `payload_read` and `bytes_drawn` the bytes of uncompressed records."""
 
     files: int = 0
     files_read: int = 0
@@ -87,7 +88,7 @@ class SourceSample:
 
     @property
     def grown(self) -> float:
-        """The size of the source divided by the size of the part of it that was read."""
+        """The stored bytes of the whole source divided by the stored bytes that were read to draw the sample."""
         return max(self.bytes / max(self.bytes_read, 1), 1.0)
 
     @property
@@ -98,7 +99,8 @@ class SourceSample:
 
 @dataclass(frozen=True)
 class SampleRun:
-    """A recipe run on its sample: the nodes of plan.json, and the records of their tasks by node."""
+    """The result of running a recipe on a sample: the nodes of the plan (as in plan.json), and for each node the commit
+    records of its tasks."""
 
     recipe: Recipe
     sources: dict[str, SourceSample]
@@ -110,11 +112,11 @@ class SampleRun:
 
 def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet", verify_inputs: bool = False,
                limits: Limits | None = None, backend: Callable[[Store], Backend] | None = None) -> SampleRun:
-    """Draw about `share` (0 … 1) of every source and run the recipe on it, in child processes of this machine (or on
-    the workers of `backend`).
+    """Draw about `share` (0 … 1) of every source and run the recipe on this sample, in child processes of this machine
+    (or on the workers of `backend`).
 
-    Raises InputError for missing inputs, CurriculumError for phases that cannot be placed, SampleError when the sample
-    is too small for the recipe, or exceeds `limits`.
+    Raises InputError for missing inputs, CurriculumError when the phases of the training do not fit into its total, and
+    SampleError when the sample is too small for the recipe or exceeds `limits`.
     """
     limits = limits or Limits()
     make = backend or make_backend("process" if os.path.exists("/proc/self/stat") else "inline", workers, None)
@@ -145,7 +147,8 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
 
 
 class _Guarded:
-    """A backend that raises SampleError, while waiting for events, when the sample exceeds the machine's limits."""
+    """Wraps a backend (the object that runs tasks). While it waits for events, it raises SampleError when the sample
+    exceeds its limits of time or disk."""
 
     def __init__(self, backend: Backend, check: Callable[[], None]) -> None:
         self._backend, self._check = backend, check
@@ -159,8 +162,8 @@ class _Guarded:
 
 
 def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Callable[[Store], Any]:
-    """`make`, with its backends wrapped so that they raise SampleError beyond the limits. The time limit counts from
-    this call."""
+    """Wrap `make`, which creates a backend (the object that runs tasks), so that its backends raise SampleError when
+    the sample exceeds the limits of time or disk. The time counts from the call of `_guard`."""
     began, free = time.monotonic(), shutil.disk_usage(folder).free
 
     def check() -> None:
@@ -176,8 +179,8 @@ def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Ca
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 def choose_files(files: Iterable[SourceFile], most: int) -> list[SourceFile]:
-    """Choose the files to read. They are the first files, in a pseudo-random order of their paths, that fit into `most`
-    bytes, but at least one file."""
+    """Choose the files of a source from which the sample is drawn: the first files, in a pseudo-random order of their
+    paths, that together have at most `most` bytes, but at least one file."""
     first: list[tuple[int, SourceFile]] = []         # a heap: files that may be among them, the last in order on top
     size = 0
     for file in files:
@@ -191,7 +194,8 @@ def choose_files(files: Iterable[SourceFile], most: int) -> list[SourceFile]:
 
 
 def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
-    """Groups of consecutive files, one per task: a big file, or many small ones."""
+    """Divide the files into groups of consecutive files, the input of one task each. A group is one big file, or many
+    small files."""
     group: list[SourceFile] = []
     for file in files:
         if group and (len(group) >= GROUP_FILES or sum(f.size for f in group) + file.size > GROUP_BYTES):
@@ -204,8 +208,8 @@ def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
 
 def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float, limits: Limits, store: str,
           backend: Callable[[Store], Backend], show: str) -> dict[str, list[PartRecord]]:
-    """Run the DrawSample tasks, which draw records of the chosen files. Returns the records that the log has of these
-    tasks, by source, in the order of the files."""
+    """Run the tasks that draw the sample from the chosen files (DrawSample). Returns, for each source, the commit
+    records of these tasks in the order of the files."""
     specs: dict[str, list[TaskSpec]] = {}
     for name, files in chosen.items():
         unread = planner.source_files(name).bytes / max(sum(f.size for f in files), 1)
@@ -237,8 +241,9 @@ def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: FileL
                  share: float, limits: Limits, store: Store) -> SourceSample:
     """Write the sample of a source as units, which are files of unequal sizes. Returns a description of the sample.
 
-    Every task drew the records with the lowest ranks (pseudo-random numbers) among those it read, up to a bound of its
-    own. The records below the smallest of these bounds are a sample of the source.
+    Each task of `records` has drawn, from the records it read, those with the lowest ranks (pseudo-random numbers), up
+    to a bound that differs between tasks. The records with ranks below the smallest of these bounds are the sample of
+    the source.
     """
     counters = [r.counters for r in records]
     out = SourceSample(files=len(files), files_read=len(chosen), bytes=files.bytes,
@@ -277,15 +282,16 @@ def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: FileL
 
 
 def unit_of(key: str) -> int:
-    """The number of the unit (sample file) that a record belongs to; `key` is the id of the record, or the path of its
-    file to keep all records of a file together. Every fourth unit gets three times as many records."""
+    """Return the number of the unit (file of the sample) to which a record belongs. `key` is the id of the record, or
+    the path of its file if all records of a file are to be kept together. Every fourth unit gets three times as many
+    records."""
     block, place = divmod(prf(SEED, "sample-unit", key) % (UNITS // 4 * 6), 6)
     return block * 4 + min(place, 3)
 
 
 def _sampled(recipe: Recipe, folder: Path, sources: Mapping[str, SourceSample]) -> Recipe:
-    """The recipe with the units as its inputs, each of which becomes a partition. It has no curriculum, because the
-    sample has too few tokens."""
+    """Return the recipe with the files of the sample as its inputs. Each file becomes a partition, the input of one
+    task. The curriculum is left out, because a sample has too few tokens for it."""
     fed = {}
     for name, source in ((name, recipe.sources[name]) for name in sources):
         if not sources[name].records_drawn:

@@ -14,14 +14,14 @@ from pipeline.plan.show import WIDTH
 
 
 def between(estimate: Range, as_text: Callable[[float], str]) -> str:
-    """A range as text: '870 (540 … 1,062)', or only the number when both bounds are equal to it. `as_text` turns a
-    number into text."""
+    """Format an estimate with its bounds as text: '870 (540 … 1,062)', or only the number when both bounds are equal to
+    it. `as_text` turns a number into text."""
     low, value, high = as_text(estimate.low), as_text(estimate.value), as_text(estimate.high)
     return value if low == high == value else f"{value} ({low} … {high})"
 
 
 def lines(forecast: CostForecast, warnings: Sequence[str] = ()) -> list[str]:
-    """The printed lines of a forecast, with rich's markup."""
+    """Return the printed lines of a cost forecast, with the markup of the library rich."""
     names = [*forecast.sample, *(n.name for n in forecast.nodes),
              *(f"{d.node}, {d.source}" for d in forecast.duplicates)]
     width = max(map(len, names)) + 2
@@ -38,7 +38,8 @@ def _sample(forecast: CostForecast, width: int) -> list[str]:
 
 
 def _yields(forecast: CostForecast, width: int) -> list[str]:
-    """The lines about documents, tokens, epochs of the mixture, and duplicates."""
+    """Return the lines about the results of a run: documents, tokens, epochs of the mixture of streams, and
+    duplicates."""
     out = ["", "[bold]documents[/]"]
     for dataset in forecast.datasets:
         out.append(f"  {escape(dataset.dataset):<{width}}{between(dataset.documents, count)} documents, "
@@ -88,7 +89,7 @@ def _epochs(n: float) -> str:
 
 
 def _hours(hours: float) -> str:
-    """Core-hours as text; fewer than ten are shown in smaller units."""
+    """Format core-hours as text. Less than ten core-hours are given in smaller units of time."""
     return f"{hours:,.0f} core-hours" if hours >= 10 else duration(3600 * hours)
 
 
