@@ -1,4 +1,5 @@
-"""Checks of a recipe beyond its structure: names that exist, valid settings, no cycles, a consistent curriculum."""
+"""Checks a recipe beyond the structure of its keys: names must exist, settings must be valid, no dataset may be made
+from itself, and the curriculum must be consistent."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from stages.stage import Stage, role_of
 
 
 def check_recipe(recipe: Recipe, checker: Checker) -> None:
-    """Check the whole recipe and complete its settings with their defaults, in place. Raises RecipeError, which lists
-    the problems found."""
+    """Check the whole recipe, and fill in the defaults of settings that it leaves out, in place. Raises RecipeError,
+    which lists the problems found."""
     for both in sorted(recipe.sources.keys() & recipe.datasets.keys()):
         checker.fail(("datasets", both), f"'{both}' is a source as well; give the dataset another name")
     for name in sorted({"index", "shards"} & recipe.datasets.keys()):  # names of the plan's own nodes: index:SOURCE
@@ -134,8 +135,8 @@ def _not_installed(what: str, e: ImportError) -> str:
 
 
 def _settings(checker: Checker, config: type[BaseModel], settings: dict[str, Any], path: KeyPath) -> None:
-    """Validate the settings of a reader or step and complete them with defaults, in place. Paths of resource files are
-    relative to the recipe's folder and become absolute."""
+    """Validate the settings of a reader or step, and fill in the defaults of those left out, in place. Paths of
+    resource files, which are relative to the recipe's folder, become absolute."""
     completed = dict(settings)
     for field, value in completed.items():
         if field not in config.model_fields or role_of(config, field) != "resource":
@@ -186,9 +187,9 @@ def _where(recipe: Recipe, checker: Checker, inputs: list[str], where: Where, pa
 
 def _signals(recipe: Recipe, checker: Checker) -> None:
     """Check the signals (numbers stored beside the text) that steps use to keep or drop documents. It is a problem when
-    no earlier step, dataset or source writes the signal, because every document would lack it. It is also a problem
-    when a step overwrites a signal of a source: documents that were dropped before the step would have the source's
-    value under this name, and the others the step's value."""
+    no earlier step, dataset or source writes a signal, because every document would lack it. It is also a problem when
+    a step overwrites a signal of a source. The signal would then hold the source's value for documents that were
+    dropped before the step, and the step's value for all other documents."""
     source_signals = {name: set(reader_class(source.read)(source.config).signals)
                       for name, source in recipe.sources.items()}
     if not any(source_signals.values()) and all(

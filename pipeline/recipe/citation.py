@@ -1,5 +1,5 @@
-"""The citation of a corpus: the ready recipe it was made with, the version of that recipe, and the keys that were
-changed."""
+"""Computes the citation of a corpus: the ready recipe (one that comes with Tokenmill) by which it was made, the version
+of that recipe, and the keys that were changed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _NOT_MADE_BY = {"about", "wants", "input", "run", "sources"}
 def citation(recipe: Recipe) -> dict[str, Any] | None:
     """Return how to cite a corpus made with `recipe`: the fields of its `about:`, and `changed`, a list of the keys
     whose values differ from the ready recipe (one that comes with Tokenmill) of the same name and version. `changed` is
-    None when there is no such ready recipe, or the two cannot be compared. Returns None for a recipe without `about:`.
+    None when there is no such ready recipe, or the two recipes cannot be compared. Returns None for a recipe without
+    `about:`.
 
-    These do not count as changes: files that the recipe asks for under `wants:`, inputs, datasets left out with
-    `until=NAME`, and settings of `run:` (except `run.signals`, which decides what is stored).
+    Some differences do not count as changes: files that the recipe asks for under `wants:`, inputs, datasets left out
+    with `until=NAME`, and settings of `run:` (except `run.signals`, which decides what is stored).
     """
     if recipe.about is None:
         return None
@@ -49,7 +50,9 @@ def _changed(recipe: Recipe) -> list[str] | None:
 
 
 def _named(doc: dict[str, Any]) -> dict[str, Any]:
-    """A recipe as plain values, with its steps as `{name: settings}` and without the keys of _NOT_MADE_BY."""
+    """Return the recipe `doc` as plain values for a comparison. Steps become `{name: settings}`, and sources become
+    their readers with settings. The keys in _NOT_MADE_BY are left out, because differences in them do not count as
+    changes."""
     out = {k: v for k, v in doc.items() if k not in _NOT_MADE_BY}
     out["run"] = {"signals": doc["run"]["signals"]}
     for dataset in out["datasets"].values():
@@ -59,8 +62,8 @@ def _named(doc: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(other: Any, own: Any, path: KeyPath = ()) -> Iterator[str]:
-    """Yield the keys at which two plain values differ. Lists of different lengths count as one key. Where two steps at
-    the same place have different names, both names are yielded."""
+    """Yield the keys at which the plain values `other` and `own` differ. Lists of different lengths count as one
+    difference. Where two steps at the same position have different names, both names are yielded."""
     if isinstance(other, dict) and isinstance(own, dict):
         for key in other.keys() | own.keys():
             yield from _differences(other.get(key), own.get(key), (*path, key))

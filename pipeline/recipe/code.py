@@ -1,8 +1,9 @@
-"""Imports the files of the user's own stages and readers (`code:` of a recipe), only with --allow-custom-stages.
+"""Imports the Python files of the user's own stages and readers, which a recipe lists under `code:`. This needs the
+option --allow-custom-stages.
 
 The files are distributed through the store. The driver, which plans a run, keeps copies of them in runs/RUN/code and
-notes their sha256. A worker uses the file at the same path if it has the planned sha256, and otherwise the copy. The
-task fails when the copy does not have the planned sha256 either.
+notes their sha256. A worker uses the file at the original path if it has the noted sha256, and otherwise the copy. The
+task fails when the copy does not have this sha256 either.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _imported: set[tuple[str, str]] = set()          # (name, sha256) of the files t
 
 
 def import_code(files: Sequence[str]) -> None:
-    """Import files of the user's own stages. The name of a module is the file's name without .py, so that
-    'my_stages:Class' finds its class. Raises ImportError when another module has that name."""
+    """Import Python files of the user's own stages. A module gets the name of its file without .py, so that
+    'my_stages:Class' finds its class. Raises ImportError when another module has the same name."""
     for path in files:
         name = Path(path).stem
         loaded = sys.modules.get(name)
@@ -56,17 +57,18 @@ def import_code(files: Sequence[str]) -> None:
 
 
 def _same(one: str | None, other: str) -> bool:
-    """Whether two paths lead to the same file, or to copies of it."""
+    """Whether two paths lead to one file, or to files with equal contents."""
     if one is None or not os.path.isfile(one):
         return False
     return os.path.realpath(one) == os.path.realpath(other) or file_sha256(one) == file_sha256(other)
 
 
 def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
-    """Import, in a worker, the files that `Recipe.code_args` lists as {"path", "sha256", "kept"}.
+    """Import, in a worker, the user's Python files with which the run was planned. `files` lists them as {"path",
+    "sha256", "kept"} (`Recipe.code_args`).
 
-    Raises ChangedInput when neither this machine nor the store has the file that the run was planned with, and
-    FreshProcess when this process is already sealed: an import may need the network.
+    Raises ChangedInput when neither this machine nor the store has a file with the planned sha256. Raises FreshProcess
+    when this process is already sealed (cut off from the network), because an import may need the network.
     """
     for file in files:
         path, name = file["path"], os.path.basename(file["path"])
@@ -81,19 +83,19 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
 
 
 def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
-    """Make, in a worker, the reader that the argument {name, key, $volatile: {target, config, code}} of a task
-    describes. Whoever reads records with it must check each (`pipeline.passes.storable.checked`), because a user's
-    reader may yield records that cannot be stored."""
+    """Make, in a worker, the reader that a task's argument `entry` describes: {name, key, $volatile: {target, config,
+    code}}. A caller must check each record that the reader yields (`pipeline.passes.storable.checked`), because a
+    user's reader may yield records that cannot be stored."""
     hidden = entry["$volatile"]
     import_planned(store, hidden.get("code", ()))
     return reader_class(hidden["target"])(hidden["config"])
 
 
 def own_source(target: str, files: Sequence[str]) -> list[str]:
-    """Return strings that identify the source code of a class from outside Tokenmill ('module:Class'): its name, the
-    sha256 of the files under the recipe's `code:` and of the modules that define the class and its bases, and the
-    versions of their installed packages. They enter the keys of results, so that a changed class makes its results
-    stale. Returns [] for Tokenmill's own classes."""
+    """Return strings that identify the source code of `target`, a class from outside Tokenmill ('module:Class'): the
+    class name, the sha256 of the files under the recipe's `code:` and of the modules that define the class and its
+    bases, and the versions of the installed packages of these modules. The strings enter the keys of results, so that
+    the results of a changed class are computed anew. Returns [] for Tokenmill's own classes."""
     if target.partition(".")[0] == "stages":
         return []
     cls = load(target)
@@ -107,13 +109,14 @@ def own_source(target: str, files: Sequence[str]) -> list[str]:
 
 @cache
 def _distributions() -> Mapping[str, Sequence[str]]:
-    """Returns {top-level module: installed distributions that contain it}."""
+    """Return {top-level module: installed distributions that contain the module}."""
     return metadata.packages_distributions()
 
 
 def _fetch(store: Store, file: Mapping[str, str], name: str) -> str:
-    """Fetch the store's copy of a file into a folder of this user that is named after the file's sha256. Returns the
-    path of the fetched file."""
+    """Fetch the store's copy of a user's Python file to this machine, and return the path. The folder of the fetched
+    file belongs to this user and is named after the file's sha256. Raises ChangedInput when the copy has another
+    sha256."""
     folder = user_folder() / f"code-{file['sha256'][:32]}"
     target = folder / name
     if target.is_file() and file_sha256(target) == file["sha256"]:

@@ -1,9 +1,9 @@
 """Confines a recipe that somebody else has written to folders and URLs (roots) of the operator's choice.
 
-`refusals` looks at the plain data of a recipe, before anything that it names is opened or imported. It checks every
-path, glob and URL: those of sources, of files that steps and readers name, of the tokenizer, and of `code:`. Symbolic
-links are resolved first. Links that a glob meets later are not followed out of its folder (`pipeline.plan.inputs`),
-because `follow_symlinks` is refused.
+`refusals` checks the plain data of a recipe, before any file that the recipe names is opened or imported. It checks
+every path, glob and URL: those of sources, of files that steps and readers name, of the tokenizer, and of `code:`.
+Symbolic links are resolved first. Links that are found later, when a glob is expanded, are not followed out of the
+glob's folder (`pipeline.plan.inputs`), because `follow_symlinks` is refused.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def refusals(data: dict[str, Any], marks: Marks, base: str, roots: Sequence[str]) -> Iterator[Problem]:
-    """Yield a problem for everything in a recipe that leads out of `roots`. Relative paths start at `base`. Values of
-    wrong types are skipped, because validation reports them."""
+    """Yield a problem for every path or URL in a recipe that leads out of `roots`, the folders and URLs that it may
+    use. Relative paths start at `base`. Values of wrong types are skipped, because validation reports them."""
     code = [value for _, value in _strings(data.get("code"), ("code",))]
     modules = {PurePosixPath(path).stem for path in code}
     for path, value in _named(data, base):
@@ -56,7 +56,8 @@ def refusals(data: dict[str, Any], marks: Marks, base: str, roots: Sequence[str]
 
 
 def refusal(value: str, base: str, roots: Sequence[str]) -> str | None:
-    """Why a path, glob or URL must not be used, with the remedy; None when it lies below one of `roots`."""
+    """Return the reason why a path, glob or URL must not be used, with the remedy; None when it lies below one of
+    `roots`."""
     allowed = f"allowed are: {', '.join(roots)}" if roots else "the operator allows no place to read from"
     if not value.isprintable():
         return "it holds characters that cannot be printed; rename the file"
@@ -102,7 +103,7 @@ def _below(place: str, root: str) -> bool:
 
 # -- what names a place ----------------------------------------------------------------------------------------------
 def _named(data: dict[str, Any], base: str) -> Iterator[tuple[KeyPath, str]]:
-    """All values of a recipe that name files or URLs, except a tokenizer's."""
+    """Yield (key, value) for every value of a recipe that names a file or URL. The tokenizer's file is left out."""
     at: KeyPath
     yield from _strings(data.get("code"), ("code",))
     for name, source in _mapping(data.get("sources")).items():
@@ -121,10 +122,10 @@ def _named(data: dict[str, Any], base: str) -> Iterator[tuple[KeyPath, str]]:
 
 def _settings(name: Any, config: dict[str, Any], at: KeyPath, base: str, catalog: dict[str, str],
               load: Callable[[str], Any]) -> Iterator[tuple[KeyPath, str]]:
-    """Settings of a step or reader that name files. A step or reader in `catalog` comes with Tokenmill and declares
-    which settings these are. For any other, and for `datatrove`, which passes settings to another library, every string
-    counts that looks like a path or is one. Such a library takes relative paths from the folder that the driver runs
-    in, which is `base`."""
+    """Yield (key, value) for the settings of a step or reader that name files. A step or reader in `catalog` comes with
+    Tokenmill and declares which settings name files. For the user's own steps and readers, and for `datatrove`, which
+    passes settings to another library, every string counts that looks like a path or names an existing one. Such code
+    takes relative paths from the folder in which the run was started, which is `base`."""
     if name in catalog and name != "datatrove":
         fields = load(name).Config
         for field, value in config.items():
@@ -138,7 +139,7 @@ def _settings(name: Any, config: dict[str, Any], at: KeyPath, base: str, catalog
 
 
 def _own_classes(data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    """Readers and steps given as 'module:Class'."""
+    """Yield (key, value) for the readers and steps of a recipe that are given as 'module:Class'."""
     for name, source in _mapping(data.get("sources")).items():
         read = _mapping(source).get("read")
         if isinstance(read, str) and ":" in read:
@@ -156,7 +157,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _strings(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """All strings in a value, with their places."""
+    """Yield (key, string) for all strings in a value of a recipe."""
     if isinstance(value, str):
         yield at, value
     elif isinstance(value, (list, dict)):

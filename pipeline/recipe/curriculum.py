@@ -1,5 +1,6 @@
-"""Checks the curriculum of a recipe: names, order and completeness of its phases, and that the shards fit them.
-`tokenizer.mixture.curriculum` checks whether the tokens suffice."""
+"""Checks the curriculum (the phases of a training) of a recipe: names, order and completeness of its phases, and that
+the recipe's shards (token files) suit the phases. `tokenizer.mixture.curriculum` checks whether there are enough
+tokens."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def _phases(curriculum: Curriculum) -> Iterator[tuple[KeyPath, Phase]]:
 
 
 def _shards(recipe: Recipe, checker: Checker) -> None:
-    """Check that all entries of `shards:` have the same `longest` (tokens of a super-window) and the same `val` (share
-    of documents held out for evaluation)."""
+    """Check that all entries of `shards:` have the same `longest` (length of a super-window, the unit in which a phase
+    reserves tokens) and the same `val` (share of documents held out for evaluation)."""
     first, shards = next(iter(recipe.shards.items()))
     for name, other in recipe.shards.items():
         if other.longest != shards.longest:
@@ -47,7 +48,7 @@ def _shards(recipe: Recipe, checker: Checker) -> None:
 
 
 def _inheritance(curriculum: Curriculum, checker: Checker) -> None:
-    """Check that names of phases are unique, and that the first phase has every field that later ones inherit."""
+    """Check that the names of phases are unique, and that the first phase has every field that later phases inherit."""
     names: set[str] = set()
     for i, (at, phase) in enumerate(_phases(curriculum)):
         if phase.name in names:
@@ -59,8 +60,8 @@ def _inheritance(curriculum: Curriculum, checker: Checker) -> None:
 
 
 def _ends(curriculum: Curriculum, checker: Checker) -> None:
-    """Check that the ends of phases (`until`) rise up to the total, and that phases beyond the total (`extra`) come
-    last."""
+    """Check that the ends of the phases (`until`) rise up to the curriculum's total number of tokens, and that phases
+    beyond the total (`extra`) come last."""
     before, beyond, last = Fraction(0), False, len(curriculum.phases) - 1
     for i, (at, phase) in enumerate(_phases(curriculum)):
         if (phase.until is None) == (phase.extra is None):
@@ -88,8 +89,8 @@ def _end(until: str | int, total: int) -> Fraction:
 
 
 def _rates(curriculum: Curriculum, schedule: dict[str, Any], checker: Checker) -> None:
-    """Check the learning rates of the phases. `trainer.optim.schedule` refuses bad ones too, but only when the training
-    begins, after all its data has been made."""
+    """Check the learning rates of the phases. `trainer.optim.schedule` refuses bad learning rates, too, but only when
+    the training begins, after all its data has been made."""
     fallen = own = False
     for at, phase in _phases(curriculum):
         if phase.lr == "decay" and schedule.get("kind", "wsd") != "wsd":

@@ -1,9 +1,8 @@
-"""Changes thresholds in the text of a recipe and leaves everything else as it stands: comments, order, spelling.
+"""Changes thresholds of steps in the text of a recipe, and leaves all other text unchanged: comments, order, spelling.
 
-Only the characters of a value are replaced, a missing key is added behind its step's name or last key, and the lines of
-a step that is left out become comments. The new text is then parsed and compared with the old data plus the changes.
-If they differ (for example because several steps share an alias), RecipeError is raised, so that a wrong text is never
-written.
+Only the characters of a value are replaced. A missing key is added to its step, and the lines of a step that is left
+out become comments. The new text is then parsed and compared with the old data plus the changes. If they differ (for
+example because several steps share an alias), RecipeError is raised, so that a wrong text is never written.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from pipeline.recipe.marks import Marks, dump_yaml, parse_yaml
 
 def edit_recipe(text: str, file: str, dataset: str, thresholds: Mapping[int, Mapping[str, Any]],
                 off: frozenset[int] = frozenset()) -> str:
-    """Returns the recipe's text with other thresholds of the steps of a dataset, by the steps' numbers, and without the
-    steps `off`. Raises RecipeError where the text cannot be changed so."""
+    """Return the text of a recipe with other thresholds for some steps of a dataset. `thresholds` maps the number of a
+    step to its new settings, and `off` holds the numbers of the steps to leave out. Raises RecipeError where the text
+    cannot be changed in this way."""
     data, marks = parse_yaml(text, file)
     steps = _value_at(data, ("datasets", dataset, "steps"))
     path: KeyPath = ("datasets", dataset, "steps")
@@ -68,7 +68,8 @@ def _refused(marks: Marks, path: KeyPath, message: str) -> RecipeError:
 
 def _changes(text: str, dataset: str, number: int, config: Mapping[str, Any], off: frozenset[int],
              marks: Marks) -> list[tuple[int, int, str]]:
-    """The stretches of the text to replace for one step, as (start, stop, new text)."""
+    """Return the changes that give step `number` the settings `config`, or leave the step out if it is in `off`. Each
+    change is a stretch of the text and its replacement: (start, stop, new text)."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     steps = _value(_value(_value(root, "datasets"), dataset), "steps")
     if not isinstance(steps, yaml.SequenceNode):
@@ -117,7 +118,8 @@ def _added(settings: yaml.MappingNode, missing: Mapping[str, Any]) -> tuple[int,
 
 
 def _left_out(text: str, steps: yaml.SequenceNode, number: int, off: frozenset[int]) -> list[tuple[int, int, str]]:
-    """Makes a step in a list with dashes a comment, and takes a step out of a list in brackets."""
+    """Return the changes of the text, as (start, stop, new text), that leave out step `number`. In a list with dashes
+    the step becomes a comment; from a list in brackets it is removed."""
     items = steps.value
     start, stop = items[number].start_mark.index, items[number].end_mark.index
     if steps.flow_style:
@@ -137,7 +139,7 @@ def _left_out(text: str, steps: yaml.SequenceNode, number: int, off: frozenset[i
 
 
 def _flow(value: Any) -> str:
-    """A value as YAML on one line."""
+    """Format a value as YAML on one line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_flow(key)}: {_flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):

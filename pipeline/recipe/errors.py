@@ -14,7 +14,8 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a recipe: the file (or the `--set` that put the value there) and its line and column, from 1."""
+    """A place in a recipe: the file (or the option `--set` that put the value there), and the line and column, counted
+    from 1."""
 
     file: str
     line: int = 0
@@ -26,7 +27,8 @@ class Mark:
 
 @dataclass(frozen=True)
 class Problem:
-    """One error in a recipe, at a place (`mark`) and a key (`path`). `message` says what is wrong and how to fix it."""
+    """One error in a recipe, at a place in its text (`mark`) and a key (`path`). `message` says what is wrong and how
+    to fix it."""
 
     mark: Mark
     path: KeyPath
@@ -38,7 +40,8 @@ class Problem:
 
 
 class RecipeError(TokenmillError):
-    """A recipe that cannot be run; `problems` lists all errors in file order. The command exits with code 2."""
+    """Raised for a recipe that cannot be run. `problems` lists all errors of the recipe in the order of the file. The
+    command exits with code 2."""
 
     exit_code = 2
 
@@ -48,7 +51,7 @@ class RecipeError(TokenmillError):
 
 
 def key_path(path: KeyPath) -> str:
-    """A key path as text: 'datasets.clean.steps[1].language.min'."""
+    """Format the path of a key as text, for example 'datasets.clean.steps[1].language.min'."""
     out = ""
     for step in path:
         out += f"[{step}]" if isinstance(step, int) else f".{step}" if out else str(step)
@@ -56,7 +59,7 @@ def key_path(path: KeyPath) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Advice for a message about an unknown name: the most similar known name, or all known names."""
+    """Return a hint for a message about an unknown name: the most similar known name, or all known names."""
     names = sorted(names)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
@@ -65,6 +68,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value for a message, in at most 60 characters."""
+    """Format a value for a message, in at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"

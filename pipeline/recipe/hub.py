@@ -1,8 +1,9 @@
 """Loads a tokenizer by its name on the Hugging Face hub: `tokenizer: {load: gpt2}`, or `gpt2@REVISION`.
 
-The driver fetches the tokenizer through the cache of `huggingface_hub` on its machine, and puts a copy into the store
-for the workers. A name without a revision means the latest revision. The recipe that a run keeps names the revision it
-used. A revision in the cache is used without a request to the hub.
+The driver (the process that plans a run) fetches the tokenizer through the cache of `huggingface_hub` on its machine,
+and puts a copy into the store for the workers. A name without a revision means the latest revision. The copy of the
+recipe that a run keeps names the revision that was used. If the cache holds the named revision, no request is sent to
+the hub.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 
 @dataclass(frozen=True)
 class HubTokenizer:
-    """A tokenizer from the hub, after it was fetched to this machine. `path` is its file, and `pinned` its name with
-    the revision, NAME@REVISION."""
+    """A tokenizer from the Hugging Face hub, after it was fetched to this machine. `path` is its file, and `pinned` its
+    name with the revision, NAME@REVISION."""
 
     path: Path
     pinned: str
 
 
 def is_hub_name(load: str, base: str) -> bool:
-    """Whether `load` is the name of a tokenizer on the hub: it has the form of such a name, it does not end like a file
-    name, and below the folder `base` there is no file or folder of this name."""
+    """Whether `load` is the name of a tokenizer on the Hugging Face hub. Such a name has the form of a hub name and no
+    ending of a file name, and below the folder `base` there is no file or folder of the same name."""
     return (_NAME.fullmatch(load) is not None and not load.endswith((".json", ".model"))
             and not os.path.exists(os.path.join(base, load)))
 
 
 def hub_tokenizer(recipe: Recipe) -> HubTokenizer | None:
-    """Fetch the tokenizer that a recipe loads from the hub. Returns None when the recipe loads none from the hub."""
+    """Fetch the tokenizer of a recipe if the recipe loads it from the Hugging Face hub; otherwise return None."""
     load = recipe.tokenizer.load if recipe.tokenizer is not None else None
     return fetch(load) if load is not None and is_hub_name(load, recipe.base) else None
 
 
 @lru_cache(maxsize=8)
 def fetch(load: str) -> HubTokenizer:
-    """Fetch the tokenizer that has this name on the hub, or take it from the cache of this machine. Raises
-    TokenizerError, whose message says what to do. Without a network it raises within seconds, and does not retry."""
+    """Fetch the tokenizer named `load` from the Hugging Face hub, or take it from the cache of this machine. Raises
+    TokenizerError, whose message says what to do. Without a network the error comes within seconds, without retries."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -80,8 +81,8 @@ def fetch(load: str) -> HubTokenizer:
 
 
 def _download(repository: str, revision: str | None, *, local: bool) -> HubTokenizer | None:
-    """Return the tokenizer of a repository, or None when there is no tokenizer file. The file is looked up in the cache
-    of this machine if `local`, and otherwise on the hub, from which it is downloaded."""
+    """Return the tokenizer of a repository on the Hugging Face hub; None when the repository has no tokenizer file.
+    With `local`, the file is only looked up in the cache of this machine. Otherwise it is downloaded."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars

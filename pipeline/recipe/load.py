@@ -1,4 +1,5 @@
-"""Loads a recipe from a file (or a ready recipe by name), applies `--set` and `--input`, and checks it."""
+"""Loads a recipe from a file, or a ready recipe (one that comes with Tokenmill) by name. Applies `--set` and `--input`,
+and checks the recipe."""
 
 from __future__ import annotations
 
@@ -49,9 +50,10 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
 def load_text(text: str, file: str, *, name: str, base: str, overrides: Sequence[str] = (), inputs: Sequence[str] = (),
               inputs_from: str, allow_custom: bool = False,
               confine: Callable[[dict[str, Any], Marks], Iterable[Problem]] | None = None) -> Recipe:
-    """Load the recipe in a YAML text. `file` is what messages call it, `name` and `base` are its name and the folder
-    that its relative paths start at; those of `inputs` start at `inputs_from`. `confine` returns problems of the data
-    before anything that it names is opened or imported (`pipeline.recipe.confine`)."""
+    """Load the recipe in a YAML text. `file` is the name of the text in messages, and `name` the name of the recipe.
+    The recipe's relative paths start at the folder `base`, and relative paths in `inputs` start at `inputs_from`.
+    `confine` is called with the data before any file that the data names is opened or imported, and returns problems
+    that refuse the recipe (`pipeline.recipe.confine`)."""
     data, marks = parse_yaml(text, file)
     if not isinstance(data, dict):
         raise _error(file, "a recipe is a mapping that begins with `version: 1`")
@@ -82,7 +84,8 @@ def load_text(text: str, file: str, *, name: str, base: str, overrides: Sequence
 
 
 def _no_secrets(value: Any, checker: Checker, path: KeyPath) -> None:
-    """Refuse credentials in a recipe. A run keeps its recipe, and everyone with access to the store can read it."""
+    """Report credentials in a recipe as problems. A run keeps its recipe, and everyone with access to the store can
+    read the recipe."""
     if isinstance(value, dict):
         for key, inner in value.items():
             _no_secrets(inner, checker, (*path, str(key)))
@@ -147,8 +150,8 @@ def _set(data: dict[str, Any], marks: Marks, override: str) -> None:
 
 
 def _item(items: list[Any], step: str, label: str, path: KeyPath) -> int:
-    """The position of an item in a list. `step` is the number of the item, the name of a step, or the value of the
-    item's `name:` key."""
+    """Return the position of an item in a list of the recipe. `step` is the number of the item, or the name of a step
+    of a dataset, or the value of the item's `name:` key. `label` and `path` are for error messages."""
     if step.isdecimal() and int(step) < len(items):
         return int(step)
     names = [item if isinstance(item, str) else item.get("name", next(iter(item), "")) if isinstance(item, dict) else ""
@@ -161,8 +164,9 @@ def _item(items: list[Any], step: str, label: str, path: KeyPath) -> int:
 
 
 def _feed(data: dict[str, Any], marks: Marks, inputs: list[str], base: str) -> Iterator[Problem]:
-    """Put the paths of `--input`, which start at `base`, into the source that the recipe names under `input:` (or into
-    its only source). Yields a problem when the recipe requires `--input` and it was not given."""
+    """Put the paths given with `--input` into the source that the recipe names under `input:` (or into its only
+    source). Relative paths start at `base`. Yields a problem when the recipe requires `--input` and it was not
+    given."""
     sources, name = data.get("sources"), data.get("input")
     if not isinstance(sources, dict) or not isinstance(name, str | None):
         return                                                      # wrong types: pydantic reports them
@@ -182,8 +186,8 @@ def _feed(data: dict[str, Any], marks: Marks, inputs: list[str], base: str) -> I
 
 
 def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
-    """Apply `until: NAMES`: keep only these datasets and the ones they are made from. `fed` tells whether `--input` was
-    given."""
+    """Apply the override `until: NAMES`: keep only the datasets NAMES and the datasets they are made from. `fed` tells
+    whether `--input` was given."""
     last, datasets, sources = data.pop("until", None), data.get("datasets"), data.get("sources")
     if last is None or not isinstance(datasets, dict) or not isinstance(sources, dict):
         return                                                      # wrong types: pydantic reports them
@@ -214,7 +218,7 @@ def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
 
 
 def _missing_values(data: dict[str, Any], marks: Marks) -> Iterator[Problem]:
-    """Yield a problem for each value that the recipe requires under `wants:` and that was not given."""
+    """Yield a problem for each value that the recipe requires under `wants:` and that the user has not given."""
     wants, datasets = data.get("wants"), data.get("datasets")
     for key, how in wants.items() if isinstance(wants, dict) else ():
         # a copy of the recipe may lack a dataset
@@ -228,7 +232,8 @@ def _missing_values(data: dict[str, Any], marks: Marks) -> Iterator[Problem]:
 
 
 def value_at(data: Any, key: str) -> Any:
-    """The value under a key written as in `--set`; None where the recipe has no such key."""
+    """Return the value under a key of a recipe, which is written as in `--set`; None when the recipe has no such
+    key."""
     here = data
     for step in key.split("."):
         if isinstance(here, list):
@@ -240,7 +245,7 @@ def value_at(data: Any, key: str) -> Any:
 
 
 def _split_sources(data: dict[str, Any]) -> None:
-    """Move the keys that belong to a source's reader into its `config`."""
+    """In each source of the recipe, move the settings of its reader into the key `config`."""
     sources = data.get("sources")
     if not isinstance(sources, dict):
         return

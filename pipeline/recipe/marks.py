@@ -1,8 +1,8 @@
-"""Reads a recipe's YAML into plain data, and notes the line and column at which every key stands.
+"""Reads a recipe's YAML into plain data, and notes the line and column of every key.
 
 Tags (`!!python/object` …) and duplicate keys are errors. Scalars follow YAML 1.2: `no` is a string (the code of the
-Norwegian language), and `1e-5` is a number. Aliases and `<<` work; their number, and that of the values they may expand
-to, is limited.
+Norwegian language), and `1e-5` is a number. Aliases and the merge key `<<` work. The number of aliases is limited, and
+so is the number of values after aliases are expanded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SCALARS = ("null", "bool", "int", "float", "str")
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that resolves plain scalars as the YAML 1.2 core schema does."""
+    """A YAML SafeLoader that reads unquoted scalars as the YAML 1.2 core schema does."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
     aliases, too_many = 0, None               # `too_many`: the place of the first alias beyond those that there may be
@@ -49,7 +49,7 @@ _resolve("merge", "<<", ["<"])
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes every string that YAML 1.1 or 1.2 would read as another type."""
+    """A YAML SafeDumper that quotes every string that YAML 1.1 or 1.2 would read as another type."""
 
 
 _Dumper.yaml_implicit_resolvers = {
@@ -58,13 +58,13 @@ _Dumper.yaml_implicit_resolvers = {
 
 
 def dump_yaml(data: Any) -> str:
-    """The YAML text of plain data, with keys in their order."""
+    """Return the YAML text of plain data. Keys keep their order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class Marks:
-    """The place (file, line, column) of every key in a recipe. `at` returns the place of a key, or of the nearest
-    enclosing key that has one."""
+    """The places (file, line, column) of the keys in a recipe. `at` returns the place of a key. For a key without a
+    place of its own, it returns that of the nearest enclosing key that has one."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -108,7 +108,7 @@ def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
 
 
 class _Builder:
-    """Turns YAML nodes into plain data, and notes the place of every key."""
+    """Turns the nodes of a parsed YAML text into plain data, and notes the place (line and column) of every key."""
 
     def __init__(self, file: str) -> None:
         self.marks = Marks(file)

@@ -1,5 +1,5 @@
-"""The structure of a recipe, as pydantic models. `pipeline.recipe.check` checks what they cannot: names, the settings
-of steps, and that no dataset is made from itself."""
+"""The structure of a recipe, as pydantic models. `pipeline.recipe.check` checks what these models cannot: names, the
+settings of steps, and that no dataset is made from itself."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _listed(value: Any) -> Any:
 
 
 def _step(value: Any) -> Any:
-    """Turn a step of a recipe into {"name", "config"}. It is written as a name or as a mapping with one key: `url`,
-    `{language: {keep: [en]}}`, `{pii: }`."""
+    """Turn a step of a recipe into {"name", "config"}. In the recipe a step is a name, or a mapping whose one key is
+    the name: `url`, `{language: {keep: [en]}}`, `{pii: }`."""
     if isinstance(value, Step):
         return value
     if isinstance(value, str):
@@ -70,8 +70,8 @@ def _step(value: Any) -> Any:
 
 
 def _until(value: Any) -> str | int:
-    """The end of a phase: a share such as '70%' of the total, or a token count. A share stays a string, so that it
-    remains exact."""
+    """Parse the end of a phase: a share of the curriculum's total such as '70%', or a number of tokens. A share stays a
+    string, so that it remains exact."""
     if isinstance(value, str) and value.strip().endswith("%"):
         if parse_share(value) == 0:
             raise ValueError("a phase that ends at 0% is empty")
@@ -80,8 +80,8 @@ def _until(value: Any) -> str | int:
 
 
 def _batch(value: Any) -> Any:
-    """A batch size in tokens: '0.5M', or {0: 64k, 100M: 128k, 1B: 0.5M}, where each size begins at that many tokens of
-    the phase."""
+    """Parse a batch size in tokens: '0.5M', or a mapping such as {0: 64k, 100M: 128k, 1B: 0.5M}. A key of the mapping
+    is the number of tokens of the phase after which the size begins."""
     if not isinstance(value, dict):
         return parse_count(value)
     rows = sorted((parse_count(at, least=0), parse_count(size)) for at, size in value.items())
@@ -92,8 +92,8 @@ def _batch(value: Any) -> Any:
 
 
 def _rate(value: Any) -> Any:
-    """The learning rate of a phase: a name in RATES (stable, constant, decay), or a mapping that describes a curve for
-    this phase alone. The curve is checked here, and its numbers are computed later by `tokenizer.mixture.resolve`."""
+    """Check the learning rate of a phase: a name in RATES (stable, constant, decay), or a mapping that describes a
+    curve for this phase alone. `tokenizer.mixture.resolve` computes the numbers of the curve later."""
     if isinstance(value, dict):
         try:
             own_rate(value, 10**18, "")
@@ -107,7 +107,8 @@ def _rate(value: Any) -> Any:
 
 
 def _rope_scaling(value: Any) -> Any:
-    """A mapping with keys of `RopeScaling`, which must include `kind` and `factor`. The trainer checks their values."""
+    """Check the `kind` and the keys of a mapping that describes a scaling of rotary position embeddings
+    (`RopeScaling`). `kind` and `factor` are required. The trainer checks all values other than `kind`."""
     if not isinstance(value, dict) or value.get("kind") not in ROPE_SCALINGS or "factor" not in value:
         raise ValueError(f"give kind ({', '.join(ROPE_SCALINGS)}) and factor, e.g. {{kind: yarn, factor: 4, original: "
                          f"4096}}; got {value!r}")
@@ -118,7 +119,7 @@ def _rope_scaling(value: Any) -> Any:
 
 
 def _empty(value: Any) -> Any:
-    """A key without a value counts as left out, so None becomes {}."""
+    """Turn None into {}, so that a key of a recipe without a value counts as left out."""
     return {} if value is None else value
 
 
@@ -134,8 +135,8 @@ Settings = Annotated[dict[str, Any], BeforeValidator(_empty)]
 
 
 class Source(Model):
-    """A named set of input files, and the reader that turns them into documents. All keys that are not listed here are
-    settings of the reader; they are moved into `config`.
+    """A named set of input files, and the reader that turns them into documents. Keys of a source in the recipe that
+    are no fields of this class are settings of the reader; they are moved into `config`.
 
     `path`: file, folder, glob or URL, or a list of them, relative to the recipe file. `root`: the folder to which the
     paths in document identities are relative (default: the folder before the first wildcard). `follow_symlinks`: also
@@ -150,19 +151,19 @@ class Source(Model):
 
 
 class Step(Model):
-    """One line of `steps:`: the name of a stage (the code of the step), and its settings, which the stage's own Config
-    validates."""
+    """One entry of `steps:` in a recipe: the name of a stage (the code of the step), and its settings. The stage's own
+    class `Config` validates the settings."""
 
     name: str
     config: Settings = {}
 
 
 class Dataset(Model):
-    """A dataset: the documents of `inputs` (sources or other datasets; the key is `from:`) after they went through
-    `steps`.
+    """A dataset of a recipe: the documents of `inputs` (sources or other datasets; the key is `from:`) after they went
+    through `steps`.
 
     `where` selects documents before the first step. `priority` is a list of inputs: of two duplicates, the document of
-    the input listed first is kept. Inputs that it does not list come last, in the order of `from`.
+    the input listed first is kept. Inputs that are not in the list come last, in the order of `from`.
     """
 
     inputs: Names = Field(alias="from")
@@ -191,9 +192,9 @@ class TokenizerTrain(Model):
 
 
 class Tokenizer(Model):
-    """The tokenizer of a recipe. `train:` trains a new one. `load:` names a tokenizer.json, a SentencePiece .model, a
-    folder that holds one of them, or a tokenizer on the Hugging Face hub. `eos` is the end-of-text token; it is needed
-    when the tokenizer's files do not name it."""
+    """The tokenizer of a recipe. `train:` trains a new tokenizer. `load:` names a tokenizer.json, a SentencePiece
+    .model, a folder that holds one of these files, or a tokenizer on the Hugging Face hub. `eos` is the end-of-text
+    token; it is needed when the tokenizer's files do not name this token."""
 
     train: TokenizerTrain | None = None
     load: str | None = None
@@ -212,15 +213,15 @@ class Shards(Model):
 
 
 class Phase(Model):
-    """A phase of the curriculum, as written in the recipe. A field that is None is inherited from the phase before,
-    except `until`, `extra`, `reset_optimizer`, and an `lr` that is a curve.
+    """A phase of the curriculum (the plan of a training), as written in the recipe. A field that is None is inherited
+    from the phase before, except `until`, `extra`, `reset_optimizer`, and an `lr` that is a curve.
 
-    `until`: where the phase ends, as a share of the total such as '70%' or as a token count; `extra` instead of
-    `until`: how many tokens the phase has beyond the total. `sequence`: tokens of a window; `batch`: tokens of a step,
-    growing if it is a mapping. `mix`: the weight of each entry of `shards:`; `max_epochs`: how often each may be read;
-    `on_exhausted`: whether reading it more often is an error or is allowed. `lr`: how the trainer's schedule behaves in
-    this phase, or a curve of its own. `reset_optimizer`: moments start at zero; `rope_theta` and `rope_scaling`: as in
-    `train.model`, from this phase on.
+    `until`: where the phase ends, as a share of the total such as '70%' or as a token count. `extra`, instead of
+    `until`: how many tokens the phase has beyond the total. `sequence`: tokens of a window. `batch`: tokens of a
+    training step, growing if it is a mapping. `mix`: the weight of each stream in `shards:`. `max_epochs`: how often
+    each stream may be read. `on_exhausted`: whether reading a stream more often is an error or is allowed. `lr`: how
+    the learning rate behaves in this phase, or a curve of its own. `reset_optimizer`: the optimizer's moments start at
+    zero. `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on.
     """
 
     name: Name
@@ -238,8 +239,8 @@ class Phase(Model):
 
 
 class Curriculum(Model):
-    """The phases of a training, and the `total` number of its tokens. Numbers of tokens count the tokens to predict, so
-    n windows of length L count as n × L tokens. `tokenizer.mixture` resolves a curriculum into curriculum.json."""
+    """The phases of a training, and the `total` number of its tokens. All token counts count the tokens to predict, so
+    n windows of length L count as n × L tokens. `tokenizer.mixture` computes curriculum.json from the curriculum."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     total: Count
@@ -247,18 +248,18 @@ class Curriculum(Model):
 
 
 def _files(value: Any) -> int | float:
-    """A number of files such as '20', or a share of them such as '1%'."""
+    """Parse a number of files such as '20', or a share of all files such as '1%'."""
     return parse_share(value) if isinstance(value, str) and value.strip().endswith("%") else parse_count(value, least=0)
 
 
 class Run(Model):
-    """How a recipe is run. The outcome of a document does not depend on these settings.
+    """Settings for how a recipe is run. They do not change which documents are kept, nor their texts.
 
     `partition`: uncompressed bytes per partition (the input of one task). `signals`: which signals (numbers that steps
-    store beside a text) are computed for a dropped document, those until the step that drops it or all.
-    `max_error_rate`: the share of a pass's documents that may fail before the run does (ten may always fail).
-    `max_bad_files`: how many input files may be unreadable, whole or in part, before the run fails: a number, or a
-    share of them (but at least ten).
+    store beside a text) are computed for a dropped document: `until-drop` computes those of the steps up to the one
+    that drops it, `all` those of all steps. `max_error_rate`: the share of documents that may fail in one pass before
+    the run fails (ten may always fail). `max_bad_files`: how many input files may be unreadable, whole or in part,
+    before the run fails: a number, or a share of the input files (but at least ten).
     """
 
     partition: Bytes = 32_000_000
@@ -269,9 +270,9 @@ class Run(Model):
 
 
 class About(Model):
-    """The description of a ready recipe, with which a corpus made with it can be cited: its `name`, its `version`, a
-    one-line `title`, and the papers and code it follows (`after`). The version is raised whenever a change to the
-    recipe changes the documents it makes."""
+    """The description of a ready recipe (one that comes with Tokenmill), by which a corpus made with the recipe can be
+    cited: its `name`, its `version`, a one-line `title`, and the papers and code it follows (`after`). The version is
+    raised whenever a change to the recipe changes the documents it makes."""
 
     name: Name
     version: Annotated[int, Field(ge=1)]
@@ -280,11 +281,11 @@ class About(Model):
 
 
 class Recipe(Model):
-    """A whole recipe file. `input` names the source whose path `--input` gives. `code` lists the files of the user's
-    own stages. `wants` lists values that must be given with `--set`: {key: what the value is and how to get it}.
+    """A whole recipe file. `input` names the source whose path `--input` gives. `code` lists the Python files of the
+    user's own stages. `wants` lists values that must be given with `--set`: {key: what the value is and how to get it}.
 
-    `pipeline.recipe.load_recipe` returns it, with the settings of readers and steps completed by their defaults. It
-    also sets `name`, `base` (the folder that relative paths start at) and `warnings`.
+    `pipeline.recipe.load_recipe` returns a recipe in which the settings of readers and steps are completed by their
+    defaults. It also sets `name`, `base` (the folder at which relative paths start) and `warnings`.
     """
 
     version: Literal[1]
@@ -320,37 +321,38 @@ class Recipe(Model):
         return self._warnings
 
     def came_from(self, name: str, base: str) -> None:
-        """Set the name and folder of the original file. This is for a recipe that was read back from the recipe.yaml of
-        a run: it then has the same digest as the original."""
+        """Set the name and folder of the original recipe file. This is for a recipe that was read from the recipe.yaml
+        of a run. With this name and folder, it has the same digest as the original recipe."""
         self._name, self._base = name, base
 
     def keep_code_at(self, folder: str) -> None:
-        """Set the store folder that holds copies of the files of `code`."""
+        """Set the folder of the store that holds copies of the user's own Python files (`code`)."""
         self._kept_at = folder
 
     @property
     def kept_at(self) -> str:
-        """The store folder set by `keep_code_at`."""
+        """The folder of the store that holds copies of the user's own Python files, as set by `keep_code_at`."""
         return self._kept_at
 
     def pin_tokenizer(self, name: str) -> None:
-        """Set the name with revision (NAME@REVISION) of a tokenizer that is loaded from the hub. The recipe.yaml of the
-        run then names this revision."""
+        """Set the name with revision (NAME@REVISION) of a tokenizer that is loaded from the Hugging Face hub. The
+        recipe.yaml of the run then names this revision."""
         self._pinned = name
 
     def code_args(self) -> list[dict[str, str]]:
-        """The files of `code` as an argument of tasks, for `pipeline.recipe.code.import_planned`: a list of {"path" on
-        this machine, "sha256", "kept": path of the copy in the store}."""
+        """Describe the user's own Python files (`code`) for the arguments of tasks, as a list of {"path" on this
+        machine, "sha256", "kept": path of the copy in the store}. Workers pass the list to
+        `pipeline.recipe.code.import_planned`."""
         return [{"path": path, "sha256": file_sha256(path), "kept": f"{self._kept_at}/{os.path.basename(path)}"}
                 for path in self.code]
 
     def mark(self, path: KeyPath) -> Mark:
-        """The place of a key in the file it was read from."""
+        """Return the place of a key in the recipe file (file, line and column)."""
         return self._marks.at(path) if self._marks is not None else Mark(self._name)
 
     def dataset_order(self) -> list[str]:
-        """The names of the datasets, each after the datasets it is made from, and otherwise in the order of the
-        file."""
+        """Return the names of the datasets so that each comes after the datasets it is made from. Apart from that, they
+        are in the order of the recipe file."""
         done: list[str] = []
 
         def visit(name: str) -> None:
@@ -364,7 +366,7 @@ class Recipe(Model):
         return done
 
     def sources_of(self, dataset: str) -> list[str]:
-        """Names of the sources whose documents can reach `dataset`, in the order of the file."""
+        """Return the names of the sources whose documents can reach `dataset`, in the order of the recipe file."""
         sources: set[str] = set()
 
         def visit(name: str, allowed: set[str]) -> None:
@@ -379,12 +381,13 @@ class Recipe(Model):
         return [name for name in self.sources if name in sources]
 
     def plain(self) -> dict[str, Any]:
-        """The recipe as plain values under the keys of the file, with defaults filled in and paths as they were
-        written."""
+        """Return the recipe as plain values under the keys of the recipe file. Defaults are filled in, and paths are as
+        the user wrote them."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def canonical(self) -> dict[str, Any]:
-        """`plain` without paths. It does not depend on where the recipe, its inputs and its models are stored."""
+        """Return the recipe as plain values without paths. The result does not depend on where the recipe, its inputs
+        and its models are stored."""
         doc = self.plain()
         for source in doc["sources"].values():
             source.pop("path")
@@ -399,7 +402,7 @@ class Recipe(Model):
         return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
 
     def canonical_yaml(self) -> str:
-        """The recipe as YAML that can be run from any folder. A run keeps it as its recipe.yaml."""
+        """Return the recipe as YAML text that can be run from any folder. A run keeps this text as its recipe.yaml."""
         doc = self.plain()
         for source in doc["sources"].values():
             source.update(source.pop("config"))

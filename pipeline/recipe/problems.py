@@ -1,4 +1,5 @@
-"""Collects the problems of a recipe with their places, and translates pydantic's errors into readable messages."""
+"""Collects the problems of a recipe with their places in its text, and translates pydantic's errors into readable
+messages."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from pipeline.recipe.marks import Marks
 
 
 class Checker:
-    """Collects problems with their places while the parts of a recipe are checked. `base` is the folder that relative
-    paths start at, and `allow_custom` tells whether the user's own code may be run."""
+    """Collects the problems of a recipe, with their places in its text, while the parts of the recipe are checked.
+    `base` is the folder at which relative paths start, and `allow_custom` tells whether the user's own code may be
+    run."""
 
     def __init__(self, marks: Marks, base: str, allow_custom: bool) -> None:
         self.marks, self.base, self.allow_custom = marks, base, allow_custom
@@ -36,7 +38,7 @@ class Checker:
 
     def validate(self, model: type[BaseModel], data: Any, path: KeyPath) -> BaseModel | None:
         """Return `data` as an instance of `model`. If `data` is invalid, add a problem for each error, at the place of
-        the key in question, and return None."""
+        the wrong key, and return None."""
         try:
             return model.model_validate(data)
         except ValidationError as e:
@@ -45,7 +47,8 @@ class Checker:
             return None
 
     def check_name(self, name: str, allowed: Iterable[str], path: KeyPath, what: str) -> bool:
-        """Whether `name` is one of the `allowed` names. If not, add a problem that calls it an unknown `what`."""
+        """Whether `name` is one of the `allowed` names. If it is not, a problem is added with the message "unknown
+        `what` `name`"."""
         allowed = list(allowed)
         if name not in allowed:
             self.fail(path, f"unknown {what} '{name}': {nearest(name, allowed)}")
@@ -53,8 +56,8 @@ class Checker:
 
 
 def _data_path(data: Any, loc: tuple[Any, ...]) -> KeyPath:
-    """Turn `loc`, the location of an error in pydantic's form, into the path of a key in `data`. Entries that pydantic
-    adds itself (union members, '[key]', the config of a step) are left out."""
+    """Turn `loc`, the location of an error in pydantic's form, into the path of a key in `data`. Entries of `loc` that
+    are no keys of the data (union members, '[key]', the config of a step) are left out."""
     path: list[str | int] = []
     for entry in loc:
         if entry == "[key]":

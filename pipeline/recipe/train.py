@@ -1,5 +1,5 @@
-"""Checks the key names in `train:`, because the trainer would refuse a wrong name only after all data is made. The
-trainer checks the values."""
+"""Checks the names of the keys under `train:` in a recipe. The trainer checks the values. It would also refuse a wrong
+name, but only after all data has been made."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def check_train(train: dict[str, Any], checker: Checker) -> None:
 
 def _check_keys(mapping: dict[str, Any], path: tuple[str, ...], allowed: dict[str, list[str]],
                 checker: Checker) -> None:
-    """Report unknown keys of the mapping at `path` and of mappings inside it."""
+    """Add a problem for each unknown key of `mapping` and of the mappings inside it. `path` is the path of `mapping` in
+    the recipe, and `allowed` lists the known keys under each path."""
     for key, value in mapping.items():
         inner = (*path, str(key))
         if checker.check_name(str(key), allowed[".".join(path)], inner, "key") and isinstance(value, dict) \
