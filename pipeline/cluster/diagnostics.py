@@ -36,7 +36,7 @@ OPEN_FILES = (1024, 4096)
 FREE_BYTES = (2 << 30, 20 << 30)
 FREE_INODES = (10_000, 200_000)
 CORE_BYTES = (700 << 20, 2 << 30)         # of memory for each core
-SHM_BYTES = 256 << 20                     # Ray's object store takes 200 MB of it
+SHM_BYTES = 256 << 20                     # Ray's object store takes 200 MB of /dev/shm
 #: seconds by which a clock may be wrong. Beyond the first number, times in reports mislead (yellow). Beyond the second,
 #: object storage may refuse signed requests (red; S3 does so from 15 minutes on).
 CLOCK_S = (5.0, 300.0)

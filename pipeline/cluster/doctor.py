@@ -1,4 +1,4 @@
-"""`tokenmill doctor`: checks whether this machine, and every node of a cluster, is fit for a run."""
+"""Implements `tokenmill doctor`, which checks whether this machine and every node of a cluster are fit for a run."""
 
 from __future__ import annotations
 

@@ -48,6 +48,6 @@ def _git_name() -> str:
     try:
         done = subprocess.run(["git", "config", "--get", "user.name"], capture_output=True, timeout=GIT_S, check=False,
                               stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError):                    # there is no git
+    except (OSError, subprocess.SubprocessError):                    # git is not installed
         return ""
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""

@@ -52,23 +52,23 @@ class QueueError(StoreError):
 
 
 class DamagedQueue(StoreError):
-    """A file of the queue is not as it was written."""
+    """Raised when the bytes of a file of the queue are not those that were written, or another version wrote them."""
 
 
 class RequestReused(QueueError):
-    """Two different submissions have the same request id."""
+    """Raised when a submission has the request id of an earlier, different submission."""
 
 
 class RunTaken(QueueError):
-    """Another submission for a run of the same name has not ended."""
+    """Raised when another submission with the same run name is in the queue and has not ended."""
 
 
 class QueueFull(QueueError):
-    """Too many recipes wait already."""
+    """Raised when the queue cannot take a recipe because too many recipes already wait."""
 
 
 class UnknownEntry(QueueError):
-    """The queue has no entry of this number."""
+    """Raised when the queue has no entry of a given number."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """waiting, starting, running, done, failed or cancelled."""
+        """The state of the entry: waiting, starting, running, done, failed or cancelled."""
         return STATES[self.last.kind]
 
     @property
@@ -209,7 +209,7 @@ class Queue:
             return [self._entries[number] for number in sorted(self._entries)]
 
     def entry(self, number: int) -> Entry:
-        """An entry as it is now. Raises UnknownEntry."""
+        """Return entry `number` of the queue as it is now. Raises UnknownEntry when there is none."""
         with self._lock:
             cached = self._entries.get(number)
             entry = self._load(number) if cached is None else cached if cached.ended else self._follow(cached)
@@ -238,12 +238,12 @@ class Queue:
                           fields["resumes"], (event,))
         except (KeyError, TypeError) as e:
             raise _newer(event_name(number, 0)) from e
-        if bad_name(entry.run) is not None:                   # it becomes a path of the store
+        if bad_name(entry.run) is not None:                   # the name of the run becomes a path of the store
             raise self._damaged(event_name(number, 0), "names no run")
         return self._follow(entry)
 
     def _follow(self, entry: Entry) -> Entry:
-        """The entry with the events that were added since it was read."""
+        """Return `entry` with the events that were added to it since it was last read."""
         while not entry.ended:
             name = event_name(entry.number, len(entry.events))
             body = self._read(name)

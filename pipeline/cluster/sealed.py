@@ -13,7 +13,7 @@ class Unsound(ValueError):
 
 
 class OtherFormat(ValueError):
-    """Another version of Tokenmill wrote the file."""
+    """Raised when another version of Tokenmill wrote the file."""
 
 
 def sealed(document: dict[str, Any], format: int) -> bytes:

@@ -37,7 +37,7 @@ MEMORISED, ENOUGH_TEXT = 1.35, 1000
 NOISE, EXCHANGE = Range(1.0, 0.85, 1.2), Range(1.0, 0.7, 1.5)
 #: seconds to start workers, load models and write the report
 START_S = 15.0
-#: no line is fitted to fewer tasks than this, nor to tasks of equal size
+#: a line is fitted only to at least this many tasks, and only if their sizes differ
 LEAST_TASKS = 6
 NOTHING = exactly(0.0)
 ALL = exactly(1.0)

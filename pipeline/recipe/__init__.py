@@ -1,4 +1,4 @@
-"""Loads recipes: a YAML file becomes a checked model. `load_recipe` is the entry point."""
+"""Loads recipes: turns a YAML file into a checked model (a pydantic object). `load_recipe` is the entry point."""
 
 from pipeline.recipe.errors import RecipeError
 from pipeline.recipe.load import load_recipe, ready_recipes

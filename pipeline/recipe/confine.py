@@ -101,7 +101,7 @@ def _below(place: str, root: str) -> bool:
     return place == root or place.startswith(f"{root}/")
 
 
-# -- what names a place ----------------------------------------------------------------------------------------------
+# -- values that name files or URLs -----------------------------------------------------------------------------------
 def _named(data: dict[str, Any], base: str) -> Iterator[tuple[KeyPath, str]]:
     """Yield (key, value) for every value of a recipe that names a file or URL. The tokenizer's file is left out."""
     at: KeyPath

@@ -26,7 +26,7 @@ class _Loader(yaml.SafeLoader):
     """A YAML SafeLoader that reads unquoted scalars as the YAML 1.2 core schema does."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
-    aliases, too_many = 0, None               # `too_many`: the place of the first alias beyond those that there may be
+    aliases, too_many = 0, None               # `too_many`: the place of the first alias beyond the limit
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -158,7 +158,7 @@ class _Builder:
             self.merges += 1
             if self.merges > MAX_MERGES:
                 raise self.error(key.start_mark, path, f"more than {MAX_MERGES:,} merges ('<<'); write the keys out")
-            self.marks.places = {}                      # keys that stand here keep their places
+            self.marks.places = {}                      # collected apart, since keys of this mapping keep their places
             for name, item in self._mapping(value, path).items():
                 out.setdefault(name, item)
             for at, mark in self.marks.places.items():

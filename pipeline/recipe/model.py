@@ -202,9 +202,10 @@ class Tokenizer(Model):
 
 
 class Shards(Model):
-    """The token files of one stream. They hold the documents of the datasets in `inputs` (the key is `from:`) that
-    match `where`. `longest` is the length of a super-window (the unit in which a phase reserves tokens), a multiple of
-    every sequence length used. `val` is the share of documents held out."""
+    """The token files (shards) of one stream. They hold the documents of the datasets in `inputs` (the key is `from:`)
+    that match `where`. `longest` is the length in tokens of a super-window (the unit in which a phase of the training
+    reserves tokens); it is a multiple of every sequence length used. `val` is the share of documents held out for
+    evaluation."""
 
     inputs: Names = Field(alias="from")
     where: Where = {}
@@ -397,7 +398,7 @@ class Recipe(Model):
         return _without_prefix(doc, self.base.rstrip("/") + "/")
 
     def digest(self) -> str:
-        """A hash of `canonical`, 32 hex characters."""
+        """Return a hash of the recipe without paths (`canonical`), as 32 hex characters."""
         blob = json.dumps(self.canonical(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
 

@@ -111,7 +111,7 @@ def _purpose(model: type[BaseModel], loc: tuple[Any, ...]) -> str:
 
 
 def _keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    """The keys that `model` allows at `loc`."""
+    """Return the keys that `model` allows at `loc`, a location in pydantic's form."""
     inner = _model_at(model, loc)
     return [f.alias or name for name, f in inner.model_fields.items()] if inner else []
 
@@ -132,7 +132,7 @@ def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] |
 
 
 def _plain_type(annotation: Any) -> Any:
-    """The type behind Annotated and Optional."""
+    """Return the type inside a type annotation with Annotated or Optional."""
     while get_origin(annotation) in (Annotated, Union, types.UnionType):
         options = [a for a in get_args(annotation) if a is not type(None)]
         annotation = options[0]

@@ -109,12 +109,12 @@ class Broker:
         return reply["result"], data
 
     def release(self) -> None:
-        """Tell the broker to remove its downloads."""
+        """Tell the broker process to remove the files that it has downloaded for this process."""
         if self._used:
             self.ask({"call": "release"})
 
     def _line(self) -> socket.socket:
-        """This thread's own socket to the broker."""
+        """Return the socket by which this thread talks to the broker process."""
         if getattr(self._threads, "line", None) is None:
             own_end, broker_end = socket.socketpair()
             with broker_end, _raises_if_gone():
@@ -315,7 +315,7 @@ def _kind(error: Exception) -> str:
 def _args(error: Exception) -> list[Any]:
     if isinstance(error, OSError) and error.errno is not None:
         return [error.errno, error.strerror, error.filename]
-    return [redact(str(error))]  # the child must not learn secrets, and does not know which they are
+    return [redact(str(error))]  # the child must not learn secrets, and cannot mask them itself
 
 
 def main() -> None:

@@ -200,16 +200,16 @@ class Cache:
             fd = self._open(part)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                if not _same_file(fd, part):                        # another process has finished it, or given up
+                if not _same_file(fd, part):            # another process has finished the download, or given up
                     continue
                 try:
                     if not self._reserve(size, part):
                         make(target)
                         return
                     make(str(part))
-                    if not _same_file(fd, part):                               # the cache was deleted in the meantime
+                    if not _same_file(fd, part):                        # the cache was deleted during the download
                         continue
-                    os.link(part, target)                               # before it can be evicted
+                    os.link(part, target)                               # before the file can be evicted
                     os.replace(part, self.folder / key)
                     os.fchmod(fd, 0o400)            # done last, because a `part` of a dead process must stay writable
                     return

@@ -75,10 +75,10 @@ def _json(value: Any) -> str:
 
 
 def content_key(name: str, version: int, args: Any) -> str:
-    """Hash of a name, a version and arguments without locations, as 32 hex characters.
+    """Return a hash of a name, a version and arguments, as 32 hex characters.
 
-    Paths in the store, roots of sources and `$volatile` values do not enter the hash. The contents of files, paths
-    relative to a source's root, and ranges do.
+    Locations in the arguments (paths in the store, roots of sources and `$volatile` values) do not enter the hash. The
+    contents of files, paths relative to a source's root, and ranges do.
     """
     return hashlib.blake2b(_json([name, version, placeless(args)]).encode(), digest_size=16).hexdigest()
 

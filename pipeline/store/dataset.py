@@ -53,7 +53,7 @@ MANIFEST, QUARANTINE = ".manifest", "quarantine.parquet"
 #: columns of a manifest; it has neither names of attempts nor times, so that equal data has equal manifests
 MANIFEST_SCHEMA = pa.schema([
     ("part", pa.string()),                     # file name in this folder
-    ("key", pa.string()), ("node", pa.string()),               # key and node of the task that made it
+    ("key", pa.string()), ("node", pa.string()),               # key and node of the task that wrote the file
     ("rows", pa.int64()), ("bytes", pa.int64()), ("text_bytes", pa.int64()),
     ("sha256", pa.string()), ("content", pa.string()),         # of the file; of its rows (docs/contracts.md: Identity)
     ("sources", pa.list_(pa.string())),        # sources that the task read
@@ -62,14 +62,14 @@ MANIFEST_SCHEMA = pa.schema([
 HASH_ROWS = 1 << 20
 #: rows of a manifest held in memory while it is written
 MANIFEST_ROWS = 1 << 13
-#: sums of `_part_sum` are taken modulo this
+#: sums of `_part_sum` are taken modulo this number
 _SUM = 1 << 128
 #: parts copied between two checks that this driver still holds the log's lease
 VERIFY_PARTS = 1000
 
 class Part(NamedTuple):
     """A part (a Parquet file of documents) to publish: its file in `objects/`, its name in the published folder, and
-    its other columns in the manifest."""
+    its other columns in the manifest (the table of the folder's parts)."""
 
     path: str
     part: str
@@ -143,8 +143,8 @@ def _sums_of(store: Store, folder: str) -> list[str]:
 
 
 def _part_sum(name: str, size: int) -> int:
-    """A hash, as a number, of a part's name and size. The sum of these numbers over a folder does not depend on the
-    order in which its files are listed."""
+    """Return a hash of a part's file name and size, as a number. The sum of these numbers over a folder does not depend
+    on the order in which the folder's files are listed."""
     return int.from_bytes(hashlib.blake2b(f"{size} {name}".encode("utf-8", "surrogateescape"), digest_size=16).digest())
 
 
@@ -275,8 +275,8 @@ def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Calla
 
 
 def link_committed(store: Store, path: str, to: str) -> None:
-    """Give the committed file `path` a second name `to`. If another file has that name, such as a damaged copy, it is
-    replaced. Raises DamagedFile when `path` is missing."""
+    """Give the file `path`, which a committed task wrote, a second name `to`. If another file has the name `to`, such
+    as a damaged copy, that file is replaced. Raises DamagedFile when `path` is missing."""
     try:
         store.link(path, to, anew=True)
     except FileNotFoundError as e:
@@ -346,7 +346,8 @@ def iter_batches(store: Store, folder: str, columns: list[str] | None = None,
 
 
 def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a published folder, as `iter_batches` does, but each as a dict {column: value}."""
+    """Yield the rows of a published folder ('datasets/NAME', 'dropped/NAME', …), each as a dict {column: value}. Raises
+    DamagedFile when the bytes of a file differ from their recorded hash."""
     for batch in iter_batches(store, folder, columns, 64):
         yield from batch.to_pylist()
 

@@ -168,7 +168,7 @@ def swap_folders(a: Path, b: Path) -> None:
         number = ctypes.get_errno()
         if number not in _NO_EXCHANGE:
             raise OSError(number, os.strerror(number), str(a), None, str(b))
-    aside = a.with_name(f"{a.name}~old")          # the writer of `a` looks for leftovers there
+    aside = a.with_name(f"{a.name}~old")          # the writer of `a` removes leftovers of this name
     os.rename(b, aside)
     try:
         os.rename(a, b)

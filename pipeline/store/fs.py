@@ -301,7 +301,8 @@ def _unreadable(path: str) -> Iterator[None]:
 
 
 def matches(local: str, sha256: str) -> bool:
-    """Whether a file on this disk has this hash. Raises FileNotFoundError when it does not exist."""
+    """Whether the file `local` on this machine's disk has the hash `sha256`. Raises FileNotFoundError when it does not
+    exist."""
     info = os.stat(local)
     return _sha256(local, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns) == sha256
 

@@ -112,7 +112,7 @@ class PackedRecords:
                 break
 
     def data(self, number: int) -> bytes:
-        """The bytes of record `number`, as `encode_record` encoded it."""
+        """Return the bytes of record `number`, as `encode_record` encoded it."""
         place, length = int(self._places[number]), int(self._lengths[number])
         pack = bisect_right(self._numbers, number) - 1
         first, last = place // BLOCK, (place + length - 1) // BLOCK
@@ -126,12 +126,13 @@ class PackedRecords:
 
     # -- all records ---------------------------------------------------------------------------------------------
     def __len__(self) -> int:
-        """The number of records that count."""
+        """The number of records that count, at most one per task."""
         return int(np.count_nonzero(self._counts[:self.limit]))
 
     def numbers(self, after: int = -1) -> Iterator[int]:
-        """Numbers of the records that count, in the order of commits."""
-        step = 1 << 14                                        # some may be dropped meanwhile
+        """Yield the numbers of the records that count (at most one per task), in the order of commits. Numbers up to
+        `after` are left out."""
+        step = 1 << 14                                        # records may be dropped during the iteration
         for begin in range(after + 1, self.limit, step):
             for number in np.flatnonzero(self._counts[begin:min(begin + step, self.limit)]).tolist():
                 if self._counts[begin + number]:

@@ -27,7 +27,7 @@ def dumps(value: Any) -> bytes:
         data = orjson.dumps(value)
     except TypeError:
         return json.dumps(value, allow_nan=False).encode()
-    # orjson silently writes a NaN as null; what is read back without a difference had none
+    # orjson silently writes a NaN as null; a value that is read back unchanged had no NaN
     if b"null" in data and orjson.loads(data) != value and not _finite(value):
         raise ValueError("a number that is not finite has no JSON")
     return data

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-#: least and most bytes that are fetched ahead of what was asked for
+#: least and most bytes that are fetched beyond the requested ones
 AHEAD_LEAST, AHEAD_MOST = 256 << 10, 8 << 20
 
 

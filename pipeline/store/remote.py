@@ -1,5 +1,5 @@
-"""Object storage below one URL, through fsspec: S3, Google Cloud Storage, the Hugging Face hub, or any other storage
-that fsspec supports.
+"""Access to object storage below one URL, through fsspec: S3, Google Cloud Storage, the Hugging Face hub, or any other
+storage that fsspec supports.
 
 Every request goes through `retry.patiently`. Large objects are downloaded in parallel pieces, each of which is retried
 on its own. The size and number of pieces follow from two measurements: a request takes some 30 ms until its first byte,
@@ -135,7 +135,7 @@ class Remote:
 
     # -- reading -------------------------------------------------------------------------------------------------
     def head(self, path: str) -> Entry | None:
-        """The current state of an object; None when it does not exist."""
+        """Return the current size and version of an object; None when it does not exist."""
         def ask() -> dict[str, Any]:
             self.fs.invalidate_cache()                  # no cached listing: another driver's commits must be seen
             try:
@@ -366,8 +366,8 @@ class InMemory(Remote):
 
 
 class Gcs(Remote):
-    """Google Cloud Storage. Its client library retries each request six times, which takes a minute, so we try a
-    request only twice."""
+    """Access to Google Cloud Storage. Its client library retries each request six times, which takes a minute, so this
+    class tries a request only twice."""
 
     options = {"use_listings_cache": False}  # noqa: RUF012
     tries = 2

@@ -1,8 +1,9 @@
-"""The list of a run's tasks: runs/RUN/tasks.parquet in the store, with one row per task in the order of the plan.
+"""Writes and reads the list of a run's tasks: runs/RUN/tasks.parquet in the store, with one row per task in the order
+of the plan.
 
-A row holds the task's key and the name of its plan node (a pass over a dataset, a barrier, the shards of a stream …).
-There may be millions of tasks. So they are not in plan.json, which describes the nodes, but in this file, which is read
-a few thousand rows at a time.
+A row holds the task's key and the name of its plan node (a pass over a dataset, a deduplication, the shards of a stream
+…). There may be millions of tasks. So they are not in plan.json, which describes the nodes, but in this file, which is
+read a few thousand rows at a time.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class _Builder:
         self._places, self._lengths, self._quarantines = array("Q"), array("I"), bytearray()
 
     def add(self, data: bytes, where: str) -> None:
-        """Add the next segment. Raises CorruptLog when it is damaged."""
+        """Add the next segment (file of the commit log) to the pack. Raises CorruptLog when the segment is damaged."""
         body = decode_segment(data, where)
         records: list[bytes] = body.pop("records", [])
         self.last += 1
@@ -176,7 +176,7 @@ def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), mo
     that `store gc` has removed."""
     names = itertools.takewhile(lambda name: not stopped(), map(segment_name, range(first, last + 1)))
     for pack, data in build(first, store.map(store.read, names, READ_AHEAD), store, most, full):
-        if pack in damaged:                # in one step: another driver may have replaced it, and rely on it
+        if pack in damaged:                # in one step: another driver may have written a sound pack, and rely on it
             store.write(pack.path, data, durable=True)
         else:
             store.put_absent(pack.path, data)
@@ -203,7 +203,7 @@ class PackData:
     quarantines: np.ndarray
 
     def segments(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (number, bytes) of each segment."""
+        """Yield (number, bytes) of each log segment that the pack holds."""
         blocks, offset, remaining = [], 0, self.raw
         for size in self.block_sizes:
             blocks.append(inflate(self.blocks[offset:offset + size], min(BLOCK, remaining)))

@@ -93,7 +93,7 @@ class OnDisk(Sequence[T], Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         first = 0
-        while first < self._size:                    # the list may grow meanwhile
+        while first < self._size:                    # the list may grow during the iteration
             items = self._read(first, first + CHUNK)
             yield from items
             first += len(items)

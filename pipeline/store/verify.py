@@ -47,7 +47,7 @@ PUBLISHED = ("datasets", "dropped", "quarantine")
 
 @dataclass(frozen=True)
 class File:
-    """A file and its recorded size and hash."""
+    """A file of the store, with its recorded size and hash."""
 
     path: str
     bytes: int
@@ -73,7 +73,7 @@ def verify_store(store: Store, log: LogView,
     Memory holds the inode numbers of those files in `objects/` that have further hard links.
     """
     done = _resumed(store, log)
-    of_the_log = snapshot.damage(store)                       # a driver may have repaired the log meanwhile
+    of_the_log = snapshot.damage(store)                       # read anew: a driver may have repaired the log since
     done.damaged = {path: why for path, why in done.damaged.items() if not path.startswith("log/")} | of_the_log
     total = sum(info.bytes for record in log.records() for info in record.files.values())
     inodes: set[tuple[int, int]] = set()
@@ -180,7 +180,8 @@ def _published(store: Store, damaged: Mapping[str, str]) -> Iterator[File]:
 
 
 def _manifests(store: Store) -> Iterator[tuple[str, str]]:
-    """Yield (path, reason) for each manifest that cannot be read."""
+    """Yield (path, reason) for each manifest (list of the files of a published folder or shard set) that cannot be
+    read."""
     for kind in PUBLISHED:
         for name in _folders(store, kind, MANIFEST):
             try:

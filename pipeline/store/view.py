@@ -45,7 +45,7 @@ from pipeline.store.temp import MOST_KEYS, scratch_database
 
 log = logging.getLogger("tokenmill")
 
-#: cache of the table of records. Keys are hashes, so a smaller cache misses at every record once there are 10⁵
+#: MB of cache for the table of records. Keys are hashes, so with 10⁵ records a smaller cache misses at every record
 CACHE_MB = 64
 
 
@@ -65,11 +65,11 @@ class LogView:
         self.segments = 0                                    # number of segments replayed
         self.retired_at = 0                                  # the last segment that retired a record; 0: none did
         self.epoch = 0                                       # the latest epoch
-        self.holder: Holder | None = None            # the driver that opened it
-        self.runs: dict[int, str] = {}                       # epoch → run whose driver opened it
+        self.holder: Holder | None = None            # the driver that opened the latest epoch
+        self.runs: dict[int, str] = {}                       # epoch → run of the driver that opened the epoch
         self.packed = 0                                      # the last segment that was read from a pack
-        self.unpacked = 0                                    # bytes of the segments replayed after it
-        self.holes: list[tuple[int, int]] = []               # ranges of segments before it without a sound pack
+        self.unpacked = 0                                    # bytes of the segments replayed after `packed`
+        self.holes: list[tuple[int, int]] = []            # ranges of segments up to `packed` that are in no sound pack
         self._packed = packed
         self._db = scratch_database(CACHE_MB)
         self._db.execute("CREATE TABLE record "
@@ -148,7 +148,7 @@ class LogView:
         last = self._db.execute("SELECT max(number) FROM record").fetchone()[0] or 0
         step = max(1, -(-(self._packed.limit + last) // most))
         for number in range(0, self._packed.limit, step):
-            if self._packed.counts(number):                   # it may have been retired
+            if self._packed.counts(number):                   # a retired record does not count
                 yield _record(self._packed.data(number))
         for number in range(1, last + 1, step):
             row = self._db.execute("SELECT data FROM record WHERE number = ?", (number,)).fetchone()
@@ -289,7 +289,7 @@ class LogView:
             self._replay(number, decode_segment(data, self.store.at(segment_name(number))))
 
     def _replay(self, number: int, body: dict[str, Any]) -> None:
-        """Replay one segment."""
+        """Apply segment `number` of the commit log, with this body, to the state."""
         for data in body.get("records", ()):
             self._add_record(data)
         self._apply(body, number, self.store.at(segment_name(number)))
