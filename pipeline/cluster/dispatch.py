@@ -110,7 +110,8 @@ class Dispatcher:
             else:
                 self._claim(head)
         elif head.stopping and not asked_to_stop(self.store, head.run, head.attempt):
-            ask_to_stop(self.store, head.run, head.attempt)    # who cancelled the entry was killed before this
+            # the process that cancelled the entry was killed before it asked the driver to stop
+            ask_to_stop(self.store, head.run, head.attempt)
 
     def _claim(self, entry: Entry) -> None:
         claimed = self.queue.append(entry, "start", holder=self._holder,
