@@ -132,7 +132,7 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
     """Collect garbage in the store, keep the recipe, its code and its tokenizer in the run's folder, and then plan and
     run the recipe. When a file of the store turns out to be damaged, plan and run again.
 
-    Before files outside the commit log are written, `log.check_lease` is called, which raises when another driver has
+    Before files outside the commit log are written, `log.check_lease` is called, which raises when another process has
     taken over the store.
     """
     our_code()                                    # early: another version may be installed while sources are listed

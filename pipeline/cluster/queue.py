@@ -146,7 +146,8 @@ class Entry:
 
     @property
     def attempt(self) -> int:
-        """The number of the attempt that the entry's latest driver began; 0 when no driver has begun."""
+        """The number of the attempt that the latest driver (process that schedules the run) of the entry began; 0 when
+        no driver has begun."""
         return next((e.attempt for e in reversed(self.events) if e.kind == "running"), 0)
 
     def deaths(self) -> int:

@@ -85,14 +85,14 @@ class Part(NamedTuple):
 
 def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
             check_lease: Callable[[], None] = lambda: None, state: Sequence[str] = ()) -> None:
-    """Publish a dataset and replace an earlier publication of that name. `passes` are the commit records of each pass
-    over the documents.
+    """Publish a dataset and replace an earlier publication of that name. `passes` are the commit records of the tasks
+    of each pass over the documents.
 
     The published files are `kept.parquet` of the records of the last pass, in the order of the records, and
-    `dropped.parquet` and `quarantine.parquet` of the records of all passes. Only the driver that holds the lease of the
-    log may call this. `check_lease` (`Log.check_lease`) raises when the driver has lost the lease, and the folder being
-    published then keeps its old manifest. `state` identifies the records of all passes; `is_published` later compares
-    it with the `state` that it is given.
+    `dropped.parquet` and `quarantine.parquet` of the records of all passes. Only the process that holds the lease of
+    the commit log (the right to append) may call this. `check_lease` (`Log.check_lease`) raises when the process has
+    lost the lease, and the folder being published then keeps its old list of parts. `state` identifies the records of
+    all passes; `is_published` later compares it with the `state` that it is given.
     """
     folders = {f"{kind}/{name}": _parts() for kind in ("quarantine", "dropped", "datasets")}
     quarantine, dropped, kept = folders.values()
@@ -110,8 +110,9 @@ def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
 
 def is_published(store: Store, name: str, state: Sequence[str]) -> bool:
     """Whether `publish` published this dataset with this `state`, and the published folders have not changed since.
-    Manifests must have the same bytes, and parts the same names and sizes. On a disk, each part must also still be a
-    hard link. A run that finds True need not link millions of parts again."""
+    Each folder's manifest (the list of its files) must have the same bytes, and the files must have the same names and
+    sizes. On a disk, each file must also still be a hard link. A run that finds True need not link millions of files
+    again."""
     try:
         document = json.loads(store.read(_published(name)))
         if document["state"] != list(state):
@@ -126,8 +127,9 @@ def _published(name: str) -> str:
 
 
 def _sums_of(store: Store, folder: str) -> list[str]:
-    """Compute two checksums of a published folder as it is now: the hash of its manifest, and a sum over the names and
-    sizes of its parts. If the folder is unchanged, they equal the values that `_publish` returned."""
+    """Compute two checksums of a published folder as it is now: the hash of its manifest (the list of its parts), and a
+    sum over the names and sizes of the parts. If the folder is unchanged, they equal the values that `_publish`
+    returned."""
     total = 0
     if store.local is None:
         for entry in store.entries(folder):
@@ -177,8 +179,8 @@ def _add(parts: Spilled[Part], record: PartRecord, file: str) -> None:
 
 
 def _publish(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
-    """Publish `parts` as one folder. Returns the hash of the folder's manifest, and a sum over the names and sizes of
-    its parts (`_part_sum`), both as hexadecimal strings."""
+    """Publish `parts` (Parquet files of documents) as one folder. Returns the hash of the folder's manifest (the list
+    of its parts), and a sum over the names and sizes of its parts (`_part_sum`), both as hexadecimal strings."""
     check_lease()
     publish_parts = _replace if store.local is not None else _update
     return publish_parts(store, folder, parts, check_lease)

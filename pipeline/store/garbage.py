@@ -47,12 +47,13 @@ class Swept(NamedTuple):
 
 def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
     """Remove garbage from the store, and retire (withdraw) records whose files are missing or have another size than
-    recorded. Garbage is: files that no record names and that attempts of older epochs (terms of earlier drivers) wrote,
-    argument lists of tasks (`pipeline.store.lists`; written again when needed), and temporary files whose writers are
-    dead. Call this before tasks run, because it may remove an empty folder that a task is about to upload into.
+    recorded. Garbage is: files that no record names and that attempts of older epochs wrote, argument lists of tasks
+    (`pipeline.store.lists`; written again when needed), and temporary files whose writers are dead. An epoch is the
+    term of one driver, the process that schedules tasks. Call this before tasks run, because it may remove an empty
+    folder that a task is about to upload into.
 
     Files of an attempt of an older epoch that is not in the log can be removed safely. Its driver has lost the log to
-    this one, so the attempt can no longer be committed. Files of this epoch or a later one are not touched. A driver
+    this driver, so the attempt can no longer be committed. Files of this epoch or a later one are not touched. A driver
     that has itself lost the log removes nothing. Memory grows with the number of files to remove, not with the number
     that exist.
     """
@@ -96,9 +97,9 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
 
 
 def _while_lease_holds(log: Log, names: Iterable[str], verify_every: int) -> Iterator[str]:
-    """Yield the names of files and folders to remove, as long as this driver holds the lease of the log. The lease is
-    checked before the first name and then every `verify_every` names, because a driver that has taken over may use
-    these files."""
+    """Yield the names of files and folders to remove, as long as this process holds the lease of the log (the right to
+    change the store). The lease is checked before the first name and then every `verify_every` names, because a process
+    that has taken over may use these files."""
     for n, name in enumerate(names):
         if n % verify_every == 0:
             log.check_lease()
@@ -152,9 +153,10 @@ def packed_segments(store: Store, before: int) -> list[str]:
 
 
 def remove_packed_segments(log: Log, verify_every: int = VERIFY_EVERY) -> int:
-    """Remove the segments (files of the log) that `packed_segments` names, and return their number. This driver must
-    hold the lease of `log`. A reader that misses a removed segment reads the pack that holds it (`LogView.refresh`).
-    The docstring of `pipeline.store.log` explains why the removal is safe for other drivers."""
+    """Remove the segments (files of the log) that `packed_segments` names, and return their number. This process must
+    hold the lease of `log` (the right to append). A reader that misses a removed segment reads the pack (file of
+    compacted segments) that holds it (`LogView.refresh`). The docstring of `pipeline.store.log` explains why the
+    removal is safe for others that append."""
     store, names = log.store, packed_segments(log.store, log.opened)
     if names:
         marked = set(store.list("log/epochs"))
@@ -200,8 +202,9 @@ def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]
 
 
 def remove_unnamed(store: Store, log: Log) -> Unnamed:
-    """Retire (withdraw) the commit records that no run names in its list of tasks, and remove their files. This driver
-    must hold the lease of `log`, so that no run is in progress. Returns the totals of what was removed."""
+    """Retire (withdraw) the commit records that no run names in its list of tasks, and remove their files. This process
+    must hold the lease of `log` (the right to append), so that no run is in progress. Returns the totals of what was
+    removed."""
     what, pairs = unnamed(store, log)
     log.retire_unnamed(pairs)
     if pairs:                             # the files of fresh nodes (`pipeline.plan.fresh`) are older than the log now
@@ -211,7 +214,7 @@ def remove_unnamed(store: Store, log: Log) -> Unnamed:
 
 
 def _done(store: Store, run: str) -> bool:
-    """Whether a run had finished when its driver last reported. The task list of an unfinished run may come from an
+    """Whether a run had finished when it last reported progress. The task list of an unfinished run may come from an
     earlier start with another recipe, and may lack tasks that have been committed since."""
     try:
         return bool(json.loads(store.read(f"runs/{run}/progress.json"))["state"] == "done")

@@ -10,8 +10,8 @@ from typing import TypedDict
 
 
 class Holder(TypedDict):
-    """Identifies the driver process that holds the lease (the right to append to the commit log). The driver writes
-    these fields to the log segment by which it takes the lease, and to its heartbeat file."""
+    """Identifies the driver (process that schedules a run) that holds the lease, the right to append to the commit log.
+    The driver writes these fields to the log when it takes the lease, and to its heartbeat file."""
 
     host: str
     boot: str
@@ -22,10 +22,10 @@ class Holder(TypedDict):
 
 
 def identity(run: str) -> Holder:
-    """Describe this process as the holder of a lease, so that another driver on the same machine can check whether this
-    process is alive. The process id alone is not enough. It is unique only within one boot and one pid namespace
-    (containers share the boot id of their host). It may also be reused: two processes with the same id differ in their
-    start time."""
+    """Describe this process as the holder of the lease of a store (the right to append to its commit log), so that
+    another process on the same machine can check whether it is alive. The process id alone is not enough. A process id
+    is unique only within one boot and one pid namespace (containers share the boot id of their host). It may also be
+    reused: two processes with the same id differ in their start time."""
     return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
             "pid": os.getpid(), "started": _started(os.getpid()), "run": run}
 

@@ -76,13 +76,15 @@ class OtherContent(StoreError):
 
 
 class LeaseHeld(StoreError):
-    """Raised when a living driver holds the lease of the store (the right to append to its commit log)."""
+    """Raised when a living driver (a process that schedules a run) holds the lease of the store, the right to append to
+    its commit log."""
 
 
 def attempt_name(epoch: int, serial: int) -> str:
-    """Return the name of an attempt to run a task: the epoch (the term of one driver) and a serial number, eight digits
-    each. The name is unique, because only one driver has the epoch, and this driver gives each attempt the next serial
-    number. The garbage collector reads the epoch from the first eight characters."""
+    """Return the name of an attempt to run a task: an epoch and a serial number, eight digits each. An epoch is the
+    term of one driver, the process that schedules tasks. The name is unique, because only this driver has the epoch,
+    and it gives each attempt the next serial number. The garbage collector reads the epoch from the first eight
+    characters."""
     return f"{epoch:08d}-{serial:08d}"
 
 
@@ -91,16 +93,16 @@ def heartbeat_name(epoch: int) -> str:
 
 
 def epoch_mark(epoch: int) -> str:
-    """Return the path of the file that `store gc` creates for an epoch (the term of one driver) before it removes
-    segments of the log. If the file exists, a driver that is about to open this epoch has an outdated view of the
-    log."""
+    """Return the path of the file that `store gc` creates for an epoch before it removes files of the log. An epoch is
+    the term of one driver, the process that schedules tasks. If the file exists, a driver that is about to open this
+    epoch has an outdated view of the log."""
     return f"log/epochs/{epoch:08d}"
 
 
 class Log(LogView):
-    """The commit log of a store, open for appending by the one driver that holds its lease (the right to append).
-    Thread-safe. A background thread writes heartbeats and commits the records that wait. Another thread writes a
-    snapshot (a compact copy of the log) when one is due.
+    """The commit log of a store, open for appending by the one driver (process that schedules a run) that holds its
+    lease, the right to append. Thread-safe. A background thread writes heartbeats and commits the records that wait.
+    Another thread writes a snapshot (a compact copy of the log) when one is due.
 
     Every method that writes to the log or checks the lease raises Fenced once another driver has taken over the store.
     """
@@ -138,9 +140,9 @@ class Log(LogView):
     def open(cls, store: Store, *, run: str = "", takeover: bool = False, clock: Clock = SYSTEM,
              holder: Holder | None = None, threaded: bool = True,
              segment_records: int = SEGMENT_RECORDS, pack_segments: int = PACK_SEGMENTS) -> Log:
-        """Open the log for appending: replay it and take its lease, the right to append, which one driver has at a
-        time. `run` names this driver in the messages of other drivers. With `takeover`, the lease is taken even from a
-        living driver.
+        """Open the log for appending: replay it and take its lease, the right to append. Only one driver (process that
+        schedules a run) has the lease at a time. `run` names this driver in the messages of other drivers. With
+        `takeover`, the lease is taken even from a living driver.
 
         Raises LeaseHeld when a living driver holds the lease, CorruptLog for a damaged log, and StoreError when the
         store cannot be written. `clock` and `holder` are for simulations, which pass a clock and a driver of their own.
@@ -154,8 +156,9 @@ class Log(LogView):
         return log
 
     def _begin(self, holder: Holder, takeover: bool) -> None:
-        """Take the lease of the log by appending a segment that opens a new epoch, the term of this driver. Unless
-        `takeover` is set, first check that no living driver holds the lease; raises LeaseHeld when one does."""
+        """Take the lease of the log, the right to append to it. The driver (process that schedules a run) appends a
+        segment that opens a new epoch, its term. Unless `takeover` is set, first check that no living driver holds the
+        lease; raises LeaseHeld when one does."""
         self.store.check_conditional_put()
         number = 0                                               # segment we last tried to write and found taken
         while True:
@@ -182,9 +185,9 @@ class Log(LogView):
         self._beat()
 
     def _wait_for_the_lease(self, holder: Holder, epoch: int) -> None:
-        """Return once the driver that opened `epoch` has closed the log or is dead. Raises LeaseHeld when that driver
-        is alive. If this process cannot check that driver, which may run on another machine or in another container, it
-        watches the driver's heartbeat for up to PATIENCE_S seconds."""
+        """Return once the driver (process that schedules a run) that opened `epoch`, its term, has closed the log or is
+        dead. Raises LeaseHeld when that driver is alive. If this process cannot check that driver, which may run on
+        another machine or in another container, it watches the driver's heartbeat for up to PATIENCE_S seconds."""
         first = self._heartbeat(epoch)
         if first.get("closed") or alive(holder) is False:
             return
@@ -250,8 +253,9 @@ class Log(LogView):
 
     def _take_snapshot(self) -> None:
         """Write packs (files that compact many segments of the log, `pipeline.store.snapshot`) for the segments that no
-        undamaged pack holds. The lock is not held while packs are written, so that no commit waits. If this driver is
-        killed or loses the lease while it writes, its packs do no harm, because they hold only committed segments."""
+        undamaged pack holds. The lock is not held while packs are written, so that no commit waits. If this process is
+        killed or another takes over the log while it writes, its packs do no harm, because they hold only committed
+        segments."""
         with self._lock:
             last = self.segments
             tail = last - self.packed >= self._pack_segments or self.unpacked >= 2 * PACK_BYTES
@@ -302,7 +306,7 @@ class Log(LogView):
 
     def quarantine(self, key: str, row: int, stage: int, reason: str) -> None:
         """Quarantine a row that the unfinished task `key` reads, so that the task's next attempt skips the row even if
-        this driver dies. The entry is committed about SEGMENT_S seconds later, or at once by `flush`. If a row is
+        this process dies. The entry is committed about SEGMENT_S seconds later, or at once by `flush`. If a row is
         quarantined twice, the first `stage` (number of the stage that failed) and `reason` count."""
         entry = {"key": key, "row": row, "stage": stage, "reason": reason}
         with self._lock:
@@ -402,8 +406,8 @@ class Log(LogView):
                 self.unpacked += sum(map(len, self._sending[1]["records"]))
 
     def check_lease(self) -> None:
-        """Raise Fenced if another driver has taken over the store. A driver calls this before it changes files that the
-        commit log does not protect, such as a published dataset."""
+        """Raise Fenced if another driver (process that schedules a run) has taken over the store. A driver calls this
+        before it changes files that the commit log does not protect, such as a published dataset."""
         with self._lock:
             self._check()
             name = segment_name(self.segments + 1)
@@ -423,11 +427,11 @@ class Log(LogView):
 
     def _put(self, number: int, body: dict[str, Any]) -> dict[str, Any] | None:
         """Create segment (file of the log) `number` with this body, if the number is free. Returns None when this
-        driver created the segment. Returns the body of the existing segment when another driver created it.
+        process created the segment. Returns the body of the existing segment when another process created it.
 
-        A nonce (random id) in the body shows which driver created the segment. The storage's reply does not always show
-        this: a request may take effect and yet time out, and a client library may repeat a request that took effect and
-        then report that the repetition was refused.
+        A nonce (random id) in the body shows which process created the segment. The storage's reply does not always
+        show this: a request may take effect and yet time out, and a client library may repeat a request that took
+        effect and then report that the repetition was refused.
         """
         data, name = encode_segment(body), segment_name(number)
         for attempt in range(RETRIES + 1):
@@ -457,8 +461,9 @@ class Log(LogView):
                          f"run again, what was committed is kept")
 
     def close(self) -> None:
-        """Commit all entries added to the log and give up the lease. If an entry cannot be committed, raises the error
-        of the failed commit, which may have happened earlier in the background thread. A second call does nothing."""
+        """Commit all entries added to the log and give up its lease (the right to append). If an entry cannot be
+        committed, raises the error of the failed commit, which may have happened earlier in the background thread. A
+        second call does nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

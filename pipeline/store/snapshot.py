@@ -98,8 +98,8 @@ def covering(packs: Iterable[Pack], number: int, damaged: Collection[Pack] = ())
 
 
 def digest(key: str) -> bytes:
-    """Return the 16 bytes that stand for a task's key in the index of a pack. The last byte is never zero, because
-    numpy would strip a zero at the end."""
+    """Return the 16 bytes that stand for a task's key in the index of a pack (file of compacted log segments). The last
+    byte is never zero, because numpy would strip a zero at the end."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=15).digest() + b"."
 
 
@@ -154,9 +154,10 @@ class _Builder:
 
 def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_SEGMENTS,
           full: bool = False) -> Iterator[tuple[Pack, bytes]]:
-    """Compact consecutive log segments into packs, and yield (pack, bytes of the pack) for each. `first` is the number
-    of the first segment. A pack holds at most `most` segments. With `full`, the last segments are left out if they do
-    not fill a pack. Raises CorruptLog, with the segment's path in `store`, for a damaged segment."""
+    """Compact consecutive segments (files) of the commit log into packs, and yield (pack, bytes of the pack) for each.
+    `first` is the number of the first segment. A pack holds at most `most` segments. With `full`, the last segments are
+    left out if they do not fill a pack. Raises CorruptLog, with the segment's path in `store`, for a damaged
+    segment."""
     builder = _Builder(first)
     for data in segments:
         builder.add(data, store.at(segment_name(builder.last + 1)))
@@ -169,11 +170,11 @@ def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_
 
 def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), most: int = PACK_SEGMENTS,
          full: bool = False, stopped: Callable[[], bool] = lambda: False) -> Iterator[Pack]:
-    """Compact the committed log segments `first` to `last` into packs in the store, and yield each pack once it is
-    written. A pack holds at most `most` segments. With `full`, the last segments are left out if they do not fill a
-    pack. An existing pack of the same name is kept, unless it is in `damaged`; then it is replaced. Once `stopped`
-    returns True, no further segments are read. Raises CorruptLog for a damaged segment, and FileNotFoundError for one
-    that `store gc` has removed."""
+    """Compact the committed log segments (files) `first` to `last` into packs, files of the store that each hold at
+    most `most` segments. Each pack is yielded once it is written. With `full`, the last segments are left out if they
+    do not fill a pack. An existing pack of the same name is kept, unless it is in `damaged`; then it is replaced. Once
+    `stopped` returns True, no further segments are read. Raises CorruptLog for a damaged segment, and FileNotFoundError
+    for a segment that `store gc` has removed."""
     names = itertools.takewhile(lambda name: not stopped(), map(segment_name, range(first, last + 1)))
     for pack, data in build(first, store.map(store.read, names, READ_AHEAD), store, most, full):
         if pack in damaged:                # in one step: another driver may have written a sound pack, and rely on it
@@ -315,8 +316,8 @@ def _sound(store: Store, pack: Pack) -> bool:
 
 def segment_head(store: Store, number: int) -> bytes:
     """Return the first 128 bytes of a segment (file of the commit log), which include its checksum. A segment that was
-    removed is read from a pack. Raises FileNotFoundError when neither the segment nor an undamaged pack that holds it
-    exists."""
+    removed is read from a pack (file of compacted segments). Raises FileNotFoundError when neither the segment nor an
+    undamaged pack that holds it exists."""
     try:
         return store.read_range(segment_name(number), 0, 128)
     except FileNotFoundError:

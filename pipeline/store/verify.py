@@ -163,8 +163,9 @@ def _recorded(store: Store, log: LogView) -> Iterator[File]:
 
 
 def _published(store: Store, damaged: Mapping[str, str]) -> Iterator[File]:
-    """Yield the files of the store that are not checked through the log: argument lists of tasks, parts of published
-    folders, and files of shard sets. Folders whose manifests are `damaged` are left out."""
+    """Yield the files of the store that the commit log does not name: argument lists of tasks, parts (files) of
+    published folders, and files of shard sets (sets of token files). Folders whose manifests are `damaged` are left
+    out."""
     for entry in store.entries(LISTS):
         yield File(entry.path, entry.size, entry.path.removeprefix(LISTS + "/").removesuffix(".json"))
     for kind in PUBLISHED:
@@ -204,8 +205,8 @@ def _folders(store: Store, kind: str, marker: str) -> list[str]:
 
 
 def _shard_manifests(store: Store) -> list[str]:
-    """Return the paths of all manifests of shard sets, including manifests of earlier states of a set, which a training
-    may still use."""
+    """Return the paths of all manifests (lists of the files) of shard sets (sets of token files). They include
+    manifests of earlier states of a set, which a training may still use."""
     return [path for path in store.list("shards") if _is_manifest(path)]
 
 

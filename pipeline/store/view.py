@@ -125,7 +125,7 @@ class LogView:
 
     def state(self) -> str:
         """Return a string that identifies the set of valid records. The string changes when a record is added or
-        withdrawn, and stays the same when a new driver merely opens the log."""
+        withdrawn, and stays the same when a process merely opens the log for writing."""
         row = self._db.execute("SELECT data FROM record ORDER BY number DESC LIMIT 1").fetchone()
         number = self._packed.last() if row is None else None
         last = row[0] if row is not None else b"{}" if number is None else self._packed.data(number)
@@ -274,8 +274,8 @@ class LogView:
 
     def _replay_segments(self, last_packed: int) -> None:
         """Replay all segments (files of the log) that have not been replayed. `last_packed` is the last segment that,
-        by its name, a pack of the store holds. Segments up to this number must exist, even if the listing of the store
-        lacks them."""
+        by its name, a pack (file of compacted segments) of the store holds. Segments up to this number must exist, even
+        if the listing of the store lacks them."""
         last = last_packed
         for path in self.store.list("log", after=segment_name(self.segments)):
             if path.count("/") > 1:
