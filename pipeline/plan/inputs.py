@@ -19,7 +19,7 @@ from pipeline.plan.objects import ListingJournal, Listings, fixed_prefix, list_o
 
 
 class InputError(TokenmillError):
-    """A source has no readable file. The message names the source, the pattern and the remedy."""
+    """Raised when a source has no readable file. The message names the source, the pattern and the remedy."""
 
     exit_code = 2
 
@@ -71,8 +71,8 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
 
 def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str, ...], verify: bool, links: _Links,
            warnings: list[str], clock: Clock) -> Iterator[Listed]:
-    """Yield the files of a source on disk in no order, with paths relative to `top`. `patterns` gives for each absolute
-    pattern how the recipe writes it."""
+    """Yield the files of a source that are on disk, in no particular order, with paths relative to `top`. `patterns`
+    maps each absolute pattern to the form in which the recipe writes it."""
     skipped: list[str] = []
     for pattern, written in patterns.items():
         matched = False
@@ -111,16 +111,16 @@ def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str
 
 
 def _hashed(path: str, info: os.stat_result, clock: Clock) -> tuple[str, str]:
-    """Return (etag, state) of a file. The etag is the hash of its content, and the state is that of the file when it
-    was hashed (`pipeline.base.files.state`). The state is "" if the file changed while it was hashed, or so shortly
-    before that another change could leave the state the same."""
+    """Return (etag, state) of a file. The etag is the hash of its content, and the state is the state of the file when
+    it was hashed (`pipeline.base.files.state`). The state is "" if it cannot prove later that the content is unchanged:
+    if the file changed during hashing, or so shortly before that another change may leave the state the same."""
     settled = clock.wall() - max(info.st_mtime, info.st_ctime) > SETTLED_S
     etag = "sha256:" + file_sha256(path)
     return etag, state(info) if settled and state(os.stat(path)) == state(info) else ""
 
 
 def _paths(name: str, pattern: str, written: str, suffixes: tuple[str, ...], links: _Links) -> Iterator[str]:
-    """The paths that a pattern stands for, in no order."""
+    """Yield the paths of the files that a pattern stands for, in no particular order."""
     try:
         if os.path.isdir(pattern):
             for path in _matching(pattern, ["**"], (), True, links):
@@ -140,7 +140,7 @@ def _paths(name: str, pattern: str, written: str, suffixes: tuple[str, ...], lin
 
 
 def _named(paths: Iterable[str], top: str) -> str:
-    """The first three paths, relative to `top`, as text for a message."""
+    """Return the first three paths, relative to `top`, as text for a message."""
     first = sorted(paths)[:4]
     return ", ".join(repr(os.path.relpath(p, top)) for p in first[:3]) + (" …" if len(first) > 3 else "")
 

@@ -1,4 +1,5 @@
-"""Prints the plan: the inputs, the nodes in order, which are fresh or stale and why, and the cost."""
+"""Prints a plan: the inputs, the nodes (passes, barriers …) in order with the cost of each, and why nodes are stale
+(have tasks to run)."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def _state(row: dict[str, Any]) -> str:
 
 
 def _what_reruns(document: dict[str, Any]) -> list[str]:
-    """What has changed since the latest run, and which nodes a run would execute or leave as they are."""
+    """Return lines of text: the settings that changed since the latest run, the nodes that a run would execute, and the
+    nodes that it would leave as they are."""
     out = []
     changes = document["changes"]
     if changes and changes["settings"]:

@@ -44,10 +44,11 @@ def needs_index(file: SourceFile, expansion: float, target: int) -> bool:
 def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[str], float], target: int,
                indexes: Mapping[str, list[dict[str, int]] | None],
                group: Callable[[str], str] = lambda path: "") -> Iterator[Partition]:
-    """Yield the partitions of a source in path order. (It is a generator because there may be millions.)
+    """Yield the partitions of a source (each the input of one task) in path order. They are not returned as a list,
+    because there may be millions.
 
-    `expansions` gives expected uncompressed bytes per stored byte of a path. `indexes` gives the splits of the big
-    files by path, as {start, stop, ordinal, records, bytes}; a file that cannot be split is missing or None in it.
+    `expansions` maps a path to the expected uncompressed bytes per stored byte. `indexes` maps the path of a big file
+    to its splits, {start, stop, ordinal, records, bytes}; a file that cannot be split is missing or None in `indexes`.
     Files with the same `group` (`Reader.group`) stay together, however many they are. `target` is the uncompressed size
     of a partition (`run.partition`).
     """
@@ -84,7 +85,7 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
 
 
 def boundary(path: str, probability: float) -> bool:
-    """Whether a partition ends after this file. It is true with `probability`, and depends on the hash of the path
-    alone."""
+    """Whether a partition ends after the file at `path`. The answer is true with the given `probability`, and depends
+    only on a hash of the path."""
     draw = int.from_bytes(hashlib.blake2b(path.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
     return draw < probability * 2.0**64
