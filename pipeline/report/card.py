@@ -45,15 +45,17 @@ def render_card(document: dict[str, Any]) -> str:
 
 
 def title(document: Mapping[str, Any]) -> str:
-    """The title of the ready recipe, else the name of the recipe's file, else that of the run."""
+    """Return the title of the dataset card. It is the title of the ready recipe that the run follows, or else the name
+    of the recipe's file, or else the name of the run."""
     about = document["about"] or {}
     name = about.get("title") or document["made"]["name"] or document["run"]
     return " ".join(visible(name).split())[:LONGEST_NAME] or "corpus"
 
 
 def front_matter(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `huggingface_hub.DatasetCardData` that are known, and the files of each final dataset as a config
-    of the hub's viewer. A licence is given only if every document states a known one."""
+    """Return the front matter of the dataset card: those fields of `huggingface_hub.DatasetCardData` that are known.
+    The files of each final dataset are listed as a config of the hub's viewer. A licence is given only if every
+    document states a known one."""
     final = document["names"]["final"]
     docs = sum(document["datasets"][name]["docs"] for name in final)
     matter: dict[str, Any] = {"pretty_name": title(document), "size_categories": [size_category(distinct(document))]}
@@ -78,8 +80,8 @@ def size_category(docs: int) -> str:
 
 
 def language_codes(counts: Mapping[str, int]) -> list[str]:
-    """The ISO 639 codes of the languages with at least LANGUAGE_SHARE of the documents, the most frequent first. A
-    script (`eng_Latn`) is left out, as the hub knows languages only."""
+    """Return the ISO 639 codes of the languages that at least the share LANGUAGE_SHARE of the documents has, the most
+    frequent first. The script in a code such as `eng_Latn` is left out, because the hub knows only languages."""
     total = sum(counts.values())
     codes: dict[str, int] = {}
     for language, docs in counts.items():

@@ -60,9 +60,9 @@ def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], Non
 def add_training(store: Store, run: str) -> bool:
     """Write the report of a run again, with the trainer's results from runs/RUN/train.
 
-    All other figures are copied from the run's report.json, so that this also works for a copy of a run, on another
-    cluster, that has neither the log nor the parts. Returns False, and writes nothing, when there are no results of a
-    training, or no report.json of this version.
+    All other figures are copied from the run's report.json. The function therefore also works for a copy of a run on
+    another cluster, without the log and the parts (files of documents). Returns False, and writes nothing, when there
+    are no results of a training, or no report.json of this version.
     """
     at, section = f"runs/{run}/report.json", training(store, run)
     if section is None or not store.exists(at):
@@ -93,7 +93,8 @@ def _write(store: Store, document: dict[str, Any], *, latest: bool,
 
 
 def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> dict[str, Any]:
-    """The content of report.json. The docstrings of the functions called here describe its sections."""
+    """Return the content of report.json. Its sections are described in the docstrings of the functions that make
+    them."""
     plan, nodes = nodes_of(store, run, get, sums)
     passes = [n for n in nodes if n.kind == "pass"]
     tokens = token_counts(store, nodes)
@@ -132,7 +133,8 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
 
 
 def nodes_of(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> tuple[dict[str, Any], list[Node]]:
-    """The content of a run's plan.json, and the nodes of the plan, joined with the counters of their tasks."""
+    """Return the content of a run's plan.json, and the nodes of the plan (passes, barriers …) with the summed counters
+    of their tasks."""
     plan = json.loads(store.read(f"runs/{run}/plan.json"))
     tasks = RunTasks(store, run)
     return plan, [Node(n, partial(_committed, tasks, n["name"], get), sums.get(n["name"]),
@@ -146,13 +148,13 @@ def _smallest(tasks: RunTasks, node: str, get: Get, n: int) -> list[PartRecord]:
 
 
 def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:
-    """The commit records of a plan node's tasks, in plan order. Tasks without a record are left out."""
+    """Yield the commit records of the tasks of a plan's node, in plan order. Tasks without a record are left out."""
     return (record for key in tasks.keys(node) if (record := get(key)) is not None)
 
 
 def names(plan: dict[str, Any], passes: list[Node], tokens: dict[str, Any]) -> dict[str, list[str]]:
-    """The names of sources, datasets and streams as lists in plan order, because the keys of a JSON object have no
-    order. `final` lists the datasets from which no other dataset is made."""
+    """Return the names of sources, datasets and streams as lists in plan order, because the keys of a JSON object have
+    no order. `final` lists the datasets from which no other dataset is made."""
     datasets = [n.dataset for n in passes if n.publishes]
     inputs = {d for n in passes for d in n.deps if d != n.dataset}
     return {"sources": list(plan["sources"]), "datasets": datasets, "streams": list(tokens),

@@ -2,8 +2,8 @@
 sections of the report are made from these nodes.
 
 The report reads the files that the run's own records name. It does not read the published folders, because a later run
-may have replaced them. Published parts are the same files under other names (`store.dataset.publish`), so a query over
-them can check every figure.
+may have replaced their files. Published parts are the same files under other names (`store.dataset.publish`), so every
+figure can be checked by a query over the published parts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pipeline.store.records import FileInfo, PartRecord
 
 
 class Node:
-    """A node of the plan with the records of its tasks and the sums of their counters. For a pass, all tasks are added
-    up. For other nodes they are added up by wave (group of tasks), because the tasks of each wave count other
-    things."""
+    """A node of the plan (a pass, a barrier …) with the records of its tasks and the sums of their counters. The
+    counters of a pass are added up over all tasks. The counters of other nodes are added up by wave (a group of tasks
+    of one kind), because the tasks of different waves count different things."""
 
     def __init__(self, doc: dict[str, Any], records: Callable[[], Iterator[PartRecord]], sums: NodeSums | None = None,
                  choose: Callable[[int], list[PartRecord]] | None = None) -> None:
@@ -43,7 +43,8 @@ class Node:
         self.cpu_s, self.wall_s, self.max_rss_mb = sums.cpu_s, sums.wall_s, sums.max_rss_mb
 
     def files(self, name: str) -> Iterator[FileInfo]:
-        """The files of this name that the node's tasks wrote, in plan order. Files without rows are left out."""
+        """Yield the files with this name that the node's tasks wrote, in plan order. Files without rows are left
+        out."""
         return (r.files[name] for r in self.records() if name in r.files and r.files[name].rows)
 
     def lineage(self) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Makes the report's samples: for each reason, a few documents that were dropped, quarantined or removed as duplicates.
+"""Chooses the report's samples: for each reason, a few documents that were dropped, quarantined or removed as
+duplicates.
 
 A sample shows an excerpt of its text. The documents chosen are those with the smallest ids among the first SAMPLE_PARTS
-parts (files) of a pass. Ids are hashes, so this is like a random choice, but each report of the same data shows the
-same samples. Everything shown (text, URL, path, error) is scrubbed of personal data here, even if a step has scrubbed
-it before, because the recipe of a dataset may scrub nothing.
+parts (files of documents) of a pass. Ids are hashes, so this is like a random choice, but each report of the same data
+shows the same samples. Personal data is removed from everything shown (text, URL, path, error), even if a step has
+already removed it, because the recipe of a dataset may have no such step.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ def excerpt(text: str) -> str:
 
 
 def masked_address(address: str | None) -> str:
-    """A URL or a path without personal data. E-mail addresses are also recognised when the URL has %40 for '@'."""
+    """Return a URL or a path without personal data. E-mail addresses are also recognised if '@' is written as %40 in
+    the URL."""
     return scrub_text((address or "").replace("%40", "@"))[:EXCERPT]
 
 
 def _searched(node: Node, name: str) -> list[FileInfo]:
-    """The first SAMPLE_PARTS files of this name that the node's tasks wrote."""
+    """Return the first SAMPLE_PARTS files with this name that the node's tasks wrote. Samples are chosen only from
+    them."""
     return list(islice(node.files(name), SAMPLE_PARTS))
 
 
@@ -79,7 +82,7 @@ def smallest(store: Store, files: list[FileInfo], by: list[str], n: int) -> dict
 
 def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
             columns: list[str]) -> dict[Place, dict[str, Any]]:
-    """Read the rows at these places, (id, number of the file, row). Returns {place: {column: value}}."""
+    """Read the rows at these places, each given as (id, number of the file, row). Returns {place: {column: value}}."""
     by_file: dict[int, list[int]] = {}
     for _, number, row in places:
         by_file.setdefault(number, []).append(row)
@@ -169,8 +172,8 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[N
 
 
 def _texts(node: Node, nodes: list[Node]) -> Iterator[FileInfo]:
-    """The files with the texts of the documents that a pass kept. Some passes write no texts, but only lists of the
-    rows that are gone (row sets). For these, the files of the passes before them are yielded."""
+    """Yield the files with the texts of the documents that a pass kept. Some passes write no texts, but only lists of
+    the rows that are gone (row sets). Instead of these, the files of the passes before them are yielded."""
     if "gone.parquet" not in node.writes:
         yield from node.files("kept.parquet")
         return

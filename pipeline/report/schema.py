@@ -79,7 +79,8 @@ class Source(Part):
 
 
 class Step(Part):
-    """A row of a funnel: how many documents of a source are left after a step. It has `bytes` or `tokens`."""
+    """A row of a funnel: how many documents of a source are left after a step. Rows of datasets have `bytes`, rows of
+    token streams have `tokens`."""
 
     step: str = fact("`read`, the name of a dataset, or `tokens (STREAM)`")
     docs: int = fact("documents left", "documents")

@@ -1,4 +1,4 @@
-"""What the parts of the schema of report.json are made of, and the part that most others share."""
+"""Defines the base class of all parts of the schema of report.json, and the part that most others use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def maybe(meaning: str, unit: str = "") -> Any:
 
 
 class Part(BaseModel):
-    """Base of all parts of the report: types are exact, unknown fields are errors."""
+    """Base class of all parts of the report. Types are checked without conversion, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

@@ -37,14 +37,16 @@ class Bound(Part):
 
 
 class Bins(Part):
-    """A histogram of a signal, for kept and for dropped documents. Its bins are those of a dataset's `scores`."""
+    """A histogram of a signal, for kept and for dropped documents. Its bins are numbered like those of a dataset's
+    `scores`."""
 
     kept: Counts = fact("bin → documents kept in the end", "documents")
     dropped: Counts = fact("bin → documents dropped by any step", "documents")
 
 
 class Signal(Part):
-    """The distribution of a signal over the documents that reached its step."""
+    """The distribution of a signal (a number that a step computed for each document) over the documents that reached
+    its step."""
 
     signal: str = fact("name of the signal")
     step: str = fact("the step that computed it")
@@ -161,7 +163,7 @@ class LossPoint(Part):
 
 
 class Losses(Part):
-    """The losses of a training. If there are many, only every n-th is in the report."""
+    """The losses of a training. If it has many steps or evaluations, only every n-th of them is in the report."""
 
     steps: list[LossPoint] = fact("losses of steps, on training data")
     evals: list[LossPoint] = fact("losses of evaluations, on held-out data")
@@ -185,7 +187,8 @@ class Domains(Part):
 
 
 class StreamOrder(Part):
-    """How well the windows of one stream are spread over the samples that were examined."""
+    """How well the windows (training samples) of one stream are spread over the order of training. The figures are
+    about the samples that were examined."""
 
     windows: int = fact("its windows", "windows")
     neighbours: int = fact("pairs of them in one step that follow each other in the stream", "pairs")
@@ -195,8 +198,8 @@ class StreamOrder(Part):
 
 
 class OrderQuality(Part):
-    """Whether batches have the planned mixture, and whether windows that are neighbours in their stream are far apart
-    in the order of training."""
+    """Whether batches have the planned mixture, and whether windows (training samples) that are neighbours in their
+    stream are far apart in the order of training."""
 
     steps: int = fact("steps looked at", "steps")
     of: int = fact("steps of the curriculum", "steps")
