@@ -53,9 +53,9 @@ _loaded: dict[tuple[str, int], Tokenizer] = {}
 
 # -- one part ----------------------------------------------------------------------------------------------------
 class EncodePart:
-    """Encodes the documents of one part. args: part ($ref of kept.parquet), tokenizer ($ref), eos (id of the
-    end-of-text token), libraries, where, val {share, seed}, $volatile {quarantined: the commit log's entries under
-    `encode_key`}.
+    """Encodes the documents of one part (file of documents) as tokens. args: part ($ref of kept.parquet), tokenizer
+    ($ref), eos (id of the end-of-text token), libraries, where (selects documents), val {share, seed}, $volatile
+    {quarantined: the commit log's entries under `encode_key`}.
 
     Writes two or three files for each split. SPLIT.tokens holds the documents back to back, each ended by EOS, as u16
     or u32. SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and which row of the part it
@@ -63,11 +63,11 @@ class EncodePart:
     reads them but does not learn to predict them.
 
     Whether a document is held out (in val) depends only on PRF(seed, id), a pseudo-random number. A document that is
-    not held out itself goes into neither split if a deduplication found that it resembles a held-out one, because
-    training on it would spoil the evaluation. Such documents are counted (`near_held_out`). A document on which the
-    tokenizer crashes or raises an exception goes into no split but into quarantine.parquet (QUARANTINE_SCHEMA), in the
-    order of the part. Crashes are also recorded in the commit log; exceptions need no record, because they recur in
-    every attempt. Memory: one row group and the tokens of one batch.
+    not held out goes into neither split if a deduplication found that it resembles a held-out one, because training on
+    it would spoil the evaluation. Such documents are counted (`near_held_out`). A document on which the tokenizer
+    crashes or raises an exception goes into no split but into quarantine.parquet (QUARANTINE_SCHEMA), in the order of
+    the part. Crashes are also recorded in the commit log; exceptions need no record, because they recur in every
+    attempt. Memory: one row group and the tokens of one batch.
     """
 
     name = "encode_part"
@@ -79,9 +79,9 @@ class EncodePart:
 
 
 def encode_key(args: Mapping[str, Any]) -> str:
-    """Returns a key that covers all that determines the tokens of a text, whatever part or stream the text is in. The
-    commit log lists the documents that encoding quarantined under this key, as it does for the key of a stage. `args`
-    are those of an EncodePart."""
+    """Returns a hash of everything that determines the tokens of a text: tokenizer, end-of-text token and libraries. It
+    does not depend on the part or stream that the text is in. The commit log lists the documents that could not be
+    encoded under this key. `args` are those of an EncodePart."""
     return task_key(ENCODE, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
 
 
@@ -199,8 +199,8 @@ def _raise_unless_text_caused(error: Exception) -> None:
     """Raise the error again if no text can have caused it. The cause is then a fault of the machine, or a tokenizer
     whose end-of-text token can be spelt in a text.
 
-    A panic of a tokenizer written in Rust is not an Exception and is not handled here. It ends the child process,
-    because it may leave locks held, and the supervisor then finds the text that caused it.
+    A panic of a tokenizer written in Rust is not an Exception and does not reach this function. It ends the child
+    process, because it may leave locks held, and the supervisor then finds the text that caused it.
     """
     if isinstance(error, TokenizerError) or not to_blame(error):
         raise error
@@ -211,8 +211,8 @@ def _held_out(id: str, val: Mapping[str, Any]) -> bool:
 
 
 def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
-    """Whether a document that is not held out itself resembles a held-out one. The documents that it resembles are
-    those that a deduplication noted in its metadata."""
+    """Whether a document resembles a held-out one (in val) but is not held out itself. The documents that it resembles
+    are listed in its metadata, where a deduplication noted them."""
     near = json.loads(meta).get("near_duplicates") if meta and '"near_duplicates"' in meta else None
     if not isinstance(near, dict) or _held_out(id, val):
         return False
@@ -220,8 +220,8 @@ def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
 
 
 def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
-    """Returns the tokenizer of a file. A warm child (a worker process that is used for several tasks) keeps the
-    tokenizers it has loaded."""
+    """Returns the tokenizer in a file. A warm child (a worker process that is used for several tasks) keeps the
+    tokenizers that it has loaded."""
     key = (ref["content"], eos)
     if key not in _loaded:
         _loaded[key] = load_tokenizer(inputs.fetch(ref), eos)
@@ -229,7 +229,8 @@ def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
 
 
 class _PartWriter:
-    """Writes SPLIT.tokens, SPLIT.parquet and SPLIT.loss for one split of one part (see `EncodePart`)."""
+    """Writes the tokens of one split of one part (file of documents): SPLIT.tokens (the tokens), SPLIT.parquet (where
+    each document ends) and SPLIT.loss (which tokens count for the loss)."""
 
     def __init__(self, out: Out, split: str, table_rows: int = TABLE_ROWS) -> None:
         self._table_rows = table_rows
@@ -269,12 +270,13 @@ class _PartWriter:
 
 # -- one shard ---------------------------------------------------------------------------------------------------
 class AssembleShard:
-    """Assembles one shard: writes the documents that start in the token range [start, stop) of a stream.
+    """Assembles one shard (file of tokens for training): writes the documents that start in the token range [start,
+    stop) of a stream.
 
-    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, maybe loss:
-    $ref}]. A piece is one encoded part (output of `EncodePart`), and the pieces are in plan order. Writes body (the
-    tokens), ends, table.parquet, blocks (checksums of the blocks), shard.json, and loss if some token does not count
-    for the loss.
+    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, and loss: $ref
+    if the piece has a loss mask}]. A piece is one encoded part (output of `EncodePart`), and the pieces are in plan
+    order. Writes body (the tokens), ends, table.parquet, blocks (checksums of the blocks), shard.json, and loss if some
+    token does not count for the loss.
     """
 
     name = "assemble_shard"
@@ -314,8 +316,8 @@ class AssembleShard:
 
 # -- for planners ------------------------------------------------------------------------------------------------
 def libraries() -> dict[str, str | None]:
-    """Returns the versions of LIBRARIES (None: not installed). They are task arguments, because another version may
-    tokenize a text differently."""
+    """Returns the versions of the libraries that tokenizers use (None: not installed). The versions are task arguments,
+    because another version of a library may tokenize a text differently."""
     versions: dict[str, str | None] = dict.fromkeys(LIBRARIES)
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):

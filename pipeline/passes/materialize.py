@@ -235,8 +235,8 @@ class WriteRows:
 
 
 def _masked(loss: np.ndarray, length: int) -> np.ndarray:
-    """Returns bool (rows,), computed from the loss bits: whether a row has a target token that does not count for the
-    loss."""
+    """Returns for each row (training sample) whether any of its `length` target tokens does not count for the loss, as
+    bool (rows,). `loss` has one bit per token: 1 if it counts."""
     all_ones = pack_bits(np.ones((1, length), np.uint8))
     return (_bits(loss) != all_ones).any(1)
 
@@ -268,17 +268,18 @@ def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, fields: 
 
 
 def _bits(packed: np.ndarray) -> np.ndarray:
-    """Returns the bits of rows as u8 (rows, ceil(L / 8)). The exchange holds them as raw bytes (numpy's type V)."""
+    """Converts the bit fields of rows to u8 (rows, ceil(L / 8)) from the raw bytes (numpy's type V) in which exchange
+    files hold them."""
     return packed.view(np.uint8).reshape(len(packed), -1)
 
 
 # -- for planners ------------------------------------------------------------------------------------------------
 def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = None,
                file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Returns the map tasks, which read the shards. Each reads `map_bytes` of tokens. By default this is so much that a
-    task writes SEGMENT bytes or more, on average, for each output file. A task needs scratch space for the bytes it
-    reads. Raises CurriculumError if this version computes another order hash for the curriculum, and ShardError if a
-    shard set that the curriculum names is missing."""
+    """Returns the map tasks, each of which reads `map_bytes` of tokens from the shards. By default `map_bytes` is so
+    large that a task writes at least SEGMENT bytes, on average, for each output file. A task needs scratch space for
+    the bytes it reads. Raises CurriculumError if this version computes another order hash for the curriculum, and
+    ShardError if a shard set that the curriculum names is missing."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")

@@ -44,7 +44,8 @@ def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def _scripts(batch: pa.RecordBatch) -> list[float | None]:
-    """The signal `script` (the number of a script) of each row; None where it was not computed."""
+    """Return the signal `script` of each row: the number of the writing system of its text, or None where it was not
+    computed."""
     if "signals" in batch.schema.names:
         signals = batch.column("signals")
         if signals.type.get_field_index("script") >= 0:
@@ -71,9 +72,9 @@ class Rows:
 
 
 def rows_of(path: str, selection: Selection, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
-    """Yields the rows of a part that `selection` takes, at most `batch` rows and BATCH_BYTES of text at a time; a
-    longer document is a batch of its own. The column `bytes`, the UTF-8 length of the text, is available without
-    reading the texts. Memory: one row group of the columns read."""
+    """Yields the rows of a part (file of documents) that `selection` takes, at most `batch` rows and BATCH_BYTES of
+    text at a time. A document longer than BATCH_BYTES is a batch of its own. The column `bytes`, the UTF-8 length of
+    the text, is available without reading the texts. Memory: one row group of the columns read."""
     need = {"id", *columns, *selection.columns} - {"bytes"}
     if "bytes" in columns:
         need |= {"signals.bytes"}
@@ -92,8 +93,8 @@ def rows_of(path: str, selection: Selection, columns: Sequence[str], batch: int 
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yields a batch in pieces of consecutive rows. A piece has at most BATCH_BYTES of text, or is a single longer
-    row."""
+    """Cuts a batch and yields the pieces, each with consecutive rows. A piece has at most BATCH_BYTES of text, or is a
+    single row with a longer text."""
     if "text" not in batch.schema.names:
         yield batch
         return

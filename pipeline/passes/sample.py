@@ -86,7 +86,7 @@ class Draw:
             self.bytes, self.below = self.bytes - dropped_bytes, min(self.below, -top)
 
     def rows(self) -> list[tuple[int, dict[str, Any]]]:
-        """Returns (bytes, row) in the order in which the records were seen."""
+        """Returns (bytes, row) for the records drawn, in the order in which the records were read."""
         return [(size, row) for _, _, size, row in sorted(self.heap, key=lambda item: item[1])]
 
 

@@ -1,9 +1,9 @@
 """Checks that documents can be stored, and removes personal data from the rows that people see.
 
-A stage or reader of a user may write any value. All columns are therefore checked after each of them. A wrong type is
-an error of that one document, with a message that names the column; it does not fail the whole part. Rows of dropped
-and quarantined documents are meant to be read by people. Every field of them that may hold text of the page therefore
-passes the scrubber, which removes personal data.
+A stage or reader of a user may write any value. All columns are therefore checked after each such stage or reader. A
+wrong type is an error of one document, with a message that names the column; it does not fail the whole part (file of
+documents). Rows of dropped and quarantined documents are meant to be read by people. Personal data is therefore removed
+from every field of them that may hold text of the page.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ LONGEST_REASON = 200
 
 
 def language_label(language: str) -> str:
-    """The language as a key of counters. A string that does not look like a language becomes OTHER, because a column
-    may hold any string."""
+    """Return the language under which a document is counted. A string that does not look like the code of a language
+    becomes OTHER, because a user's column may hold any string."""
     return language if _LANGUAGE.fullmatch(language) else OTHER
 
 
 def scrub_row(doc: Document) -> None:
-    """Remove personal data from every field of a dropped document that is shown (id, source and signals hold none)."""
+    """Remove personal data from the fields of a dropped document, because people read them. The id, the source and the
+    signals hold no personal data and stay."""
     doc.text, doc.url, doc.language = scrub_text(doc.text), scrub_text(doc.url), scrub_text(doc.language)
     if doc.date is not None:
         doc.date = scrub_text(doc.date)
@@ -54,7 +55,8 @@ def state_of(doc: Document) -> State:
 
 
 def _flat(meta: dict[str, Any]) -> bool:
-    """Whether all keys are strings, and all values are immutable and stored unchanged by JSON."""
+    """Whether a document's metadata can be copied without copying its values. All keys must be strings, and all values
+    immutable and stored unchanged by JSON."""
     return all(type(k) is str and isinstance(v, (str, int, float, type(None))) for k, v in meta.items())
 
 
@@ -136,8 +138,9 @@ def _check_columns(doc: Document, who: str) -> None:
 
 
 def _check_places(doc: Document, who: str) -> None:
-    """Check the locator ({file: string, sub: string, offset: 64-bit integer, record: 64-bit integer}, all optional) and
-    `loss_spans` (None or a list of {start, end})."""
+    """Raise TypeError if the locator or the `loss_spans` of a document have a wrong form. The locator is {file: string,
+    sub: string, offset: 64-bit integer, record: 64-bit integer}, all optional; `loss_spans` is None or a list of
+    {start, end}. `who` (stage or reader) set them and is named in the message."""
     if type(doc.locator) is not dict:
         raise TypeError(f"the {who} set locator to {_shown(doc.locator)}, it must be a dict")
     for name, kind in (("file", str), ("sub", str), ("offset", int), ("record", int)):
@@ -152,15 +155,15 @@ def _check_places(doc: Document, who: str) -> None:
 
 
 def check_spans(doc: Document, text: str, spans: list[dict[str, int]] | None) -> None:
-    """Raise ValueError if a stage changed the text of a document but not its `loss_spans`. `text` and `spans` are the
-    values before the stage. Only text inside the spans counts for the loss, so old spans would make wrong text
-    count."""
+    """Raise ValueError if a stage changed the text of a document but not its `loss_spans`, outside which text does not
+    count for the loss. `text` and `spans` are the values before the stage. With a changed text, old spans would mark
+    wrong passages."""
     if spans and doc.text != text and doc.loss_spans == spans:
         raise ValueError("the stage changed a text of which only spans count for the loss, and left the spans where "
                          "they were: set doc.loss_spans, or use the stage before the text is rendered")
 
 
 def _shown(value: Any) -> str:
-    """Returns a wrong value as an error message shows it. If the value may hold text of the document, only its type is
-    shown."""
+    """Returns the form in which an error message shows a wrong value. If the value may hold text of the document, this
+    is only its type."""
     return f"{value!r}" if isinstance(value, (bool, int, float)) or value is None else f"a {type(value).__name__}"
