@@ -32,7 +32,8 @@ _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "
 
 
 def render_card(document: dict[str, Any]) -> str:
-    """The dataset card as Markdown. `document` is the report (`pipeline.report.collect.collect`, or report.json)."""
+    """Return the dataset card as Markdown. `document` is the content of report.json
+    (`pipeline.report.collect.collect`)."""
     document = visible_json(json.loads(json.dumps(document, sort_keys=True)))
     recipe = recipe_of(document)
     lines = ["---", dump_yaml(front_matter(document, recipe)).rstrip("\n"), "---", "",
@@ -75,7 +76,7 @@ def front_matter(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
 
 
 def size_category(docs: int) -> str:
-    """The hub's category of a number of documents."""
+    """Return the Hugging Face hub's size category for a number of documents."""
     return next((name for bound, name in _SIZES if docs < bound), "n>1T")
 
 
@@ -92,7 +93,7 @@ def language_codes(counts: Mapping[str, int]) -> list[str]:
 
 
 def summary(document: Mapping[str, Any]) -> list[str]:
-    """What the corpus is, in a few sentences."""
+    """Return a description of the corpus in a few sentences, as lines of Markdown."""
     head, final, about = headline(dict(document)), document["names"]["final"], document["about"]
     origin = document["made"]
     sources = plural(len(document["names"]["sources"]), "source")

@@ -24,7 +24,7 @@ Report = Mapping[str, Any]
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a sentence, the first NAMES of them."""
+    """Return the first NAMES of the names as text, separated by commas, and the number of further names."""
     all_names = list(names)
     omitted = len(all_names) - NAMES
     return ", ".join(map(plain, all_names[:NAMES])) + (f" and {omitted:,} more" if omitted > 0 else "")
@@ -35,7 +35,8 @@ def share(part: float, whole: float) -> str:
 
 
 def more(rows: Sequence[Any], what: str) -> list[str]:
-    """The sentence under a table that was cut to its top."""
+    """Return a sentence that says how many rows are missing in a table of the first ROWS rows; [] if none is
+    missing."""
     omitted = len(rows) - ROWS
     return [f"The largest {ROWS} are shown; {plural(omitted, what)} more in `report.json`.", ""] if omitted > 0 else []
 

@@ -1,4 +1,5 @@
-"""Makes report.json, the figures of a run, from the commit records of its tasks and from a few of the files they wrote.
+"""Makes report.json, which holds the figures of a run, from the commit records of the run's tasks and from a few of the
+files they wrote.
 
 No document is processed again. The records hold counters, which are added up, and only a few parts (files of documents)
 are opened, to show samples. So apart from reading the log, neither memory nor time depends on the number of parts. All
@@ -48,9 +49,9 @@ def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], Non
     of report.json.
 
     `get` returns the commit record of a task's key: `Log.get`, or `Log.read(store).get` in a process that is not a
-    driver. `check_lease` (`Log.check_lease`) is called before anything is written, because collecting may take long and
-    another driver may have taken over. `sums` maps names of plan nodes to the sums of their counters. For nodes that
-    are not in `sums`, all records are read and added up.
+    driver. `check_lease` (`Log.check_lease`) is called before anything is written. It raises if another driver has
+    taken over the store, which may happen while the report is collected. `sums` maps names of plan nodes to the sums of
+    their counters. For nodes that are not in `sums`, all records are read and added up.
     """
     document = collect(store, run, get, sums)
     _write(store, document, latest=True, check_lease=check_lease)
@@ -78,7 +79,8 @@ def add_training(store: Store, run: str) -> bool:
 def _write(store: Store, document: dict[str, Any], *, latest: bool,
            check_lease: Callable[[], None] = lambda: None) -> None:
     """Write report.json, report.md and report.html into the folder of the run. With `latest`, report.json is also
-    written to the root of the store. `check_lease` is called before anything is written."""
+    written to the root of the store. `check_lease` is called before anything is written; it raises if another driver
+    has taken over the store."""
     from pipeline.report.card import render_card
     from pipeline.report.html import render
 
@@ -142,7 +144,7 @@ def nodes_of(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})
 
 
 def _smallest(tasks: RunTasks, node: str, get: Get, n: int) -> list[PartRecord]:
-    """Records of the tasks of a node that have the smallest keys."""
+    """Return the commit records of the `n` tasks of a node that have the smallest keys."""
     keys = dict.fromkeys(heapq.nsmallest(2 * n, tasks.keys(node)))       # a task that was asked for twice occurs twice
     return [record for key in list(keys)[:n] if (record := get(key)) is not None]
 

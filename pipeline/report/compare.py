@@ -4,9 +4,9 @@ one run treated differently from the other.
 The comparison reads the parts (files of documents) that each run itself made, not the published ones, because a later
 run may have published a dataset again. It finds the parts by the tasks that the run lists (`runs/RUN/tasks.parquet`)
 and the records of these tasks in the log. Parts that cannot be read any more are counted in `missing`. The figures come
-from report.json and need no part.
+from report.json, so parts are not needed for them.
 
-The result is JSON; docs/cli.md describes it. Texts, URLs and paths of examples are scrubbed
+The result is JSON; docs/cli.md describes it. Personal data is removed from the texts, URLs and paths of examples
 (`pipeline.report.samples`).
 """
 
@@ -48,7 +48,7 @@ LOST_COLUMNS = ["id", "source", "file", "stage", "reason", "detail"]
 
 
 class NotFinished(TokenmillError):
-    """A run that has not finished has nothing to compare yet."""
+    """Raised for a run that has not finished, because there is nothing to compare yet."""
 
     exit_code = 2
 
@@ -77,11 +77,11 @@ class Run:
         return cls(store, name, plan, run_recipe_of(store, name), _report(store, name, plan, get), get)
 
     def datasets(self) -> list[str]:
-        """The datasets that the run made, in plan order."""
+        """Return the names of the datasets that the run made, in plan order."""
         return [node["dataset"] for node in self.plan["nodes"] if node["kind"] == "pass" and node["publishes"]]
 
     def side(self, dataset: str) -> Side:
-        """The parts of one dataset."""
+        """Return one dataset of the run, in the form in which it is compared with the dataset of another run."""
         nodes = [n for n in self.plan["nodes"] if n["kind"] == "pass" and n["dataset"] == dataset]
         tasks = RunTasks(self.store, self.name)
         passes = [Node(n, partial(self._records, tasks, n["name"]), NodeSums()) for n in nodes]
@@ -195,7 +195,7 @@ def _examples(change: str, pairs: list[tuple[np.void | None, np.void | None]],
 
 
 def _row(side: Side, fact: np.void) -> dict[str, Any]:
-    """The row of a document. Only its row group is read."""
+    """Read the row of one document from the files of a run. Only the row group of the document is read."""
     path, sha256, fate = side.files[int(fact["file"])]
     columns = LOST_COLUMNS if fate == QUARANTINED else [*COLUMNS, *(("reason", "stage") if fate == DROPPED else ())]
     row = int(fact["row"])

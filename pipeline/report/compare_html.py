@@ -85,7 +85,7 @@ def cut(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
 
 
 def figure(row: Mapping[str, Any], side: str) -> str:
-    """A figure for people; – where there is none. Hashes are cut."""
+    """Format one figure of a row for people; "–" if the run does not have it. Hashes are cut to 12 characters."""
     number = row[side]
     if number is None:
         return "–"
@@ -108,13 +108,13 @@ def change(row: Mapping[str, Any]) -> str:
 
 
 def value(setting: Any) -> str:
-    """A value of a recipe on one line."""
+    """Return a value of a recipe as text on one line, cut to VALUE characters."""
     text = json.dumps(setting, ensure_ascii=False) if not isinstance(setting, str) else setting
     return text if len(text) <= VALUE else text[:VALUE] + "…"
 
 
 def fate(side: Mapping[str, Any] | None) -> str:
-    """What became of a document in one run."""
+    """Return as text whether a run kept, dropped or quarantined a document, and by which step and for what reason."""
     if side is None:
         return "not there"
     return f"{side['fate']} by {side['stage'] or 'reader'}: {side['reason']}" if side.get("reason") else side["fate"]
@@ -133,7 +133,8 @@ _COLORS = {"same": 2, "newly_dropped": 5, "newly_kept": 0, "changed_text": 4, "o
 
 
 def _bar(name: str, section: Mapping[str, Any]) -> Markup:
-    """The documents of a dataset by what became of them."""
+    """Draw a bar of the documents of a dataset, divided by the change between the two runs (unchanged, newly dropped
+    …)."""
     parts = [(kind.replace("_", " "), n, _COLORS[kind]) for kind, n in [("same", section["same"]),
                                                                       *section["changes"].items()] if n]
     return Markup(charts.stacked(parts, label=f"documents of {name}"))

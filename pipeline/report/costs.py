@@ -1,7 +1,8 @@
 """Makes the report's sections about time and memory.
 
-The figures come from the commit records, so they include work that an earlier run did and this run reused. They are
-measurements, the only figures in the report that cannot be checked by a query over the published parts.
+The figures come from the commit records of tasks, so they include work that an earlier run did and this run reused.
+They are measurements. All other figures of the report can be checked by a query over the published parts (files of
+documents).
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def losses(store: Store, run: str) -> dict[str, Any] | None:
 
 
 def _lines(store: Store, path: str) -> Iterator[tuple[str, int, bytes]]:
-    """(event, step, text) of the whole lines of a metrics.jsonl."""
+    """Yield (event, step, text) for each complete line of a metrics.jsonl."""
     with store.open(path) as file:
         for text in file:
             if (head := _HEAD.match(text)) and text.endswith(b"\n"):
@@ -98,7 +98,7 @@ class _Thinned:
             self._every *= 2
 
     def undo(self, step: int) -> None:
-        """Drop the lines of steps after `step`."""
+        """Drop the lines of all steps after `step`, because the training went back to this step."""
         self._entries = [entry for entry in self._entries if entry[0] <= step]
 
     def lines(self) -> list[dict[str, Any]]:

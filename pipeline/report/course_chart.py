@@ -130,13 +130,13 @@ def _areas(course: Mapping[str, Any], x: Callable[[float], float], top: float,
 
 
 def _steps(edge: Sequence[float], ends: Sequence[float], x: Callable[[float], float], top: float) -> list[str]:
-    """The corners of a line that is level in each stretch."""
+    """Return the corners of a stepped line, which is level in each stretch of the training, as text for an SVG path."""
     return [f"{x(tokens):.1f} {top + AREA * (1 - min(share, 1.0)):.1f}" for i, share in enumerate(edge)
             for tokens in (ends[i], ends[i + 1])]
 
 
 def keys(course: Mapping[str, Any], color: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The legend: (stream, colour)."""
+    """Return the legend of the chart as (stream, colour)."""
     totals = {name: sum(s["realised"]) for name, s in course["streams"].items()}
     ordered = sorted((n for n in totals if totals[n]), key=lambda n: (-totals[n], n))
     return [*((n, color.get(n, OTHERS)) for n in ordered[:STREAMS]),

@@ -72,7 +72,7 @@ def histogram(row: Mapping[str, Any]) -> Element:
         number = score_bin(bound["value"]) or 0
         if low - 32 <= number <= high + 32:
             low, high = min(low, number), max(high, number)
-    # empty octaves between 0 and the smallest value are left out, but for one
+    # of the empty octaves between 0 and the smallest positive value, only one is drawn
     above = [b for b in (*kept, *dropped, *_numbers(marks)) if b > 0]
     skipped = max(0, min(above, default=0) - BINS - 1) if low <= 0 else 0
     kept, dropped = ({b - skipped if b > 0 else b: n for b, n in bins.items()} for bins in (kept, dropped))
@@ -128,7 +128,7 @@ def bar_path(values: Sequence[float], feet: Sequence[float], step: float, tall: 
 
 
 def _least(number: int) -> float:
-    """The smallest value of a bin."""
+    """Return the smallest value that falls into a histogram bin."""
     near, far = bin_edges(number)
     return near if number > 0 else -far if number < 0 else 0.0
 

@@ -1,5 +1,5 @@
-"""Makes the report's section about domains: the hosts with the most documents of a dataset, and how many of these it
-keeps."""
+"""Makes the report's section about domains: the hosts (of URLs) with the most documents in a dataset, and how many of
+their documents the dataset keeps."""
 
 from __future__ import annotations
 

@@ -48,6 +48,6 @@ def _domains(document: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
 
 
 def places(match: list[list[str]]) -> Markup:
-    """An excerpt with the places that a rule matched, as HTML."""
+    """Return an excerpt as HTML, with the passages marked that made a rule drop the document."""
     templates = {"mark": Markup("<mark>{}</mark>"), "text": Markup("{}"), "cut": Markup("…{}")}
     return Markup("").join(templates[kind].format(text) for kind, text in match)

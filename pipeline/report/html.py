@@ -33,7 +33,7 @@ REST = charts.COLORS - 1
 
 
 def render(document: dict[str, Any]) -> str:
-    """The report as HTML. `document` is the content of report.json (`pipeline.report.collect.collect`).
+    """Return the report as HTML. `document` is the content of report.json (`pipeline.report.collect.collect`).
 
     The HTML does not depend on the order of keys in `document`. Where an order matters, `document` has lists, or
     `document["names"]` lists the keys in order.

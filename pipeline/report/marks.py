@@ -42,7 +42,8 @@ def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
 
 @cache
 def _finder(stage: str) -> Any:
-    """`Stage.matches` of a registered step; None for any other."""
+    """Return the method `matches` of a registered step, which finds the passages that made it drop a text. None for a
+    step that is not registered or has no such method."""
     return getattr(stage_class(stage), "matches", None) if stage in STAGES else None
 
 

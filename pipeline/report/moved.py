@@ -57,11 +57,11 @@ class Side:
     store: Store
     passes: list[Node]
     steps: list[Any]
-    tasks: int                                           # that the plan names, over all passes
+    tasks: int                                           # number of tasks in the plan, over all passes
 
     def __post_init__(self) -> None:
         self.margins = Margins(self.steps)
-        self.files = Spilled[list[Any]](encode=list, decode=list)  # that were read: [path, sha256, fate]
+        self.files = Spilled[list[Any]](encode=list, decode=list)  # files read: [path, sha256, fate]
         self.missing: list[str] = []                               # parts that cannot be read: the first NAMED
         self.missing_parts = self.records = 0
 
@@ -148,7 +148,7 @@ def _equal_parts(before: Side, after: Side) -> set[tuple[str, str]]:
 
 
 class _Spill:
-    """Writes facts to files by the first byte of the id."""
+    """Writes the records of documents to 256 files, chosen by the first byte of the document's id."""
 
     def __init__(self, folder: str, most: int) -> None:
         self._folder, self._most = folder, most

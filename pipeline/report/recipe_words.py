@@ -43,7 +43,7 @@ def recipe_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def steps_of(recipe: Mapping[str, Any], dataset: str) -> list[StepWords]:
-    """The steps of a dataset in order."""
+    """Return the steps of a dataset in order, each described in words."""
     section = recipe.get("datasets", {}).get(dataset) or {}
     return [_words(*next(iter(step.items()))) for step in section.get("steps") or () if step]
 
@@ -76,7 +76,7 @@ def _plain(default: Any) -> Any:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a docstring, on one line."""
+    """Return the first sentence of a docstring, on one line and without its full stop."""
     paragraph = " ".join(text.strip().split("\n\n")[0].split())
     match = re.match(r".+?[.](?= [A-Z`]|$)", paragraph)
     return (match[0] if match else paragraph).rstrip(".")
@@ -97,7 +97,7 @@ def _value(value: Any) -> str:
 
 
 def inputs_of(recipe: Mapping[str, Any], dataset: str) -> list[str]:
-    """The sources and datasets that a dataset is made from."""
+    """Return the sources and datasets that a dataset is made from."""
     inputs = (recipe.get("datasets", {}).get(dataset) or {}).get("from") or []
     return [inputs] if isinstance(inputs, str) else list(inputs)
 

@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 def fact(meaning: str, unit: str = "", **how: Any) -> Any:
-    """Declare a field of the report."""
+    """Declare a field of the report with its meaning and its unit."""
     return Field(description=meaning, json_schema_extra={"unit": unit}, **how)
 
 
 def maybe(meaning: str, unit: str = "") -> Any:
-    """Declare a field that is left out where it has no value."""
+    """Declare a field of the report that is left out if it has no value."""
     return fact(meaning, unit, default=None)
 
 
@@ -29,7 +29,7 @@ Nested = dict[str, Counts]
 
 
 class Sample(Part):
-    """A document as an excerpt. Personal data is masked."""
+    """A document, shown by an excerpt of its text. Personal data is masked."""
 
     id: str = fact("id of the document")
     url: str = fact("its URL, may be empty")

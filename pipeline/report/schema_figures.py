@@ -1,4 +1,4 @@
-"""The schema of the report's sections `signals`, `domains`, `graph`, `clusters`, `course`, `losses` and
+"""Defines the schema of the report's sections `signals`, `domains`, `graph`, `clusters`, `course`, `losses` and
 `order_quality`."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Try(Part):
 
 
 class Bound(Part):
-    """A threshold of a signal."""
+    """A threshold of a step for a signal (a number per document)."""
 
     key: str = fact("setting of the step")
     side: Literal["min", "max"] = fact("whether kept documents have at least or at most this value")
@@ -57,7 +57,7 @@ class Signal(Part):
 
 
 class Signals(Part):
-    """The signals of a dataset."""
+    """The distributions of the signals of a dataset (numbers that its steps computed for each document)."""
 
     read: Extent = fact("how many documents were read for this")
     signals: list[Signal] = fact("signals in the order of the recipe, at most 80")
@@ -65,7 +65,7 @@ class Signals(Part):
 
 
 class GraphNode(Part):
-    """A node of the graph."""
+    """A node of the plan's graph, such as a source, a pass, a deduplication or a token stream."""
 
     name: str = fact("its name")
     kind: str = fact("index, pass, barrier, …, or curriculum")
@@ -75,7 +75,7 @@ class GraphNode(Part):
 
 
 class Edge(Part):
-    """The documents or tokens that one node passes on to another."""
+    """The documents or tokens that one node of the plan passes on to another."""
 
     from_: str = fact("name of the first node", alias="from")
     to: str = fact("name of the second node")
@@ -84,21 +84,21 @@ class Edge(Part):
 
 
 class Graph(Part):
-    """The plan from sources to tokens."""
+    """The plan as a graph, from sources to tokens."""
 
     nodes: list[GraphNode] = fact("nodes in plan order")
     edges: list[Edge] = fact("edges between them")
 
 
 class Removed(Sample):
-    """A removed document of a group."""
+    """A document of a group of duplicates that was removed."""
 
     diff: list[list[str]] | None = fact("its words beside those of the kept text: pairs of `both`, `kept`, `removed` "
                                         "or `cut`, and words; null if the kept text was not found")
 
 
 class Group(Part):
-    """A kept document with those removed because of it."""
+    """A group of duplicates: a kept document, and the documents that were removed because of it."""
 
     kept_id: str = fact("id of the kept document")
     size: int = fact("documents, the kept one included", "documents")
@@ -107,7 +107,7 @@ class Group(Part):
 
 
 class SourcePair(Part):
-    """Duplicates between two sources."""
+    """The number of documents of one source that were removed as duplicates of documents of a source."""
 
     removed: str = fact("source of the removed documents")
     kept: str = fact("source of the kept ones")
@@ -115,7 +115,7 @@ class SourcePair(Part):
 
 
 class Clusters(Part):
-    """The groups of duplicates of a deduplication."""
+    """The groups of duplicates that a deduplication found."""
 
     barrier: str = fact("name of its node in the plan")
     step: str = fact("name of its step")
@@ -131,7 +131,7 @@ class Clusters(Part):
 
 
 class CoursePhase(Part):
-    """Where a phase begins and ends, in tokens."""
+    """A phase of the curriculum, with the tokens at which it begins and ends."""
 
     name: str = fact("the phase")
     from_: int = fact("where it begins", "tokens", alias="from")
@@ -139,14 +139,15 @@ class CoursePhase(Part):
 
 
 class CourseStream(Part):
-    """The tokens of a stream in each stretch of the order."""
+    """The tokens of one stream in each stretch of the order of training."""
 
     planned: list[float] = fact("tokens of each stretch that its weight gives it", "tokens")
     realised: list[int] = fact("tokens of each stretch that the order of samples gives it", "tokens")
 
 
 class Course(Part):
-    """The mixture over the course of the training. The curriculum is divided into stretches; each lies in one phase."""
+    """The mixture of token streams over the course of the training. The curriculum is divided into stretches, each of
+    which lies in one phase."""
 
     at: list[int] = fact("positions at which the stretches end; the first entry is 0", "tokens")
     phases: list[CoursePhase] = fact("phases in order")
@@ -154,7 +155,7 @@ class Course(Part):
 
 
 class LossPoint(Part):
-    """The losses at a step or an evaluation."""
+    """The losses of a training at one step or one evaluation."""
 
     tokens: float = fact("tokens trained on so far", "tokens")
     loss: float = fact("loss", "nats per token")

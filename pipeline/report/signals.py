@@ -108,7 +108,7 @@ def _declared(passes: list[Node]) -> dict[str, _Signal]:
                 declared.setdefault(name, _Signal(stage["step"], [])).step = stage["step"]
             for bound in stage["bounds"]:
                 bounds = declared.setdefault(bound["signal"], _Signal(stage["step"], [])).bounds
-                if (limit := Bound(**bound)) not in bounds:         # of a step that is used twice, or two steps
+                if (limit := Bound(**bound)) not in bounds:         # a step used twice may repeat one
                     bounds.append(limit)
     return declared
 

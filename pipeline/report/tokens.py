@@ -1,5 +1,5 @@
-"""Makes the report's sections about tokens: the token streams, and how many windows (training samples) each phase of
-the curriculum was planned to take, and takes, from each stream."""
+"""Makes the report's sections about tokens. They describe the token streams, and how many windows (training samples)
+each phase of the curriculum takes from each stream, as planned and in reality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the report's section `totals`: the sources side by side, and their sums."""
+"""Makes the section `totals` of the report: the figures of each source, and their sums."""
 
 from __future__ import annotations
 

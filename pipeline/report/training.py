@@ -1,4 +1,4 @@
-"""Makes the report's section about training, from the files that the trainer has written to runs/RUN/train."""
+"""Makes the report's section about training, from the files that the trainer wrote to runs/RUN/train."""
 
 from __future__ import annotations
 

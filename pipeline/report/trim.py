@@ -78,7 +78,7 @@ def _dataset(section: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _recipe(text: str | None, rows: int, cut: dict[str, int]) -> str | None:
-    """The beginning of the recipe, whole lines."""
+    """Return the beginning of the recipe's text, cut at the end of a line."""
     if text is None or len(text) <= rows * RECIPE_CHARS:
         return text
     head = text[:rows * RECIPE_CHARS].rpartition("\n")[0]
