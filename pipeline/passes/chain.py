@@ -34,7 +34,7 @@ Failures = dict[int, tuple[str, str, str]]
 
 @dataclass
 class LoadedStage:
-    """One stage of the chain as loaded in this process."""
+    """One stage of a chain, as it is loaded in this process."""
 
     name: str
     key: str

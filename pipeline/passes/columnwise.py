@@ -55,7 +55,7 @@ class Columns:
     sources: list[str] = field(default_factory=list)
 
     def document(self, row: int) -> Document:
-        """One of the documents, without its text."""
+        """Return the document of one row, without its text."""
         signals = {name: float(column[row]) for name, column in self.signals.items()
                    if name not in self.present or self.present[name][row]}
         return Document("", language=self.languages[self.language[row]], source=self.sources[self.source[row]],

@@ -2,9 +2,9 @@
 
 `EncodePart` turns the documents of one part into tokens, for the splits train and val separately. `AssembleShard`
 writes one shard of a split: the documents that start in one range of the token stream. The stream is the concatenation
-of the encoded parts in plan order, which puts the documents in the order (relative path, ordinal). Its bytes therefore
-depend neither on the partition size nor on which worker ran which task. `pipeline.plan.tokens` calls `encode_drafts`
-and `assemble_drafts`, and at the end of a run `pipeline.run` calls `publish_shards`.
+of the encoded parts in plan order, which puts the documents in the order (relative path, ordinal). The bytes of the
+stream therefore depend neither on the partition size nor on which worker ran which task. `pipeline.plan.tokens` calls
+`encode_drafts` and `assemble_drafts`, and at the end of a run `pipeline.run` calls `publish_shards`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def encode_key(args: Mapping[str, Any]) -> str:
 
 
 class _Encoding:
-    """One run of the task EncodePart."""
+    """One execution of the task EncodePart, which encodes the documents of one part (file of documents) as tokens."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out) -> None:
         self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
@@ -140,9 +140,9 @@ class _Encoding:
 
     def _tokens(self, batch: Rows, places: list[int],
                 failures: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]:
-        """Encode the documents at these `places` of a batch. Returns the places of those that could be encoded, their
-        tokens back to back, the number of tokens of each, and a u8 for each token: 1 if it counts for the loss (None if
-        all count). The documents that could not be encoded are added to `failures`."""
+        """Encode the documents at the positions `places` of a batch. Returns the positions of those that could be
+        encoded, their tokens back to back, the number of tokens of each document, and a u8 for each token: 1 if it
+        counts for the loss (None if all count). The documents that could not be encoded are added to `failures`."""
         texts, spans, rows = batch.column("text"), batch.column("loss_spans"), batch.rows
         if places:
             self.cursor.set(int(rows[places[0]]), int(rows[places[-1]]), 0)
@@ -327,10 +327,10 @@ def libraries() -> dict[str, str | None]:
 
 def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any],
                   quarantined: Callable[[list[str]], Any] = lambda keys: []) -> list[TaskDraft]:
-    """Returns one EncodePart task for each part, in plan order. `tokenizer`: the result of
-    `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry under `shards:` (`where`; `val`, the share held out)
-    and `seed`. `quarantined`: a function like `Planner.quarantined`, which returns the commit log's quarantine entries
-    under the given keys."""
+    """Returns the EncodePart tasks, one for each part (file of documents), in plan order. `tokenizer` is the result of
+    `fit_tokenizer.tokenizer_info`. `config` is the recipe's entry under `shards:` (`where`; `val`, the share held out),
+    with the `seed`. `quarantined` is a function like `Planner.quarantined`, which returns the commit log's quarantine
+    entries under the given keys."""
     common: dict[str, Any] = {
         "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
         "where": dict(config.get("where") or {}),
@@ -342,8 +342,8 @@ def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config
 
 def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
                     shard_bytes: int = SHARD_BYTES) -> list[TaskDraft]:
-    """Returns one AssembleShard task for each shard of each split. `encoded` are the results of the tasks of
-    `encode_drafts`, in plan order."""
+    """Returns the AssembleShard tasks, one for each shard (file of tokens) of each split. `encoded` are the results of
+    the tasks of `encode_drafts`, in plan order."""
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
     for split in SPLITS:
@@ -382,8 +382,9 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
     `check_lease` (`Log.check_lease`) is called before the manifests of a split are written. It raises if another driver
     has taken over the store, because the manifests of that driver must not be replaced.
 
-    Returns {name, tokenizer (sha256), dtype, train: {path, sha256, tokens, documents, bytes}, val: the same or None},
-    which is the form that `tokenizer.mixture.resolve.resolve` takes. Publishing the same results again changes nothing.
+    Returns {name, tokenizer (sha256), dtype, train, val}, which is the form that `tokenizer.mixture.resolve.resolve`
+    takes. `train` and `val` are {path, sha256, tokens, documents, bytes}; `val` may be None. Publishing the same
+    results again changes nothing.
     """
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     links: list[tuple[str, str]] = []

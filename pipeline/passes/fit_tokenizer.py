@@ -28,15 +28,15 @@ NO_DOCUMENT = ("tokenizer.train.from: there is no document to train on; see that
 
 
 class FitTokenizer:
-    """Trains a tokenizer on a sample of texts. The sample is given in one of two ways: by parts [$ref of kept.parquet,
-    in plan order], where (see `pipeline.passes.rows.Selection`), sample (bytes of text) and seed, from which this task
-    draws it; or by picked [$ref], the texts that `pipeline.passes.sample_text` has drawn. Further args: kind bpe |
-    sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or tokenizer.model.
+    """Trains a tokenizer on a sample of texts. The sample is given in one of two ways. Either the args are parts [$ref
+    of kept.parquet, in plan order], where (see `pipeline.passes.rows.Selection`), sample (bytes of text) and seed, and
+    this task draws the sample. Or the arg is picked [$ref], files of texts that `pipeline.passes.sample_text` has
+    drawn. Further args: kind bpe | sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or tokenizer.model.
 
     The sample consists of the documents with the lowest PRF(seed, id), a pseudo-random number. It ends before the first
-    document that would make it larger than `sample` bytes. It therefore does not depend on how the dataset is cut into
-    parts. The documents are read in plan order, and one thread trains. The parts are read twice: first ids and sizes,
-    then texts, which are streamed. Memory: a heap of the sampled ids, and what the training library needs.
+    document that would make it larger than `sample` bytes. The sample therefore does not depend on how the dataset is
+    cut into parts. The documents are read in plan order, and one thread trains. The parts are read twice: first ids and
+    sizes, then texts, which are streamed. Memory: a heap of the sampled ids, and what the training library needs.
     """
 
     name = "fit_tokenizer"

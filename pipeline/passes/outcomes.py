@@ -68,7 +68,8 @@ class Link:
         return isinstance(self.stage, Barrier)
 
     def lets_pass(self) -> bool:
-        """Whether the step keeps every document, whatever its signals."""
+        """Whether the step keeps every document, whatever the signals of the document (numbers stored beside it)
+        are."""
         stage = self.stage
         return (not self.foreign and not stage.drops and type(stage).verdict is not Stage.verdict
                 and stored_verdicts(Document(""), stage) == (None,))
@@ -110,7 +111,7 @@ class Moved:
         return self.links[self.end].name if self.end < len(self.links) else ""
 
     def signals(self) -> set[str]:
-        """The signals that outcomes may depend on."""
+        """Return the names of the signals (numbers stored beside a document) on which outcomes may depend."""
         places = self.now if self.until_drop else range(self.first, self.end)
         return {name for place in places if place < self.end for stage in (self.links[place].stage, self.now.get(place))
                 if stage is not None for name in (*stage.signals, *stage.reads())} - {"language"}

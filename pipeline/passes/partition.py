@@ -1,11 +1,11 @@
 """Reads the records of a partition for the document pass: in order, counted, and in batches.
 
 A partition is the input of one task: either slices of source files, or one part (the output of one earlier task). Two
-tables may say which rows of a part are gone: the removal slice of the barrier before this pass (a barrier is a step
-that needs all documents at once, such as deduplication), and the row set that earlier passes left. Some records have an
-outcome before any stage sees them: they could not be read, the barrier removed them, or they killed or hung a process
-before. Such a record carries its outcome through the pass. Batches bound memory; the outcome of a document does not
-depend on the batch it is in.
+tables may say which rows of a part are gone. One is the removal slice of the barrier before this pass (a barrier is a
+step that needs all documents at once, such as deduplication). The other is the row set that earlier passes left. Some
+records have an outcome before any stage sees them: they could not be read, the barrier removed them, or they killed or
+hung a process before. Such a record carries its outcome through the pass. Batches bound memory; the outcome of a
+document does not depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -110,8 +110,9 @@ class _Verdicts:
 
 
 class PartitionReader:
-    """Reads the records of one partition in batches. The attribute `quarantined` maps the id of a document that killed
-    or hung a process at a stage of `steps` to its entry in the commit log."""
+    """Reads the records of one partition (the input of a document pass task) in batches. The attribute `quarantined`
+    holds documents that killed or hung a process at a stage of `steps`: their ids, and their entries in the commit
+    log."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, steps: Sequence[LoadedStage],
                  counters: Counters) -> None:
@@ -242,8 +243,8 @@ class PartitionReader:
         return size
 
     def _quarantined_before(self, row: int, doc: Document) -> Quarantined | None:
-        """Returns the quarantine entry of a document that killed or hung a process in an attempt at this task
-        (`Inputs.skip`), or earlier according to the commit log. Returns None for other documents."""
+        """Returns the quarantine entry of a document that killed or hung a process, either in an earlier attempt at
+        this task (`Inputs.skip`) or according to the commit log. Returns None for other documents."""
         if row in self._skip:
             fault = self._skip[row]
             step = self.steps[fault.stage] if 0 <= fault.stage < len(self.steps) else self.steps[0]
@@ -256,7 +257,8 @@ class PartitionReader:
 
 
 def _note(doc: Document, verdict: dict[str, Any]) -> None:
-    """Copy what a barrier noted about a document (its cluster and near duplicates) into its metadata."""
+    """Copy the notes of a barrier (such as deduplication) about a document into the document's metadata. The notes are
+    its cluster and its near duplicates."""
     doc.meta["cluster"] = verdict["cluster"]
     if verdict["near"]:
         doc.meta["near_duplicates"] = {near["id"]: near["similarity"] for near in verdict["near"]}

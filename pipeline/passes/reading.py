@@ -1,10 +1,11 @@
 """Reads the records of a task's input files, and handles files that cannot be read.
 
 The reading of a file ends early in three cases: its reader yields a fatal `BadRecord`, its reader raises an exception,
-or the process dies while it reads the file. The rest of the file (or of the piece that the task reads) is then
-quarantined as one record and counted under `bad_files` in the counters, and the task goes on with the next file. If the
-process died and the file is Parquet, only the rest of the row group is lost. A record that killed a process is written
-to the commit log (`pipeline.store.view`). Every later task that reads the same piece of the file stops at this record.
+or the process dies while it reads the file. The unread rest of the file (or of the piece that the task reads) is then
+quarantined as one record and counted under `bad_files` in the counters, and the task continues with the next file. If
+the process died and the file is Parquet, only the unread rows of the row group are lost. A record that killed a process
+is written to the commit log (`pipeline.store.view`). Every later task that reads the same piece of the file stops at
+this record.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Stop = tuple[int, str]
 
 
 class _NotFetched(Exception):
-    """Raised when a file could not be fetched from its storage, which is not the file's fault."""
+    """Raised when a file could not be fetched from its storage. The cause is not the content of the file."""
 
 
 def to_blame_file(error: Exception) -> bool:

@@ -151,7 +151,7 @@ class Replay:
         _drop_zeros(counters)
 
     def _saw(self, id: str) -> bool:
-        """Whether the earlier chain saw this document."""
+        """Whether the earlier pass ran the document with this id through its stages."""
         return id in self._rows or id in self._drops or id in self._failed
 
     def _verdict(self, doc: Document) -> Settled | None:
@@ -218,7 +218,7 @@ def _drop_zeros(counters: Counters) -> None:
 
 
 def without_zeros(counters: Mapping[str, Any]) -> Counters:
-    """A copy of the counters without zeros and empty dicts."""
+    """Return a copy of the counters without zeros and empty dicts."""
     clean = {k: without_zeros(v) if isinstance(v, Mapping) else v for k, v in counters.items()}
     return {k: v for k, v in clean.items() if v}
 

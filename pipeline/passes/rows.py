@@ -1,5 +1,5 @@
-"""Reads parts (Parquet files of documents) for the tasks that make tokens: the rows that a stream takes, in batches of
-bounded size."""
+"""Reads parts (Parquet files of documents) for the tasks that make tokens. It yields the rows that a token stream
+takes, in batches of bounded size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH, BATCH_BYTES = 256, 8 << 20
 
 class Selection:
     """Decides which documents a stream or a dataset takes, by the setting `where` of the recipe: {source: [names],
-    language: [codes]}. None takes all."""
+    language: [codes]}. Without this setting, all documents are taken."""
 
     def __init__(self, where: Mapping[str, Any] | None) -> None:
         self.config = Where.Config(**where) if where else None
@@ -31,7 +31,7 @@ class Selection:
         return self.config is None or not self.config.refuses(doc.source, doc.language, doc.signals.get("script"))
 
     def mask(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Returns bool (rows,): which rows of a batch are taken."""
+        """Returns which rows of a batch are selected, as bool (rows,)."""
         if self.config is None:
             return np.ones(len(batch), bool)
         rows = list(zip(*(_column(batch, name) for name in ("source", "language")), _scripts(batch)))
@@ -55,7 +55,7 @@ def _scripts(batch: pa.RecordBatch) -> list[float | None]:
 
 @dataclass
 class Rows:
-    """A batch of rows taken from a part, in order."""
+    """A batch of rows taken from a part (file of documents), in order."""
 
     batch: pa.RecordBatch
     rows: np.ndarray              # their row numbers in the part, int64

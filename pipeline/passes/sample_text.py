@@ -1,13 +1,14 @@
 """Draws the text sample for the training of a tokenizer, in many tasks, from a dataset too large for one task.
 
 Three waves of tasks run before the training. (The tasks of a wave may run at the same time.) First, each `RankTexts`
-task takes a group of parts, ranks their documents by PRF(seed, id), a pseudo-random number, and notes their sizes. Then
-the single `CutSample` task merges these lists by rising rank, up to the first document that would make the sample too
-large; it reads little beyond that document. Last, each `PickTexts` task copies the texts of a group up to that rank.
+task takes a group of parts (files of documents), ranks their documents by PRF(seed, id), a pseudo-random number, and
+notes the sizes of the documents. Then the single `CutSample` task merges these lists by rising rank, up to the first
+document that would make the sample too large; it reads little beyond that document. Last, each `PickTexts` task copies
+the texts of a group up to that rank.
 
 By rising rank, the sample consists of the first documents that together have at most `sample` bytes, and of at least
-one document. It is written in plan order. It equals the sample that a single `fit_tokenizer.FitTokenizer` task would
-draw from the same dataset.
+one document. The sample is written in plan order. It equals the sample that a single `fit_tokenizer.FitTokenizer` task
+would draw from the same dataset.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ State = tuple[Any, ...]
 
 
 def state_of(doc: Document) -> State:
-    """Returns the state of a document, with which `restore` can undo all later changes to it."""
+    """Returns a copy of everything in a document that stages may change. `restore` undoes all later changes with it."""
     meta = dict(doc.meta) if _flat(doc.meta) else copy.deepcopy(doc.meta)
     return (doc.text, dict(doc.locator), meta, dict(doc.signals), dict(doc.side),
             *(getattr(doc, name) for name in _FIELDS), copy.deepcopy(doc.loss_spans))
@@ -106,9 +106,9 @@ def _check_read(doc: Any, signals: tuple[str, ...]) -> None:
 
 
 def check(doc: Document, reason: Any, before: State) -> None:
-    """Raise TypeError or ValueError if a document cannot be stored as a stage left it, or if the stage's verdict
-    `reason` cannot. `before` is the document's state before the stage (`state_of`). Signals are converted to floats,
-    and metadata to its JSON round trip, in which keys are strings and sorted."""
+    """Raise TypeError or ValueError if a document, as a stage left it, cannot be stored, or if the stage's verdict
+    `reason` cannot be stored. `before` is the document's state before the stage (`state_of`). Signals are converted to
+    floats. Metadata is replaced by its JSON round trip, in which keys are strings and sorted."""
     if reason is not None and not (isinstance(reason, str) and 0 < len(reason) <= LONGEST_REASON):
         raise TypeError(f"the stage returned {_shown(reason)}: None keeps a document, a reason (a string of at most "
                         f"{LONGEST_REASON} characters) drops it")
@@ -120,7 +120,8 @@ def check(doc: Document, reason: Any, before: State) -> None:
 
 
 def _check_columns(doc: Document, who: str) -> None:
-    """Check text, url, language, date, metadata and signals."""
+    """Raise TypeError or ValueError if the text, url, language, date, metadata or signals of a document cannot be
+    stored."""
     for name in ("text", "url", "language"):
         if not isinstance(value := getattr(doc, name), str):
             raise TypeError(f"the {who} set {name} to {_shown(value)}, it must be a string")

@@ -85,7 +85,7 @@ class Tally:
         self._tallies: Counters = {}
 
     def kept(self, docs: Iterable[Document]) -> None:
-        """Count documents that are kept."""
+        """Count documents that every stage kept."""
         stages_count, pii = bool(self._scores or self._counting), self._pii
         for doc in docs:
             kind = doc.source, language_label(doc.language), len(doc.text).bit_length()
@@ -157,5 +157,5 @@ class Tally:
 
 
 def _keyed(bins: dict[int, int]) -> dict[str, int]:
-    """Returns the bins in order, with strings as keys for JSON."""
+    """Returns the bins of a histogram in ascending order, with strings as keys for JSON."""
     return {str(number): docs for number, docs in sorted(bins.items())}
