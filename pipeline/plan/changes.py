@@ -1,5 +1,6 @@
 """Finds the settings of a recipe that differ from the latest run of the same recipe in a store, to show them to people.
-They do not decide which results are stale (have to be made again); `pipeline.store.content_keys` does."""
+Which results are stale (have to be made again) does not depend on these differences; `pipeline.store.content_keys`
+decides it."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
 
 
 def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_document: float) -> None:
-    """Add the bytes read and the CPU time of a task to its entry in `nodes`. The task is one of a barrier
-    (`deduped/minhash.1/bands`), of shards (`shards:web/encode`), or of the tokenizer."""
+    """Add the bytes read and the CPU time of a task to an entry in `nodes`. The task belongs to a barrier such as
+    deduplication (`deduped/minhash.1/bands`), to shards (`shards:web/encode`), or to the tokenizer."""
     top, _, wave = record.node.partition("/")
     if top == TOKENIZER:
         if not wave:                                 # the training task, and the bytes it has read
@@ -186,8 +186,9 @@ class Flow:
         self.text: dict[str, dict[str, float]] = {}
 
     def row(self, state: NodeState) -> dict[str, Any]:
-        """The line of the plan for one node, as a dict. `partitions` is None while their number is not known. `status`
-        is fresh (all tasks have results), stale (no task has one), partly (some have) or waits (not known yet)."""
+        """Return the line of the plan for one node (pass, barrier …), as a dict. `partitions` is None while the number
+        of the node's tasks is not known. `status` is fresh (all tasks have results), stale (no task has one), partly
+        (some tasks have one) or waits (the tasks are not known yet)."""
         node = state.node
         total = state.fresh + state.stale + state.pending
         if state.unknown or (state.pending and not state.fresh and not state.stale):

@@ -30,8 +30,8 @@ class SourceFile(NamedTuple):
     hashed: str = ""
 
     def arg(self, **range: int | None) -> dict[str, Any]:
-        """The file (or a `range` of it) as an argument of a task. `root` and `hashed` have no influence on the key of
-        the task."""
+        """Return the file (or a `range` of it) as an argument of a task. `root` and `hashed` have no influence on the
+        key of the task."""
         doc: dict[str, Any] = {"$file": self.path, "root": self.root, "size": self.size, "etag": self.etag}
         if self.bad:
             doc["bad"] = self.bad
@@ -44,8 +44,8 @@ class FileList(OnDisk[SourceFile]):
     """The files below one root, sorted by path; each path occurs once. `bytes` is the sum of the sizes of the files."""
 
     def __init__(self, root: str, files: Iterable[Listed]) -> None:
-        """`files` come in any order. If a path is listed twice with different etags (the file changed in between), the
-        entry with the larger etag is taken."""
+        """Make a list from `files`, which may come in any order. If a path is listed twice with different etags (the
+        file changed during the listing), the entry with the larger etag is taken."""
         self.root = root
         self._db = scratch_database()
         columns = "path BLOB, size INTEGER, etag TEXT, bad TEXT, hashed TEXT"

@@ -180,7 +180,7 @@ class FreshNodes:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _sum(self, segment: int) -> str:
-        """The checksum of a segment of the log, from its head."""
+        """Return the checksum of a segment (file) of the commit log, as its head states it."""
         if segment not in self._segments:
             self._segments[segment] = segment_head(self._log.store, segment).split(b'"')[3].decode()
         return self._segments[segment]
@@ -233,9 +233,9 @@ def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecord
 
 
 class _Rows:
-    """Reads the tasks of a batch from the database of keys, as the `rows` of a `TaskRecords`. The keys of the batch
-    begin at key number `start`. `runs` gives the origin of the tasks (their source or dataset), as (origin, number of
-    consecutive tasks with it)."""
+    """Reads the tasks of a batch from the database of task keys, as the `rows` of a `TaskRecords`. The keys of the
+    batch begin at key number `start`. `runs` gives the origin of the tasks (a source or dataset), as (origin, number of
+    consecutive tasks with this origin)."""
 
     def __init__(self, db: sqlite3.Connection, start: int, runs: list[tuple[str, int]]) -> None:
         self._db, self._start = db, start

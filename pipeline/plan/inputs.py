@@ -25,7 +25,7 @@ class InputError(TokenmillError):
 
 
 def common_root(roots: list[str]) -> str:
-    """The longest directory path that contains all `roots`."""
+    """Return the longest directory path that contains all `roots`."""
     shared = takewhile(lambda names: len(set(names)) == 1, zip(*(root.split("/") for root in roots)))
     return "/".join(names[0] for names in shared) or "/"
 
@@ -45,12 +45,12 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
 
     A pattern is a file, a directory or a glob with `**`; relative patterns start at `base` (the recipe's folder). A
     directory stands for all files below it that end in one of `suffixes` (all files if there are none). Paths are
-    relative to `root`. By default that is the directory itself, or the directory before the first wildcard, so that the
-    same files give the same documents from a disk and from a bucket. Symbolic links are followed, but never around a
-    loop. A link that leads out of the folders of the patterns is followed only with `follow_symlinks`, because in a
-    downloaded folder it may lead to any file of this machine. A link that a pattern itself names is trusted. Warnings
-    about skipped files are added to `warnings`. `verify` hashes the contents instead of trusting size and time.
-    `journal` continues the listing of a bucket that an earlier run did not finish.
+    relative to `root`. By default `root` is the directory of the pattern itself, or the directory before the first
+    wildcard, so that the same files give the same documents from a disk and from a bucket. Symbolic links are followed,
+    but never around a loop. A link that leads out of the folders of the patterns is followed only with
+    `follow_symlinks`, because in a downloaded folder it may lead to any file of this machine. A link that a pattern
+    itself names is trusted. Warnings about skipped files are added to `warnings`. `verify` hashes the contents instead
+    of trusting size and time. `journal` continues the listing of a bucket that an earlier run did not finish.
     """
     patterns = [p.removeprefix("file://") for p in patterns]
     remote = [p for p in patterns if "://" in p]
@@ -166,8 +166,9 @@ class _Links:
 def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...], hidden: bool,
               links: _Links) -> Iterator[str]:
     """Yield the paths below `folder` that match the components `parts` of a pattern, as `glob.glob` does, but in no
-    order. Links that `links` excludes are not followed, and a folder is not entered again from inside itself (`above`
-    holds device and inode of the folders around this one). `hidden`: names with a leading dot match, too."""
+    particular order. Links that `links` excludes are not followed. A folder is not entered again from inside itself
+    (`above` holds device and inode of the folders around `folder`). With `hidden`, names with a leading dot match,
+    too."""
     info = os.stat(folder)
     here = (info.st_dev, info.st_ino)
     if here in above:

@@ -132,7 +132,7 @@ def _extraction(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _language(recipe: Recipe) -> Iterator[Finding]:
-    """Finds steps made for English that are applied to documents of any language."""
+    """Finds steps made for English that a dataset applies to documents of any language."""
     english: dict[str, bool] = {}                          # whether a dataset gives only English documents
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
@@ -178,7 +178,7 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
                 yield (*_steps(name), i), (f"no document passes: steps before it kept "
                                            f"{_list(set().union(*(k or set() for k in passed)))} only; keep both in "
                                            f"one step, or make two datasets of them")
-        # beyond MOST_WAYS nothing is claimed: a path left out might lack the step
+        # with more than MOST_WAYS paths no warning is given, because an unexamined path might lack the step
         before[name] = [[*way, *dataset.steps] for way in ways] if len(ways) <= MOST_WAYS else [[]]
 
 
@@ -351,7 +351,7 @@ def _epochs(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
-    """Finds a tokenizer trained on text that no shard reads."""
+    """Finds a tokenizer that is trained on text of which no shard contains tokens."""
     train = recipe.tokenizer.train if recipe.tokenizer else None
     if train is None or not recipe.shards:
         return

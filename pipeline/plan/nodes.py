@@ -24,8 +24,8 @@ INDEX = "pipeline.passes.index:Index"
 
 @dataclass(frozen=True)
 class ChainStep:
-    """One stage of a pass. `key` is a hash of everything that decides what the stage does to a document: its name,
-    version, settings, files …"""
+    """One stage of a pass (steps that run together). `key` is a hash of everything that decides what the stage does to
+    a document, such as its name, version, settings and files."""
 
     name: str
     key: str
@@ -97,7 +97,8 @@ class SplitIndex(Mapping[str, Any]):
     the store on access; their paths in the store are kept in a database on disk."""
 
     def __init__(self, places: Iterable[tuple[str, str, str]], read: Callable[[str, str], bytes]) -> None:
-        """`places`: (path of the input file, path of its splits in the store, sha256). `read`: `Store.read_checked`."""
+        """`places` gives, for each big input file, its path, the path of its splits in the store, and the sha256 of the
+        file with the splits. `read` is `Store.read_checked`."""
         self._read = read
         self._db = scratch_database(1)
         self._db.execute("CREATE TABLE place (file BLOB PRIMARY KEY, path TEXT, sha256 TEXT) WITHOUT ROWID")

@@ -13,9 +13,9 @@ How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and bl
   * A numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them.
   * A stage that needs a GPU has a pass of its own kind, so that no other stage waits for a GPU.
   * The `prepare` stage of a barrier, which computes signatures of texts, runs in the pass before the barrier. It stands
-    before the first scrubber (a step that masks parts of the text): signatures are of the texts before scrubbing, and
-    the stored text is that after it. When a dataset begins with a barrier, its `prepare` runs in the last pass of each
-    input dataset.
+    before the first scrubber (a step that masks parts of the text), so signatures are computed from the texts before
+    scrubbing, while the stored texts are scrubbed. When a dataset begins with a barrier, the `prepare` stage of this
+    barrier runs in the last pass of each input dataset.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ REPLAY_MB = 150
 
 @dataclass
 class _PassPlan:
-    """A pass (steps that run together, document by document) while the plan is being made. `prepare` stages, which
-    collect what a barrier compares, may still be added to its chain of stages."""
+    """A pass (steps that run together, document by document) while the plan is being made. Until the plan is finished,
+    `prepare` stages may be added to its chain of stages. They collect what a barrier (such as deduplication)
+    compares."""
 
     name: str
     dataset: str
@@ -143,14 +144,14 @@ class Planner:
 
     @property
     def unconfined(self) -> list[str]:
-        """The names of the user's own steps and readers that opted out of the confinement of workers."""
+        """Return the names of the user's own steps and readers that opted out of the confinement of workers."""
         steps = {s.target for plans in self.passes.values() for p in plans for s in p.chain if not s.stage.confined}
         readers = {self.recipe.sources[name].read for name in self.sources_used()}
         return sorted(steps) + sorted(name for name in readers if not reader_class(name).confined)
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The object storage locations of the sources."""
+        """Return the URLs of the object storage locations of the sources."""
         return tuple(sorted({files.root for files in self.files.values() if "://" in files.root}))
 
     def sources_used(self) -> list[str]:
@@ -216,8 +217,8 @@ class Planner:
         return nxt
 
     def _signals(self, plan: _PassPlan) -> tuple[str, ...]:
-        """The names of all signals (numbers stored beside the text) that a document of this pass can have: those of the
-        pass's own stages and of all earlier passes, and columns of the sources."""
+        """Return the names of all signals (numbers stored beside the text) that a document of this pass can have: those
+        of the pass's own stages and of all earlier passes, and columns of the sources."""
         names = {s for step in plan.chain for s in step.stage.signals}
         for kind, name in plan.inputs:
             if kind == "pass":

@@ -169,7 +169,7 @@ def _is_module(name: str) -> bool:
 
 
 def _task_versions(module: str) -> Ingredients:
-    """Versions of the tasks a module defines."""
+    """Return the versions of the tasks that a Python module defines."""
     classes = [c for c in vars(importlib.import_module(module)).values() if isinstance(c, type)]
     tasks = [c for c in classes if c.__module__ == module and hasattr(c, "run") and not issubclass(c, Stage)]
     versions = {getattr(task, "name", ""): getattr(task, "version", None) for task in tasks}

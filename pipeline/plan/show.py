@@ -17,14 +17,14 @@ WIDTH = 100
 
 
 def print_plan(document: dict[str, Any]) -> None:
-    """Print what `pipeline.plan.estimate.survey_recipe` returned."""
+    """Print a plan that `pipeline.plan.estimate.survey_recipe` has described."""
     out = Console(highlight=False, soft_wrap=True)
     for line in lines(document):
         out.print(line)
 
 
 def lines(document: dict[str, Any]) -> list[str]:
-    """The lines of the plan, with rich's markup."""
+    """Return the lines of text that describe a plan, with markup of the library rich."""
     rows = [r for r in document["nodes"] if r["kind"] != "index" or r["partitions"]]
     width = max(len("inputs"), *(len(r["name"]) for r in rows), *(len(n) for n in document["inputs"])) + 2
     out = [f"[bold]{escape(document['recipe'])}[/] → {escape(document['store'])}", "", "[bold]inputs[/]"]
@@ -40,8 +40,8 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def _node(row: dict[str, Any], width: int) -> list[str]:
-    """The lines that `tokenmill plan` prints for one node of the plan: first the counts of its tasks and its forecast,
-    then its steps and where its documents come from."""
+    """Return the lines that `tokenmill plan` prints for one node of the plan: first the counts of its tasks and its
+    forecast, then its steps and the nodes that its documents come from."""
     state, total = _state(row), row["partitions"]
     if total is None:
         total = f"about {row['expected_partitions']}" if row["expected_partitions"] else "?"

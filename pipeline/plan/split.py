@@ -1,5 +1,6 @@
 """Cuts the input files of a source into partitions, each of which is the input of one task. The size of a partition is
-bounded (unless a single file is too big and cannot be split). The cuts follow from the inputs alone.
+bounded (unless a single file is too big and cannot be split). The cuts depend only on the input files and the settings,
+not on earlier runs.
 
 Small files are packed in the order of their sorted paths. File names decide the boundaries, so that an added file
 changes only the partitions next to it. Big files are split at record boundaries that an index task finds.
@@ -37,7 +38,7 @@ class Partition:
 
 
 def needs_index(file: SourceFile, expansion: float, target: int) -> bool:
-    """Whether a file is big enough to be split."""
+    """Whether a file is so big that an index task must find boundaries at which it can be split."""
     return file.size * expansion > 1.5 * target
 
 

@@ -52,7 +52,7 @@ class _Survey:
     def __init__(self, get: Get, fresh: FreshNodes | None, keep: bool) -> None:
         self.get, self.fresh, self.keep = get, fresh, keep
         self.results = Results()
-        self.pending: dict[str, int] = {}             # of the passes: parts that do not exist yet
+        self.pending: dict[str, int] = {}             # pass → number of its parts that do not exist yet
         self.table, self.batches = TaskTable(), 0
 
     def state(self, node: Node) -> NodeState:

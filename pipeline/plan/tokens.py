@@ -1,5 +1,5 @@
 """Plans the nodes that turn datasets into tokens: one for the tokenizer, and one for the shards (token files) of each
-stream. `pipeline.run` publishes their results and resolves the curriculum."""
+stream. `pipeline.run` publishes the results of these nodes and resolves the curriculum."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ class UnknownNode(LookupError):
 
 @dataclass
 class Cause:
-    """One reason why tasks are stale, and the number of tasks it accounts for (None: unknown)."""
+    """One reason why tasks are stale (have to run). `tasks` is the number of tasks that it explains, or None if
+    unknown."""
 
     what: str
     tasks: int | None = None
@@ -218,7 +219,7 @@ def differences(was: Ingredients, now: Ingredients) -> list[str]:
 
 
 def _files(task: TaskSpec) -> list[dict[str, Any]]:
-    """The input files a task reads."""
+    """Return the input files that a task reads."""
     if "file" in task.args and task.node.startswith("index:"):
         return [task.args["file"]]
     return list(task.args.get("slices", ()))
